@@ -14,7 +14,7 @@ from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark,
 from benchmarks.pretrained import weights_file
 from planaria.common.errors import UserError
 from planaria.control.logs import read_run
-from planaria.models.gguf import gguf_tokenizer, import_gguf
+from planaria.models.gguf import gguf_tokenizer, open_gguf
 from planaria.models.huggingface import export_model
 
 NAME = "adapters"
@@ -108,7 +108,7 @@ def run_adapters(given: Namespace) -> Measurement:
     text = out / "text.txt"
     text.write_bytes(given.text.read_bytes()[10_000 : 10_000 + given.length])
     gguf_tokenizer(file).save(str(out / "tokenizer.json"))
-    export_model(import_gguf(file), out / "base", out / "tokenizer.json")
+    export_model(open_gguf(file).model(), out / "base", out / "tokenizer.json")
     values = {"base": given.base, "lr": given.lr, "steps": given.lost + 20}
     (out / "recipe.toml").write_text(RECIPE.format(text=text, start=out / "base", **values))
     return Result(measured(given, out), [f"{file.name}, rank 16, all matrices, base in {given.base}"])

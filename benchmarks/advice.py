@@ -17,21 +17,32 @@ from pydantic import ValidationError
 from benchmarks import common
 from benchmarks.common import ROOT, RUNS
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.faults.trace_generation import per_step_probability
 from planaria.lab.commands.advise import experience
-from planaria.lab.compare.advice import FailureRate, Prediction, candidates, doubt, far, may_be_as_good, predict
+from planaria.lab.compare.advice import (
+    FailureRate,
+    Prediction,
+    candidates,
+    may_be_as_good,
+    predict,
+    why_not_covered,
+    why_size_not_covered,
+)
 from planaria.lab.compare.clock import ArmClock, clock_of
-from planaria.lab.compare.experience import Experience, Observation, Range, learn, swapping
+from planaria.lab.compare.experience import Experience, Observation, Range, SwappedSteps, strategy_of
 from planaria.lab.compare.race import ArmCourse
 from planaria.lab.compare.race_job import Race, run_races
-from planaria.lab.compare.race_results import ComparisonResults, loss_at, ticks_to
+from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults, loss_at, ticks_to
 from planaria.lab.compare.race_spec import Arm, Comparison, load, trace_for
 from planaria.lab.compare.run_comparison import clock_config
 from planaria.models.families import parameters, stage_parameters
+from planaria.recovery import RECOVERIES
+from planaria.recovery.base import Recovery
 from planaria.recovery.checkpoint import rollback
 from planaria.report.observe.jobs_progress import JobsProgress
 
@@ -40,6 +51,71 @@ Courses = Mapping[tuple[str, float, int], ArmCourse]
 
 TRAINED = ("checkfree", "checkfree_plus", "echo (2 bits)", "echo (8 bits)")
 FALLBACK = 5  # steps between checkpoints that cover CheckFree's outer stages, in all races
+
+
+def learn(results: ComparisonResults, source: str, size: int) -> list[Observation]:
+    """Return the observations of a comparison of models with ``size`` parameters: every race with failures.
+
+    A race counts for the first strategy of its arm's chain, relative to the fault-free arm that differs in nothing
+    else. Exact strategies, controls and arms without such a partner are skipped.
+
+    :raises UserError: when arms missed the target.
+    """
+    calm = [arm for arm in results.arms if not arm.faults]
+    observed = []
+    for arm in results.arms:
+        by, first = _first(arm)
+        unharmed = next((score for score in calm if score.alike == arm.alike), None)
+        if arm.faults and unharmed and not first.exact and not first.control:
+            strategy = strategy_of(by, first)
+            observed += [_observation(strategy, size, arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
+    return observed
+
+
+def swapping(results: ComparisonResults, source: str, size: int) -> SwappedSteps:
+    """Return the steps to the target with swapped routes over those with full ones, without failures.
+
+    :raises UserError: when the comparison lacks a fault-free arm with swapped routes, or arms missed the target.
+    """
+    free = results.arms[0]
+    swapped = next((arm for arm in results.arms if arm.routing == "swapped" and not arm.faults), None)
+    if swapped is None:
+        raise UserError(f"{source}: no arm has swapped routing and faults = false; race one to measure its cost")
+    ratios = [_ticks(run, swapped.name, source) / _ticks(own, free.name, source) for run, own in _pairs(swapped, free)]
+    return SwappedSteps(mean=fmean(ratios), low=min(ratios), high=max(ratios), parameters=size)
+
+
+def _first(arm: ArmScore) -> tuple[str, Recovery]:
+    """Return the first strategy of an arm's chain, with the arm's options."""
+    location = "recovery.options."
+    texts = {key.removeprefix(location): value for key, value in arm.changes.items() if key.startswith(location)}
+    options = {key: _value(text) for key, text in texts.items()}
+    by = arm.changes.get("recovery.strategy", "checkfree").split(",")[0].strip()
+    return by, RECOVERIES.make(by, RECOVERIES.declared([by], options))
+
+
+def _value(text: str) -> object:
+    """Parse a recipe's option from the text that a comparison stores."""
+    try:
+        return documents.parse_toml(f"value = {text.lower()}", "an option")["value"]
+    except UserError:
+        return text
+
+
+def _observation(strategy: str, size: int, arm: str, run: ArmRun, unharmed: ArmRun, source: str) -> Observation:
+    ticks = _ticks(run, arm, source)
+    extra = ticks / _ticks(unharmed, arm, source) - 1
+    return Observation(strategy=strategy, rate=run.failures / ticks, extra=extra, parameters=size)
+
+
+def _pairs(score: ArmScore, other: ArmScore) -> Sequence[tuple[ArmRun, ArmRun]]:
+    return list(zip(score.runs, other.runs, strict=True))
+
+
+def _ticks(run: ArmRun, arm: str, source: str) -> float:
+    if run.ticks is None:
+        raise UserError(f"{source}: {arm} did not reach the target with seed {run.seed}; train longer, or aim lower")
+    return run.ticks
 
 
 def recipe_of(given: Namespace, name: str) -> tuple[Comparison, RunConfig]:
@@ -237,7 +313,9 @@ def relearn(given: Namespace) -> int:
         learnt = taught(given, learnt)
     EXPERIENCE.write_text(learnt.model_dump_json(indent=1) + "\n")
     for way, curve in learnt.curves.items():
-        beside = f"{curve.low:+.3f} to {curve.high:+.3f}, {curve.races} races, up to {curve.most:.3f} failures a step"
+        beside = (
+            f"{curve.low:+.3f} to {curve.high:+.3f}, {curve.races} races, up to {curve.max_rate:.3f} failures a step"
+        )
         print(f"{way}: {curve.scale:.3g} · rate ^ {curve.power:.2f}, {beside}")
     return 0
 
@@ -287,7 +365,7 @@ def judged(
     rate = per_step_probability(setting.hourly, comparison.trace.step_s)
     failures = FailureRate(rate, frozenset(range(1, base.pipeline.stages + 1)))
     for name, config in clocks.items():
-        if (name.startswith("echo") and name not in TRAINED) or doubt(config, failures, known):
+        if (name.startswith("echo") and name not in TRAINED) or why_not_covered(config, failures, known):
             continue
         clock = clock_of(config)
         useful = config.model_copy(update={"train": config.train.model_copy(update={"steps": 1})})
@@ -298,7 +376,7 @@ def judged(
         steps = fmean(target_of(comparison, courses, seed)[0] for seed in given.seeds)
         if all(value is not None for value in hours):
             measured[name] = fmean(value for value in hours if value is not None)
-            if far(config, failures, known, size):
+            if why_size_not_covered(config, failures, known, size):
                 unknown[name] = f"{prediction.hours.mean * steps:.1f} / {measured[name]:.1f}"
                 continue
             each = prediction.hours

@@ -35,7 +35,7 @@ from planaria.data.tokenizer import load_tokenizer
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine import run_folders
 from planaria.swarm.audit.censor import LeakageLedger
-from planaria.swarm.audit.leakage import Estimate, ReplyChannel, estimate, exact, leak, most, sampled, silence
+from planaria.swarm.audit.leakage import Estimate, ReplyChannel, estimate, exact, leak, most, posterior, silence
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SmallModel, SwarmConfig
 from planaria.swarm.policy.base import Policy
@@ -55,6 +55,19 @@ Lesson = tuple[str, str]
 
 
 # ---- asking bit by bit
+
+
+def sampled(channel: ReplyChannel, replies: int, draws: int, rng: random.Random) -> Estimate:
+    """Estimate E[IIL] by sampling; unlike :func:`exact` without a limit."""
+    population = range(channel.options + 1)
+    weights = [channel.right, *[channel.wrong] * (channel.options - 1)]
+    weights = [weight * (1 - channel.silent) for weight in weights] + [channel.silent]
+    results = []
+    for _ in range(draws):
+        named = rng.choices(population, weights, k=replies)
+        counts = [named.count(option) for option in range(channel.options)]
+        results.append(leak(1 / channel.options, posterior(counts, channel)[0]))
+    return estimate(results)
 
 
 def after_bits(

@@ -148,7 +148,7 @@ def _common(rng: random.Random, stages: int, steps: int) -> Plain:
         },
         "optim": {"lr": 3e-3, "schedule": rng.choice(("constant", "cosine")), "warmup": rng.choice((0, 5))},
         "train": {"steps": steps, "eval_every": rng.choice((0, 10)), "eval_microbatches": 2},
-        "fleet": {"spares": rng.randint(0, 2), "missed": 12, "timeout_s": 4.0, "disk_timeout_s": 4.0},
+        "fleet": {"spares": rng.randint(0, 2), "missed_heartbeats": 12, "timeout_s": 4.0, "disk_timeout_s": 4.0},
         "checkpoint": {"every": rng.randint(3, 15), "keep": rng.randint(1, 3)},
     }
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from statistics import fmean, median
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,18 +19,41 @@ from benchmarks import fleet_run
 from benchmarks.common import ratios, run_config
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished
 from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
+from benchmarks.spare import best_stack, endured, holders, stacked
 from planaria.control import decisions as d
 from planaria.control.logs import RunRecord
-from planaria.exchange.coded.base import NOBODY, DropSlowest, Late, Scheme, Uncoded
-from planaria.exchange.coded.choose import choose, grid, timed
+from planaria.exchange.coded.base import NOBODY, CodedVector, History, Late, Scheme, Stragglers, Uncoded
+from planaria.exchange.coded.choose import candidate_schemes, choose, expected_seconds
 from planaria.exchange.coded.gc import GC, code, enlarges
 from planaria.exchange.coded.report import profile_of
 from planaria.exchange.coded.schemes import SCHEMES, coded_of
 from planaria.exchange.coded.sgc import SRSGC
-from planaria.exchange.coded.simulate import FinishTimes, replay, unhurried
-from planaria.exchange.coded.spare import best_stack, endured, holders, stacked
+from planaria.exchange.coded.simulate import FinishTimes, replay, uncoded_seconds
 from planaria.faults.trace import Fault
 from planaria.lab.commands.advise import windows_of
+
+
+class DropSlowest(Uncoded):
+    """Leaves out the slowest s workers and scales up the others' sum, as if chunks were alike.
+
+    Biased against the data of slow workers, so recipes cannot choose it.
+    """
+
+    exact: ClassVar[bool] = False
+    stragglers: Stragglers = 1
+    """s, the most workers left out"""
+
+    def decodable(self, n: int, history: History, job: int) -> bool:
+        return job < len(history) and len(history[job]) <= self.stragglers
+
+    def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
+        if not self.decodable(n, history, job):
+            return None
+        there = [worker for worker in range(n) if worker not in history[job]]
+        return tuple(CodedVector(worker, job, 0, n / len(there)) for worker in there)
+
+    def conforms(self, n: int, history: History) -> bool:
+        return len(history[-1]) <= self.stragglers
 
 
 def burst_delays(
@@ -61,7 +84,7 @@ def burst_delays(
 def best(n: int, published: bool, **kind: Any) -> dict[str, Scheme]:
     """Return the fastest scheme of each name on a probe of 80 rounds."""
     probe, found = burst_delays(80, n, 100, **kind), {}
-    for name, scheme in grid(n, published=published):
+    for name, scheme in candidate_schemes(n, published=published):
         seconds = replay(scheme, probe, 80, published=published).seconds
         found[name] = min(found.get(name, (float("inf"), scheme)), (seconds, scheme), key=lambda pair: pair[0])
     return {name: scheme for name, (_, scheme) in found.items()}
@@ -293,9 +316,9 @@ def choice(given: Namespace) -> list[Row]:
         later, found, excess = profiles(LATER, seed + 100), {}, {}
         for kind, probe in profiles(PROBE, seed).items():
             found[kind] = choose(probe)
-            least = min(timed(scheme, later[kind])[0] for _, scheme in grid(N))
+            least = min(expected_seconds(scheme, later[kind])[0] for _, scheme in candidate_schemes(N))
             slow = found[kind].always_slow if found[kind].best.name == "none" else ()  # these are excluded
-            excess[kind] = timed(found[kind].best.scheme, later[kind].without(slow))[0] / least
+            excess[kind] = expected_seconds(found[kind].best.scheme, later[kind].without(slow))[0] / least
             rows.append(Row(f"choice: {kind}, probe {seed}", [excess[kind]], f"{found[kind].best}"))
         near.append(sum(ratio <= 1.05 for ratio in excess.values()))
         none.append(found["none"].best.name == "none")
@@ -428,7 +451,7 @@ def long(given: Namespace) -> list[Row]:
             "M-SGC": [replay(msgc, profile, jobs).seconds for profile in delays],
             "GC s = 1": [replay(GC(), profile, jobs).seconds for profile in delays],
             "SPARe": [stacked(profile, jobs, best_stack(n)).seconds for profile in delays],
-            "uncoded, one barrier for 16": [sum(unhurried(profile, 16, jobs // 16)) for profile in delays],
+            "uncoded, one barrier for 16": [sum(uncoded_seconds(profile, 16, jobs // 16)) for profile in delays],
         }
         for name, seconds in arms.items():
             what = f"long: {1 / leave:.1f} rounds, {name}"
@@ -453,7 +476,7 @@ def windows(given: Namespace) -> list[Row]:
                 ],
                 "M-SGC": [sum(windows(ours, profile, jobs, count)) for profile in delays],
                 "SPARe": [stacked(profile, jobs * count, best_stack(n)).seconds for profile in delays],
-                "uncoded, one barrier": [sum(unhurried(profile, jobs, count)) for profile in delays],
+                "uncoded, one barrier": [sum(uncoded_seconds(profile, jobs, count)) for profile in delays],
             }
             for name, seconds in arms.items():
                 claim = Claim(high=most[n]) if jobs == 64 and name.startswith("M-SGC") else None
@@ -574,7 +597,7 @@ def step_seconds(
         data=bytes_data(),
         train={"steps": steps, "eval_every": 0},
         exchange={"replicas": REPLICAS, "coded": coded},
-        fleet={"spares": 0, "missed": 40},
+        fleet={"spares": 0, "missed_heartbeats": 40},
         checkpoint={"every": 0},
         network=network,
     )
@@ -595,12 +618,12 @@ def predictions(record: RunRecord) -> tuple[dict[str, float], Any]:
     profile = profile_of(record)
     assert profile is not None
     whole = profile.cut(FLEET_JOBS, 1)
-    found = {"uncoded": fmean(unhurried(whole, 1, len(whole.seconds)))}
+    found = {"uncoded": fmean(uncoded_seconds(whole, 1, len(whole.seconds)))}
     for arm, options in ARMS.items():
         if options:
             coded = coded_of(options, REPLICAS)
             cut = profile.cut(FLEET_JOBS, coded.jobs)
-            found[arm] = coded.jobs * timed(coded.scheme, cut, coded.slow, coded.jobs)[0]
+            found[arm] = coded.jobs * expected_seconds(coded.scheme, cut, coded.slow, coded.jobs)[0]
     return found, windows_of(record.config, profile, FLEET_JOBS)[0]
 
 

@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
+from math import comb
 from pathlib import Path
 from statistics import fmean
 from string import ascii_lowercase
@@ -28,7 +29,6 @@ from planaria.config import shipped
 from planaria.config.recipe import read
 from planaria.recovery import codes
 from planaria.recovery.codes import ErasureCode, Layout, LossError
-from planaria.recovery.codes.base import loss_chance
 from planaria.recovery.codes.search import SearchTarget, anneal, certificate, file
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
@@ -50,6 +50,12 @@ KNOWN = {
 """published shares that survive 4 … 8 losses of 16"""
 CHANCES = (0.01, 0.05, 0.1, 0.2)
 LINK = 100e6 / 8  # bytes a second
+
+
+def loss_chance(shares: list[float], shards: int, p: float) -> float:
+    """Return P(data loss) if shards are lost independently with probability p: Σᵢ C(n,i) pⁱ (1−p)ⁿ⁻ⁱ (1 − shareᵢ)."""
+    survived = [*shares, *[0.0] * (shards + 1 - len(shares))]
+    return sum(comb(shards, i) * p**i * (1 - p) ** (shards - i) * (1 - each) for i, each in enumerate(survived))
 
 
 def restored(code: ErasureCode, lost_counts: range, size: int = 64) -> tuple[int, int]:

@@ -17,21 +17,75 @@ from torch import Tensor
 
 from benchmarks.common import ROOT, ratios, saved, write
 from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
+from planaria.common.errors import UserError
 from planaria.config import shipped
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import StageOuterState
 from planaria.exchange.compress.compression import FEEDBACKS
 from planaria.exchange.compress.feedback import Feedback
 from planaria.exchange.compress.sparse import TopK
-from planaria.exchange.in_process import Replica, meet
+from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
-from planaria.exchange.stepsize import arithmetic, new_rule, old_rule, quadratic, weights
-from planaria.lab.compare.compression_advice import CodingTimes, CompressionExperience, learn, ranged
-from planaria.lab.compare.race_results import ComparisonResults
+from planaria.exchange.stepsize import weights
+from planaria.lab.compare.compression_advice import CodingTimes, CompressionArm, CompressionExperience, range_of
+from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.compare.race_spec import load
 
 Compress = Callable[[Tensor], Tensor]  # [n, d] → [n, d], row by row
 Gradients = Callable[[Tensor], Tensor]  # x [d] → each replica's gradient there [n, d]
+
+
+def xi(delta: float) -> float:
+    """Return ξ(δ) = (1 + √(1 − δ))/δ − 1, for a compressor with 0 < δ ≤ 1; 0 for a lossless one."""
+    if not 0.0 < delta <= 1.0:
+        raise ValueError(f"delta = {delta}: give more than 0, and at most 1")
+    return (1.0 + math.sqrt(1.0 - delta)) / delta - 1.0
+
+
+def arithmetic(smoothness: Sequence[float]) -> float:
+    """Return L_AM = mean L_i."""
+    return sum(smoothness) / len(smoothness)
+
+
+def quadratic(smoothness: Sequence[float]) -> float:
+    """Return L_QM = √(mean L_i²), at least the arithmetic mean."""
+    return math.sqrt(sum(each * each for each in smoothness) / len(smoothness))
+
+
+def old_rule(whole: float, smoothness: Sequence[float], delta: float) -> float:
+    """Return γ = 1/(L + L_QM ξ), EF21's (arXiv 2106.05203, theorem 1); ``whole`` is L."""
+    return 1.0 / (whole + quadratic(smoothness) * xi(delta))
+
+
+def new_rule(whole: float, smoothness: Sequence[float], delta: float) -> float:
+    """Return γ = 1/(L + L_AM ξ), EF21-W's, which also holds for EF21 (arXiv 2402.10774, theorem 3); ``whole`` is L."""
+    return 1.0 / (whole + arithmetic(smoothness) * xi(delta))
+
+
+def learn(results: ComparisonResults) -> list[CompressionArm]:
+    """Return what a comparison of exchanges shows for each arm; the first arm, the reference, is dense.
+
+    :raises UserError: when an arm stopped before its first loss, or dense gradients missed the target.
+    """
+    dense = results.arms[0]
+    return [
+        CompressionArm(
+            name=arm.name if arm is not dense else "dense",
+            changes=arm.changes,
+            loss=range_of(
+                _final(own, arm) / _final(free, dense) for own, free in zip(arm.runs, dense.runs, strict=True)
+            ),
+            steps=None if arm.missed else range_of(run.ratio or 0.0 for run in arm.runs),
+            missed=arm.missed,
+        )
+        for arm in results.arms
+    ]
+
+
+def _final(run: ArmRun, arm: ArmScore) -> float:
+    if run.final is None:
+        raise UserError(f"{arm.name}: stopped before it had a loss; race it again")
+    return run.final
 
 
 def top(k: int) -> Compress:
@@ -307,9 +361,11 @@ def lessons(comparison: str) -> CompressionExperience:
         f"{model.vocab}, {found.steps} steps of {optim.kind} with one learning rate, {optim.lr:g}, for all",
         seeds=[run.seed for run in free],
         steps=found.steps,
-        target=ranged(run.ticks or math.inf for run in free).mean,
+        target=range_of(run.ticks or math.inf for run in free).mean,
         arms=learn(found),
-        coding=CodingTimes(source=f"{COMPRESSION_NAME}.json, {timed['machine']}", numbers=CODED, seconds=ranged(taken)),
+        coding=CodingTimes(
+            source=f"{COMPRESSION_NAME}.json, {timed['machine']}", numbers=CODED, seconds=range_of(taken)
+        ),
     )
 
 
@@ -376,7 +432,7 @@ def final_loss(given: Namespace, seed: int, optimizer: str, lr: float, compress:
             net.zero_grad()
             torch.nn.functional.cross_entropy(net(images[batch]), digits[batch]).backward()
             replica.fast = {n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None}
-        meet(agreed, of, step, seed)
+        exchange_once(agreed, of, step, seed)
         for name, parameter in net.named_parameters():
             parameter.grad = of[0].fast[name]
         update.step()

@@ -263,7 +263,7 @@ class Table:
         for peer in self.others:
             asked = [ask(peer.task.problem(n), peer.policy) for n in peer._problems(number)]
             peer._publish(number, asked, weights_fingerprint(peer.policy.module))
-            found |= peer.meeting.published
+            found |= peer.quorum.published
         return RoundMessages(found, (), {})
 
 
@@ -306,7 +306,7 @@ def together(config: SwarmConfig, folder: Path, task: Task, policy: Policy) -> N
         own, table = of_peer(config, peer), Table(f"{peer[1:]:0>32}")
         peers.append(Peer(own, peer, folder / peer, table, task, policy, layers(own)))  # type: ignore[arg-type]
     first, *others = peers
-    first.meeting.others = others  # type: ignore[attr-defined]
+    first.quorum.others = others  # type: ignore[attr-defined]
     try:
         first.run()
     except RunStopped as error:
@@ -356,7 +356,7 @@ def fast(given: Any) -> Iterator[Row]:
     """Too large updates: without a brake, with one, and with labels."""
     for lr in FAST:
         yield from both(f"lr {lr:g} at once", f"fast-{lr:g}", given, GOOD, {"lr": lr, "warmup": 0})
-    optim, brake = {"lr": FAST[-1], "warmup": 0}, {"reward": "consensus", "brake": 0.1}
+    optim, brake = {"lr": FAST[-1], "warmup": 0}, {"reward": "consensus", "max_accuracy_drop": 0.1}
     runs = [swarm("braked", seed, given.short, GOOD, optim, task=brake) for seed in given.seeds]
     best = [max(rate for _, rate in looks) for looks, *_ in runs]
     below = [sum(top - rate > 0.1 for _, rate in looks) for top, (looks, *_) in zip(best, runs, strict=True)]

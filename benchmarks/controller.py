@@ -162,13 +162,13 @@ class Obedient:
                 self.commits += 1
                 what = {"generation": decision.generation, "step": decision.step}
                 self._report(decision.replica, e.StageCommitted, **what)
-            case d.Meet():
+            case d.BeginRound():
                 for member, generation in zip(decision.members, decision.generations, strict=True):
                     for other in set(decision.members) - {member}:
                         what = {"generation": generation, "round": decision.round, "replica": other}
                         self._report(member, e.UpdateReceived, **what)
             case d.Settle():
-                what = {"round": decision.round, "blocking_bytes": 1, "prefetched_bytes": 1, "apart": 0.0}
+                what = {"round": decision.round, "blocking_bytes": 1, "prefetched_bytes": 1, "spread": 0.0}
                 for member, generation in zip(decision.members, decision.generations, strict=True):
                     self._report(member, e.RoundApplied, generation=generation, **what)
 
@@ -253,13 +253,13 @@ def rows(given: Namespace) -> list[Row]:
             for workers in given.workers:
                 values, old = now[f"{layout}, {workers}"][part], then.get(f"{layout}, {workers}")
                 share = statistics.median(values) / workers
-                beside = {
+                details = {
                     "before": f"{statistics.median(old[part]):.1f} ms" if old else "–",
                     "a worker": f"{share * 1e3:.1f} µs",
                     f"over {given.workers[0]}": round(share / small, 2),
                 }
                 claim = Claim(high=most) if workers == LARGE else None
-                found.append(Row(f"{what}, {layout}, {workers} workers, ms", values, "", claim, beside))
+                found.append(Row(f"{what}, {layout}, {workers} workers, ms", values, "", claim, details))
             last = [value / given.workers[-1] / small for value in now[f"{layout}, {given.workers[-1]}"][part]]
             if part == 0:
                 what_of = f"a worker's share of a step, {layout}, {given.workers[-1]} over {given.workers[0]}"
@@ -323,11 +323,11 @@ def read(url: str, watchers: int) -> None:
 @contextmanager
 def watched(folder: Path, watchers: int, shares: list[float]) -> Iterator[None]:
     """Serve the page of a run to watchers; append the page's share of all cores to ``shares``."""
-    from planaria.cli.commands.watch import beside
+    from planaria.cli.commands.watch import serve_page
     from planaria.report.live_page.serving import ServerAddress
 
     said: list[str] = []
-    with beside(folder, ServerAddress(), None, False, said.append) as page:
+    with serve_page(folder, ServerAddress(), None, False, said.append) as page:
         began, before = time.monotonic(), cpu_seconds([page.pid])
         url = said[0].split()[-1]
         script = f"from benchmarks.controller import read; read({url!r}, {watchers})"
@@ -340,11 +340,11 @@ def watched(folder: Path, watchers: int, shares: list[float]) -> Iterator[None]:
 
 def step_s(config: RunConfig, watchers: int, warm: int, shares: list[float]) -> float:
     """Return the median seconds of a step; ``shares`` as in :func:`watched`."""
-    with ExitStack() as beside:
+    with ExitStack() as stack:
 
         def around(inner: Observer, folder: Path) -> Observer:
             if watchers:
-                beside.enter_context(watched(folder, watchers, shares))
+                stack.enter_context(watched(folder, watchers, shares))
             return inner
 
         record = finished(config, around=around)
@@ -373,9 +373,9 @@ def run_live_watchers(given: Namespace) -> Measurement:
     alone, *others = interleaved(sides, given.repeats)
     rows = []
     for count, found in zip(given.watchers, others, strict=True):
-        beside = {"without": milliseconds(alone), "with": milliseconds(found)}
+        details = {"without": milliseconds(alone), "with": milliseconds(found)}
         who = f"{count} watcher{'s' * (count > 1)}"
-        rows.append(Row(who, ratios(found, alone), "1", CLAIM, beside))
+        rows.append(Row(who, ratios(found, alone), "1", CLAIM, details))
         rows.append(Row(f"{who}: processor time of the page, of all cores'", shares[count], "0", SHARE))
     return Result(rows, ["measured: median time of a step with the page / without"])
 
@@ -436,9 +436,9 @@ def run_trackers_cost(given: Namespace) -> Measurement:
     alone, *others = interleaved(sides, given.repeats)
     rows = []
     for name, found in zip(names, others, strict=True):
-        beside = {"without": milliseconds(alone), "with": milliseconds(found)}
+        details = {"without": milliseconds(alone), "with": milliseconds(found)}
         claim = None if name == SLOW else TRACKERS_COST_CLAIM
-        rows.append(Row(name.rpartition(":")[2], ratios(found, alone), "1", claim, beside))
+        rows.append(Row(name.rpartition(":")[2], ratios(found, alone), "1", claim, details))
     return Result(rows, ["measured: median time of a step with trackers / without"])
 
 

@@ -27,18 +27,24 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.credits_board import BoardMember, PeerSigner, publish, take_part, verify_peer
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.store import Retry, Store
-from planaria.swarm.credits.board_transport import BoardMember, publish, take_part
-from planaria.swarm.credits.messages import CreditOrder, PeerSigner, verify_peer
+from planaria.swarm.credits.messages import CreditOrder
 from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
-from planaria.swarm.credits.simulate import PaymentOutcome, PaymentScene, SyncScene, expected, simulate, simulate_sync
+from planaria.swarm.credits.simulate import PaymentOutcome, PaymentScene, SyncScene, simulate, simulate_sync
 
 HOPS, MEMBERS, AMOUNT, EACH = 3, 4, 3, 10
 DEADLINE_S = 60.0
 WRITES = (12, 16, 12)
 """files of each channel's committee for a paid order: votes to lock and to settle, forwarded votes"""
+
+
+def expected(scene: PaymentScene) -> int:
+    """Messages of one paid order without Byzantine members: n²(4h − 2) + n; with a relay n(6h − 1)."""
+    n, h = scene.members, scene.hops
+    return n * (6 * h - 1) if scene.relay else n * n * (4 * h - 2) + n
 
 
 class Dying(Store):

@@ -129,7 +129,7 @@ def recipe(name: str, steps: int, diagnose: str, spares: int, microbatches: int 
         pipeline={"stages": STAGES, "microbatches": microbatches, "microbatch_size": 1},
         data=bytes_data(),
         train={"steps": steps, "eval_every": 0},
-        fleet={"spares": spares, "missed": 40, "diagnose": diagnose},
+        fleet={"spares": spares, "missed_heartbeats": 40, "diagnose": diagnose},
         checkpoint={"every": 0},
         network={**prices, "emulate": True},
     )

@@ -324,11 +324,11 @@ def fused(seed: int) -> dict[str, TextMeasurements]:
         "fused, random masks as dense": strategies.random(each, mask.masks),
         "fused, one mask for both": strategies.mask(shared),
         "fused, fine-tuned": strategies.tune(each),
-        "fused, gone back": strategies.back(each),
+        "fused, gone back": strategies.parent_weights(each),
     }
     before = {f"expert of {name} alone": exam.measure(one) for name, one in experts.items()}
     before["fused, as it is"] = exam.measure(whole)
-    return before | {name: strategies.measured(each, "mask", one).after for name, one in found.items()}
+    return before | {name: strategies.measure_repair(each, "mask", one).after for name, one in found.items()}
 
 
 class Lessons:

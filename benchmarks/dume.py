@@ -83,11 +83,11 @@ def ensembles(read: Sequence[DomainLogProbabilities], logps: Mapping[str, Tensor
         for k in (0, 1, 2):
             own = {}
             for domain, given in logps.items():
-                log_w = posterior.speakers(posterior.log_weights(given, belief), k, PROMPT)
-                own[domain] = posterior.mixed(given, log_w)
+                log_w = posterior.keep_strongest(posterior.log_weights(given, belief), k, PROMPT)
+                own[domain] = posterior.log_mixture(given, log_w)
             tokens = next(iter(own.values())).shape[-1]
             case = f"ensemble, {name} prior" + (f", top-{k} after {PROMPT} tokens" if k else "")
-            found[case] = Arm(own, posterior.passes(experts, tokens, k, PROMPT))
+            found[case] = Arm(own, posterior.forward_passes_per_token(experts, tokens, k, PROMPT))
     return found
 
 
@@ -106,11 +106,11 @@ def ridge_priors(
         for domain, samples in texts.test.items():
             prior = listener.priors(samples, trained, temperature)
             log_w, own = posterior.log_weights(logps[domain], prior), logps[domain]
-            mixed.setdefault("all", {})[domain] = posterior.mixed(own, log_w)
+            mixed.setdefault("all", {})[domain] = posterior.log_mixture(own, log_w)
             for k in (1, 2):
                 once, again = kept(log_w, prior[..., PROMPT : PROMPT + 1], k), kept(log_w, prior, k)
-                mixed.setdefault(f"top-{k} after a prompt", {})[domain] = posterior.mixed(own, once)
-                mixed.setdefault(f"top-{k}, anew every 16 tokens", {})[domain] = posterior.mixed(own, again)
+                mixed.setdefault(f"top-{k} after a prompt", {})[domain] = posterior.log_mixture(own, once)
+                mixed.setdefault(f"top-{k}, anew every 16 tokens", {})[domain] = posterior.log_mixture(own, again)
                 ever = (~again.isneginf()).any(-1).sum(0).double().mean()
                 switches.setdefault(f"top-{k}, anew every 16 tokens", []).append(float(ever))
         for case, own_logps in mixed.items():

@@ -39,7 +39,7 @@ from planaria.data.stream import Stream
 from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.recovery_timeline import recoveries
-from planaria.report.run.round_history import gatherings, totals
+from planaria.report.run.round_history import settled_rounds, totals
 from planaria.runtime.checkpoint.loading import load_stages
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint, replica_folder
@@ -190,7 +190,7 @@ def judged(record: RunRecord) -> Struck:
     back = next((t for t, fact in record.history if isinstance(fact, d.ReplicaRestarted)), math.inf)
     if math.isinf(back):
         raise RunStopped(f"{record.folder}: the replica never came back; give the run more --steps")
-    alone = [one for one in gatherings(record) if gone <= one.t <= back]
+    alone = [one for one in settled_rounds(record) if gone <= one.t <= back]
     return Struck(
         loss=final_loss(record),
         away=back - gone,
@@ -457,7 +457,7 @@ def run_arm(given: Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> O
         cores = sum(driver.end() for driver in drivers)
     require_finished(record)
     began, ended = first_step_t(record), max(t for t, fact in record.history if isinstance(fact, d.Commit))
-    sums, timings = totals(gatherings(record)), recoveries(record)
+    sums, timings = totals(settled_rounds(record)), recoveries(record)
     return Outcome(
         record=record,
         loss=final_loss(record),
@@ -521,7 +521,7 @@ def least_lost(outcome: Outcome, step_s: float) -> float:
     fleet = outcome.record.config.fleet
     lost = 0.0
     for timing in recoveries(outcome.record):
-        lost += step_s / 2 + fleet.heartbeat_s * fleet.missed * ("heartbeat" in timing.causes)
+        lost += step_s / 2 + fleet.heartbeat_s * fleet.missed_heartbeats * ("heartbeat" in timing.causes)
     return lost
 
 

@@ -69,7 +69,7 @@ def recipe(given: Namespace, name: str, trace: Path) -> RunConfig:
         optim={"lr": 1e-3},
         train={"steps": given.steps, "eval_every": 0},
         recovery={"strategy": "checkfree, checkpoint"},
-        fleet={"spares": 1, "missed": 40},
+        fleet={"spares": 1, "missed_heartbeats": 40},
         checkpoint={"every": 25},
         chaos={"trace": str(trace)},
     )

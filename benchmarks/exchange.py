@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.collectives import ReplicaLinks, tree
 from benchmarks.common import CORES, IMAGES, in_processes, run_config, write
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from benchmarks.ladder import engine_for
@@ -21,10 +22,9 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.exchange.gossip import contraction, largest_gamma, random_groups
-from planaria.exchange.in_process import Replica, meet, replicas
+from planaria.exchange.in_process import Replica, exchange_once, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.registry import EXCHANGES
-from planaria.pipeline.network.collectives import ReplicaLinks, tree
 
 EXCHANGE_QUALITY_NAME = "exchange_quality"
 NOLOCO, NO_PULL, LOCAL, MIXED = "noloco", "noloco, γ near 0", "local", "noloco, mixed routes"
@@ -304,7 +304,7 @@ def growth(made: NoLoCo, seed: int, rounds: int) -> float:
         replica.outer = made.start(replica.fast)
     seen = [disagreement(of)]
     for round in range(rounds):
-        meet(made, of, round, seed)
+        exchange_once(made, of, round, seed)
         seen.append(disagreement(of))
     first = rounds // 5
     return float((seen[-1] / seen[first]) ** (1.0 / (rounds - first)))
@@ -341,7 +341,7 @@ def stationary(made: NoLoCo, members: int, rate: float, inner: int, seed: int, r
             for _ in range(inner):
                 gradient = replica.fast["w"] + torch.randn(EXCHANGE_LAW_WIDTH, generator=generator)
                 replica.fast["w"] = replica.fast["w"] - rate * gradient
-        meet(made, of, round, seed)
+        exchange_once(made, of, round, seed)
         seen.append(disagreement(of))
     return sum(seen[rounds // 3 :]) / len(seen[rounds // 3 :])
 

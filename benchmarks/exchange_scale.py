@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.collectives import COLLECTIVES, ReplicaLinks, everyone, pairs
 from benchmarks.common import ratios, run_config, saved
 from benchmarks.fleet_run import VOCAB, bytes_data, finished
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
@@ -24,8 +25,7 @@ from planaria.exchange.base import Exchange, Update
 from planaria.exchange.gossip import random_groups
 from planaria.exchange.in_process import Replica, exchanged, settle
 from planaria.exchange.registry import EXCHANGES, exchange
-from planaria.pipeline.network.collectives import COLLECTIVES, ReplicaLinks, everyone, pairs
-from planaria.runtime.worker.sleeping_runner import straggling
+from planaria.runtime.worker.sleeping_runner import slowdown_factor
 
 ARMS = {"all": "diloco", "pairs": "noloco"}
 
@@ -42,7 +42,7 @@ def recipe(kind: str, seed: int, replicas: int, rounds: int, every: int, pass_s:
         optim={"lr": 1e-3},
         train={"steps": rounds * every, "eval_every": 0},
         exchange={"replicas": replicas, "kind": kind, "options": {"every": every}, "patience_s": 1000.0},
-        fleet={"spares": 0, "missed": 40},
+        fleet={"spares": 0, "missed_heartbeats": 40},
         checkpoint={"every": 0},
         network={**passes, "emulate": True, "straggle": 0.05, "straggle_times": 5.0},
     )
@@ -102,7 +102,7 @@ class Method:
     """A method of agreement: exchange, options, and the collective of its messages."""
 
     name: str
-    carrier: str  # a collective of :mod:`planaria.pipeline.network.collectives`, or ``pairs``
+    carrier: str  # a collective of :mod:`benchmarks.collectives`, or ``pairs``
     options: Mapping[str, Any] = field(default_factory=dict)
     kind: str = ""  # of the exchange; empty: none
 
@@ -345,7 +345,9 @@ def predicted(kind: str, seed: int, flags: dict[str, float]) -> float:
     free = ReplicaLinks(np.full(n, np.inf), 0.0, 0.0, np.random.default_rng(0))
     now = np.zeros(n)
     for number in range(rounds):
-        now = now + np.array([every * 6 * flags["pass_ms"] / 1e3 * straggling(config, i, number) for i in range(n)])
+        now = now + np.array(
+            [every * 6 * flags["pass_ms"] / 1e3 * slowdown_factor(config, i, number) for i in range(n)]
+        )
         groups = exchange(config.exchange).groups(number, range(n), seed)
         now = everyone(now, 0.0, free) if kind == "diloco" else pairs(now, 0.0, free, groups)
     return float(now.max())

@@ -23,10 +23,10 @@ from planaria.lab.experts import manifest
 from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED, ArmCost
 from planaria.lab.experts.experts_results import ArmResult, FittedWeights, Results, SeedResult
 from planaria.lab.experts.experts_spec import MixtureSpec, load
-from planaria.lab.experts.lineage import called
+from planaria.lab.experts.lineage import numbered_name
 from planaria.lab.experts.log_probabilities import DomainTexts
 from planaria.lab.experts.minimax_weights import Array, MinimaxProblem, MinimaxWeights, Solver, problem, worst_domain
-from planaria.lab.experts.scoring import arm_result, weigh
+from planaria.lab.experts.scoring import arm_result, fit_weights
 
 EXPERTS_NAME = "experts"
 RECIPE = shipped.find("hdee")
@@ -219,7 +219,9 @@ def beliefs(name: str, found: Results) -> Iterator[Row]:
             texts, own = DomainTexts(RUNS / f"{name}-{seed}", other, base), RUNS / f"{name}-{seed}/seed-{seed}/experts"
             for run in found.of(seed):
                 arm = run.arms[SYNCHRONISED]
-                readings = {job.name: texts.read(own / called(job.name, run.line) / "model") for job in arm.experts}
+                readings = {
+                    job.name: texts.read(own / numbered_name(job.name, run.line) / "model") for job in arm.experts
+                }
                 spent = ArmCost("", arm.flops, arm.parameter_tokens, arm.inner_parameter_tokens, arm.token_flops)
                 again = arm_result(arm.experts, spent, readings, other, texts.places)
                 pairs = {"all": (again.scores, arm.scores), "top-1": (again.fewer["top-1"], arm.fewer["top-1"])}
@@ -415,7 +417,7 @@ def _weighed(run: Path, tokens: int) -> FittedWeights:
         {key.partition(".")[2]: logps(read, key) for key in read[0] if key.startswith(f"{part}.")}
         for part in ("held_out", "test")
     )
-    return weigh([member.name for member in known.members], held_out, test, known.mixture, tokens)
+    return fit_weights([member.name for member in known.members], held_out, test, known.mixture, tokens)
 
 
 def logps(read: list[dict[str, Tensor]], key: str) -> Tensor:

@@ -25,7 +25,7 @@ from planaria.config.recipe import dump
 from planaria.config.schema import ModelConfig
 from planaria.models.decode import decode
 from planaria.models.huggingface import export_model
-from planaria.models.llama2c import import_llama2c
+from planaria.models.llama2c import open_llama2c
 from planaria.models.llama_stages import Llama, flops_per_token, parameter_count
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
@@ -116,7 +116,7 @@ def run_generation(given: Namespace) -> Measurement:
         compare("large", Llama(LARGE), 32, 40, 40, given.repeats),
     ]
     if given.stories is not None:
-        rows.append(compare(given.stories.stem, import_llama2c(given.stories), 64, 20, 100, given.repeats))
+        rows.append(compare(given.stories.stem, open_llama2c(given.stories).model(), 64, 20, 100, given.repeats))
     return Result(rows, ["measured: our tokens a second / theirs"])
 
 

@@ -32,7 +32,7 @@ from planaria.models.llama_stages import flops_per_token, parameter_count, stage
 from planaria.pipeline.network.costs import MessageCosts, message_bytes
 from planaria.pipeline.plan.clock import PlanSimulation
 from planaria.report.run.recovery_timeline import recoveries
-from planaria.runtime.engine.requirements import needs
+from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.devices import VISIBLE, inventory
 from planaria.runtime.worker.runner import StageRunner
@@ -283,7 +283,7 @@ FLEET_WARM_UP = 4  # steps that compile and are not counted
 
 def arm(config: RunConfig, name: str, steps: int) -> RunConfig:
     train = config.train.model_copy(update={"steps": steps})
-    fleet = config.fleet.model_copy(update={"spares": 1, "missed": 40})
+    fleet = config.fleet.model_copy(update={"spares": 1, "missed_heartbeats": 40})
     checkpoint = config.checkpoint.model_copy(update={"every": 0})
     sections = {"train": train, "fleet": fleet, "checkpoint": checkpoint}
     return config.model_copy(update={"name": f"{FLEET_NAME}-{name}", "out": str(RUNS), "prompt": "", **sections})
@@ -400,7 +400,7 @@ def predicted_rows_of(name: str, given: Namespace) -> list[Row]:
     config = predicted_preset(name, given)
     per_token = flops_per_token(config.model)
     inline_s = per_token * config.pipeline.samples * config.model.context / rate(given)
-    memory = [count / 1e9 for count in needs(config).stages]
+    memory = [count / 1e9 for count in device_needs(config).stages]
     shape = {
         "parameters, M": round(parameter_count(config.model) / 1e6, 1),
         "GFLOP a token": per_token / 1e9,

@@ -13,7 +13,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.report.run.stage_peaks import StagePeak, stage_peaks
 from planaria.runtime.fleet.devices import VISIBLE, Device, Inventory, inventory
-from planaria.runtime.prediction.memory import fitted, stage_memory
+from planaria.runtime.prediction.memory import fit_to_memory, stage_memory
 
 CLOSE = Claim(low=0.9, high=1.1)
 STEPS = 3
@@ -32,11 +32,11 @@ def shape(name: str, settings: dict[str, object], device: Device) -> RunConfig:
     config = preset(name, None, None, flags)
     sections = {
         "train": config.train.model_copy(update={"steps": STEPS}),
-        "fleet": config.fleet.model_copy(update={"spares": 0, "missed": 40}),
+        "fleet": config.fleet.model_copy(update={"spares": 0, "missed_heartbeats": 40}),
         "checkpoint": config.checkpoint.model_copy(update={"every": 0}),
     }
     config = config.model_copy(update={"name": f"gpu_memory-{name}", "out": str(RUNS), "prompt": "", **sections})
-    found, line = fitted(config, Inventory((device,)), config.pipeline.stages + 1)
+    found, line = fit_to_memory(config, Inventory((device,)), config.pipeline.stages + 1)
     print(line, flush=True)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import secrets
@@ -13,7 +14,7 @@ import threading
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
@@ -27,17 +28,67 @@ from planaria.control import decisions as d
 from planaria.control.protocols import Observer
 from planaria.control.run_record import RunRecord
 from planaria.pipeline.network.multipath import Path as NetworkPath
-from planaria.pipeline.network.multipath import PathNetwork, completion_times, max_min_rates
+from planaria.pipeline.network.multipath import PathNetwork, max_min_rates
 from planaria.planner.paths import (
     Assignment,
     SiteFlow,
-    better_of_two,
-    hashed,
-    in_turn,
     largest_load,
     plan,
+    random_paths,
     tightest_cut,
 )
+
+
+def in_turn(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
+    """Choose paths round robin for each source, whatever the target."""
+    seen: Counter[str] = Counter()
+    chosen = []
+    for flow in flows:
+        living = network.living(flow.source, flow.target)
+        chosen.append(living[seen[flow.source] % len(living)])
+        seen[flow.source] += 1
+    return tuple(chosen)
+
+
+def better_of_two(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> Assignment:
+    """Choose, flow by flow, the one of two random paths whose busiest link has fewer flows."""
+    chance, there = random.Random(seed), Counter[str]()
+    chosen = []
+    for flow in flows:
+        living = network.living(flow.source, flow.target)
+        two = chance.sample(living, min(2, len(living)))
+        path = min(two, key=lambda path: max(there[link] for link in path.links))
+        there.update(path.links)
+        chosen.append(path)
+    return tuple(chosen)
+
+
+def completion_times(
+    sizes: Sequence[float], routes: Sequence[Sequence[str]], capacity: Mapping[str, float]
+) -> list[float]:
+    """Return the seconds until each flow completes, [flows], if all begin at once with max-min fair rates at every
+    moment.
+
+    ``sizes`` are bytes; a flow over a dead link never completes (infinite).
+    """
+    times = [0.0 if size == 0 else math.inf for size in sizes]
+    left = {flow: float(size) for flow, size in enumerate(sizes) if size}
+    now = 0.0
+    while left:
+        flows = list(left)
+        rates = dict(zip(flows, max_min_rates([routes[flow] for flow in flows], capacity), strict=True))
+        moving = [flow for flow in flows if rates[flow] > 0]
+        if not moving:
+            break
+        span = min(left[flow] / rates[flow] for flow in moving)
+        now += span
+        for flow in moving:
+            if left[flow] / rates[flow] <= span * (1 + 1e-12):
+                times[flow] = now
+                del left[flow]
+            else:
+                left[flow] -= rates[flow] * span
+    return times
 
 
 def leaf_spine(leaves: int, spines: int, link: float) -> PathNetwork:
@@ -236,8 +287,8 @@ def simulated(given: Namespace) -> list[Row]:
     for what, ways in cases.items():
         planned = plan(flows, ways)
         slowest, mean = of_leaves(flows, ways, planned)
-        hash_slowest, hash_mean = mean_of(flows, ways, hashed, given.seeds)
-        few = mean_of(flows, ways, hashed, PILOT)
+        hash_slowest, hash_mean = mean_of(flows, ways, random_paths, given.seeds)
+        few = mean_of(flows, ways, random_paths, PILOT)
         two, turns = mean_of(flows, ways, better_of_two, PILOT), of_leaves(flows, ways, in_turn(flows, ways))
         cut = tightest_cut(flows, ways)
         gap = f"gap {cut.gap(largest_load(flows, ways, planned)):.1%}"
@@ -268,7 +319,7 @@ def unlike(given: Namespace) -> list[Row]:
         gaps.append(tightest_cut(flows, ways).gap(largest_load(flows, ways, planned)))
         last = _last(flows, ways, planned)
         for name, chosen in (
-            ("hashed", hashed(flows, ways, seed)),
+            ("hashed", random_paths(flows, ways, seed)),
             ("better of two", better_of_two(flows, ways, seed)),
             ("in turn", in_turn(flows, ways)),
         ):
@@ -297,7 +348,7 @@ def connected(given: Namespace) -> list[Row]:
     for seed in range(given.draws):
         choices = {
             "planned": plan(flows, ways),
-            "hashed": hashed(flows, ways, seed),
+            "hashed": random_paths(flows, ways, seed),
             "better of two": better_of_two(flows, ways, seed),
             "in turn": in_turn(flows, ways),
         }

@@ -39,7 +39,7 @@ from planaria.faults.trace import Fault
 from planaria.pipeline.network.topology import read
 from planaria.planner.bound import certificate
 from planaria.planner.cells import remaining
-from planaria.planner.guidelines import broken
+from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
 from planaria.planner.replan import WORK
 from planaria.planner.schedule import ProvedBound, SearchRecord, schedule_of, write
@@ -160,7 +160,9 @@ def broken_rules(asked: PlanningProblem, solution: Solution, plan: Replanned) ->
     kept = sorted(plan.nodes)
     new = {node: place for place, node in enumerate(kept)}
     routes = np.array([[new[node] for node in route] for route in plan.routes])
-    return broken(remaining(asked, solution, kept), Solution(solution.stage[kept], routes[:, 0], routes[:, 1:-1]))
+    return find_violations(
+        remaining(asked, solution, kept), Solution(solution.stage[kept], routes[:, 0], routes[:, 1:-1])
+    )
 
 
 @benchmark(
@@ -192,14 +194,14 @@ SETTLED = 8  # steps after the onset in which the link is found and gone around
 
 def arms(given: Namespace, seed: int) -> dict[str, float]:
     """Return the seconds of a step by arm, measured and simulated."""
-    from planaria.planner.replan import measured
+    from planaria.planner.replan import with_measured_links
 
     asked = problem(given.skip)
     found = search(asked, seed, SearchBudget(moves=given.moves))
     block = [hop for path in found.solution.path.tolist() for hop in pairwise(path)]
     (source, target), _ = Counter(hop for hop in block if asked.site[hop[0]] != asked.site[hop[1]]).most_common(1)[0]
     usual = float(asked.link[asked.site[source], asked.site[target]]) / 1e9
-    slower = measured(asked, {(source, target): given.times * usual})
+    slower = with_measured_links(asked, {(source, target): given.times * usual})
     true = search(slower, seed, SearchBudget(moves=given.moves))
     told = {"simulated, old plan": summed_s(slower, found.solution)}
     told["simulated, plan for the slow link"] = summed_s(slower, true.solution)
@@ -417,7 +419,7 @@ def run_ray_fleet(given: Namespace) -> Measurement:
         rows += small_rows
         rows.append(Row("losses, largest difference", apart + small_apart, "0", Claim(high=1e-5), judged="worst"))
         silence = FleetConfig().heartbeat_s * (
-            FleetConfig().missed - 1
+            FleetConfig().missed_heartbeats - 1
         )  # the last heartbeat may precede the fault by one interval
         for kind, limit in LIMITS.items():
             found = [incident(given, made, kind) for _ in range(given.incidents)]

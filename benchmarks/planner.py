@@ -20,7 +20,7 @@ from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.baselines import baselines, random_skipping
 from planaria.planner.bound import certificate
 from planaria.planner.evaluate import NEVER
-from planaria.planner.guidelines import broken
+from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem, Solution, problem_of
 from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
 from planaria.planner.tables import NO_SUMS
@@ -98,7 +98,7 @@ def city_rows(given: Namespace) -> list[Row]:
             "moves": found.moves,
             "full, planned alike": f"{compared['full pipeline, planned alike']:.2f} s",
         }
-        valid = Claim(high=0.397) if not broken(problem, found.solution) else Claim(high=0.0)
+        valid = Claim(high=0.397) if not find_violations(problem, found.solution) else Claim(high=0.0)
         rows.append(Row(f"{what}: 120 s", [early[0] / PUBLISHED_FULL_S], "1", Claim(high=0.40)))
         rows.append(Row(f"{what}: {given.seconds:g} s", [found.step_s / PUBLISHED_FULL_S], "1", valid, beside))
         rows.append(Row(f"{what}: certified gap", [bound.gap(found.step_s)], "0", Claim(high=gap)))
@@ -114,7 +114,7 @@ def fresh_rows(given: Namespace) -> list[Row]:
         problem = fresh(n, given.networks)
         found = search(problem, n, SearchBudget(moves=given.moves))
         compared = baselines(problem, found.solution, n, SearchBudget(moves=given.moves))
-        faults += bool(broken(problem, found.solution))
+        faults += bool(find_violations(problem, found.solution))
         over.append(found.step_s / min(compared.values()))
         gaps.append(certificate(problem).gap(found.step_s))
     beside = {"gap, mean": f"{fmean(gaps):.1%}"}
@@ -128,7 +128,7 @@ def large_rows(given: Namespace) -> list[Row]:
     problem = generated(1, 1000, 20, 7, 200, (1.0,), (3,))
     found = search(problem, given.seed, SearchBudget(seconds=given.large_seconds))
     bound = certificate(problem)
-    sound = not broken(problem, found.solution)
+    sound = not find_violations(problem, found.solution)
     beside = {"step": f"{found.step_s:.2f} s", "bound": f"{bound.step_s:.2f} s, gap {bound.gap(found.step_s):.1%}"}
     limit = Claim(high=300.0) if sound else Claim(high=0.0)
     return [
@@ -189,7 +189,7 @@ def run_planner(given: Namespace) -> Measurement:
 def gap_row(what: str, problem: PlanningProblem, seed: int, moves: int, most: float) -> Row:
     """One search and its certified gap; an invalid plan fails."""
     found, bound = search(problem, seed, SearchBudget(moves=moves)), certificate(problem)
-    sound = not broken(problem, found.solution)
+    sound = not find_violations(problem, found.solution)
     beside: dict[str, float | int | str] = {
         "step": f"{found.step_s:.2f} s", "bound": f"{bound.step_s:.2f} s", "moves": moves,
         "terms": ", ".join(f"{name.split(':')[0]} {seconds:.2f}" for name, seconds in bound.terms.items()),
@@ -291,7 +291,7 @@ def sums_plans(given: Namespace, problem: PlanningProblem) -> list[tuple[Solutio
         tuple(search(asked, seed, SearchBudget(moves=given.moves)).solution for asked in (alone, problem))
         for seed in given.seeds
     ]
-    assert not any(broken(problem, plan) for pair in found for plan in pair)
+    assert not any(find_violations(problem, plan) for pair in found for plan in pair)
     return [(without, knowing) for without, knowing in found]
 
 

@@ -25,7 +25,7 @@ from planaria.config.schema import ModelConfig, OptimConfig, PipelineConfig, Run
 from planaria.control.logs import read_run
 from planaria.models import quantise
 from planaria.models.generate import generate
-from planaria.models.gguf import gguf_tokenizer, import_gguf
+from planaria.models.gguf import gguf_tokenizer, open_gguf
 from planaria.models.llama_stages import Llama
 from planaria.models.quantise import encode
 from planaria.models.state import StageState
@@ -39,7 +39,7 @@ from planaria.recovery.echo import KEPT, Echo, EchoHolder, EchoSender
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.runtime.engine.weight_sources import open_model
 from planaria.runtime.worker.learning_rate import clip_gradients, total_norms
-from planaria.runtime.worker.recovery_copies import workshop
+from planaria.runtime.worker.recovery_copies import rebuild_inputs
 
 OUTLIERS_NAME = "outliers"
 NORMAL_STEPS = {8: 0.0308, 4: 0.3352, 2: 0.9957}
@@ -81,7 +81,7 @@ def real(given: Namespace, file: Path) -> tuple[Llama, Tensor]:
     tokens = gguf_tokenizer(file).encode(text[len(text) // 2 :][: 20 * needed]).ids
     if len(tokens) < needed:
         raise UserError(f"--text {given.text}: {len(tokens)} tokens in its second half, {needed} are needed")
-    return import_gguf(file), torch.tensor(tokens[:needed]).view(given.samples, -1)
+    return open_gguf(file).model(), torch.tensor(tokens[:needed]).view(given.samples, -1)
 
 
 def synthetic(given: Namespace) -> tuple[Llama, Tensor]:
@@ -383,7 +383,7 @@ def rebuilt(strategy: Recovery, config: RunConfig, stages: Sequence[StageState],
     if donors is None:
         return None
     given = {donor: strategy.donate(lost, stages[donor], {}) for donor in donors}
-    return strategy.rebuild(lost, given, workshop(config, lost, 0))
+    return strategy.rebuild(lost, given, rebuild_inputs(config, lost, 0))
 
 
 def harm(model: Llama, tokens: Tensor, lost: int, given: StageState) -> float:

@@ -93,7 +93,7 @@ def detect_s() -> float:
     from benchmarks.recovery_time import idle
     from planaria.runtime.worker import worker
 
-    fleet = LocalFleet(idle, [worker.__name__], heartbeat_s=10.0, missed=6)
+    fleet = LocalFleet(idle, [worker.__name__], heartbeat_s=10.0, missed_heartbeats=6)
     took = []
     for number in range(_PASSES):
         fleet.spawn(f"w{number}", 1)
@@ -227,7 +227,7 @@ def frozen(given: Namespace, bound: dict[str, float]) -> list[Row]:
     config = recipe(given, "frozen", given.freezes, spares=1)
     record = run_fleet(config, freezes(given.freezes, given.gap, given.stages))
     timings, zombies = recoveries(record), faults_summary(record).zombies
-    silence = config.fleet.heartbeat_s * config.fleet.missed
+    silence = config.fleet.heartbeat_s * config.fleet.missed_heartbeats
     limit = f"≥ {sum(bound.values()) - bound['detect'] + silence:.3f} s (silent for {silence:g} s)"
     return [
         Row("frozen, worst, s", totals(timings), limit, Claim(high=2.5), beside(timings), judged="worst"),
@@ -356,7 +356,7 @@ def least_lost(arm: str, given: Namespace, record: RunRecord) -> float:
         return 0.0
     bound = parts(record, max(timing.transfer_bytes for timing in timings) // 2)
     frozen = sum("heartbeat" in timing.causes for timing in timings)
-    silence = record.config.fleet.heartbeat_s * record.config.fleet.missed
+    silence = record.config.fleet.heartbeat_s * record.config.fleet.missed_heartbeats
     each = sum(bound.values()) + statistics.median(step_seconds(record, 1)) / 2
     return len(timings) * each + frozen * (silence - bound["detect"])
 

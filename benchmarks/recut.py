@@ -212,7 +212,7 @@ def recipe(given: Namespace, shape: Shape, place: Path) -> RunConfig:
         "data": bytes_data(64, place).model_dump(),
         "optim": {"lr": 3e-3, "clip": 0.0},
         "train": {"steps": steps, "eval_every": 0},
-        "fleet": {"spares": 0, "missed": 240, "timeout_s": 120.0},
+        "fleet": {"spares": 0, "missed_heartbeats": 240, "timeout_s": 120.0},
         "checkpoint": {"every": given.before, "keep": steps},
         "observe": {"trackers": ""},
     }
@@ -251,7 +251,7 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
     there = take_up(folder, shape.settings, _name(step), lambda line: None)
     prepared = prepare(there.config, begins=False)
     with run_folders.held(folder):
-        run_folders.keep(folder, there.config, prepared.dataset, prepared.trace)
+        run_folders.write_run_files(folder, there.config, prepared.dataset, prepared.trace)
         watch = RunWatch(folder, there.config.samples * there.config.model.context, NoProgress())
         try:
             fleet.train(prepared, folder, watch, replace(there.origin, durable_step=step - 1), lambda: True)

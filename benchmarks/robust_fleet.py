@@ -49,7 +49,7 @@ def recipe(given: Namespace, name: str, seed: int, robust: str, stages: int = 1)
         optim={"lr": 3e-3, "warmup": 10, "schedule": "constant"},
         train={"steps": given.steps, "eval_every": given.steps, "eval_microbatches": 16},
         exchange={"replicas": REPLICAS, "kind": "diloco", "robust": robust, "options": {"every": EVERY}},
-        fleet={"spares": 0, "missed": 40},
+        fleet={"spares": 0, "missed_heartbeats": 40},
         checkpoint={"every": 0},
     )
 
@@ -163,7 +163,7 @@ def robust_silent_recipe(name: str, seed: int, rounds: int, mute: int, pass_s: f
         optim={"lr": 1e-3},
         train={"steps": rounds * ROBUST_SILENT_EVERY, "eval_every": 0},
         exchange={"replicas": ROBUST_SILENT_REPLICAS, **exchange},
-        fleet={"spares": 0, "missed": 40, "replace": False},
+        fleet={"spares": 0, "missed_heartbeats": 40, "replace": False},
         checkpoint={"every": 0},
         network={"emulate": True, "forward_s": [pass_s], "backward_s": [2 * pass_s]},
     )

@@ -48,7 +48,7 @@ ENDED = 99.0  # loss in nats of a run that diverged
 class MeanOfTheRest(GramRule):
     """The mean of all accepted updates."""
 
-    def least(self) -> int:
+    def min_members(self) -> int:
         return 1
 
     def coefficients(self, gram: Tensor) -> Tensor:

@@ -29,6 +29,12 @@ from planaria.runtime.engine import run_folders
 SKIP = 5
 
 
+def is_awaited(folder: Path) -> bool:
+    """Return whether a standby on this machine waits for the run's lock."""
+    lock = f":{(folder / run_folders.LOCK).stat().st_ino} "
+    return any("->" in line and lock in line for line in Path("/proc/locks").read_text().splitlines())
+
+
 @benchmark("standby", kills=Flag(30), seed=1, **MODEL_FLAGS)
 def run_kills(given: Namespace) -> Measurement:
     """Kill each controller of a run (SIGKILL) once its standby waits, at random moments; the standby leads, and starts
@@ -54,7 +60,7 @@ def run_kills(given: Namespace) -> Measurement:
 
 @benchmark("standby_cost", repeats=Flag(5), steps=Flag(60), **MODEL_FLAGS)
 def run_cost(given: Namespace) -> Measurement:
-    """Step times with workers under a keeper and under the controller itself, in turns. Claim: <= 1.01."""
+    """Step times with workers under a supervisor and under the controller itself, in turns. Claim: <= 1.01."""
 
     def side(standby: str) -> float:
         config = _with_standby(real_stages(given, f"cost-{standby}", given.steps, spares=1, save_every=0), standby)
@@ -62,7 +68,7 @@ def run_cost(given: Namespace) -> Measurement:
 
     kept, plain = interleaved([lambda: side("manual"), lambda: side("off")], given.repeats)
     beside = {"with, ms": 1e3 * median(kept), "without, ms": 1e3 * median(plain)}
-    return [Row("step with a keeper / without", ratios(kept, plain), "1", Claim(high=1.01), beside)]
+    return [Row("step with a supervisor / without", ratios(kept, plain), "1", Claim(high=1.01), beside)]
 
 
 def _with_standby(config: RunConfig, standby: str) -> RunConfig:
@@ -101,7 +107,7 @@ def _is_led(folder: Path, last: int) -> bool:
     """Return whether a new controller leads the run, and a standby waits."""
     try:
         pid = (folder / run_folders.LOCK).read_text().strip()
-        led = pid.isdigit() and int(pid) != last and run_folders.is_awaited(folder)
+        led = pid.isdigit() and int(pid) != last and is_awaited(folder)
         return led and any(metric.step > 2 for metric in read_run(folder).trained)
     except (OSError, ValueError, UserError):
         return False

@@ -44,7 +44,7 @@ from planaria.swarm.evaluation import Examiner
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.random_draws import shared_problems
-from planaria.swarm.trained_policy import learned
+from planaria.swarm.trained_policy import trained_state
 
 NAME = "trl"
 FOUR, ALONE, TRL = "four peers", "one peer alone", "TRL"
@@ -210,7 +210,7 @@ def _opened(folder: Path) -> Policy:
 
 
 def _of_peer(run: Path, number: int) -> Policy:
-    return learned(run, "p0", number).policy
+    return trained_state(run, "p0", number).policy
 
 
 def _of_trl(folder: Path, begun: Path, number: int) -> Policy:

@@ -29,7 +29,7 @@ od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$private/key"
 # This script runs on the first node, too, so that the key need not travel there.
 srun --nodes=1 --ntasks=1 --relative=0 --cpus-per-task="$cpus" --no-kill \
   planaria train --resume auto --fleet.host 0.0.0.0 --fleet.advertise "$lead" --fleet.port "$port" \
-  --fleet.key "$private/key" --fleet.own "$workers" "$@" &
+  --fleet.key "$private/key" --fleet.local_workers "$workers" "$@" &
 leader=$!
 
 # srun gives its standard input, the key, to all tasks. SLURM signals a task's whole process group; bash is to outlive that.

@@ -9,7 +9,7 @@ import torch
 from planaria.config.schema import ModelConfig
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.family import model_section
-from planaria.models.transformers.shrinking import shrunk
+from planaria.models.transformers.shrinking import shrink_config
 from planaria.models.transformers.skeleton import read_config
 
 
@@ -32,7 +32,7 @@ def logits(stages: list[Any], tokens: torch.Tensor, mask: torch.Tensor | None = 
 
 def small(kind: str, **changed: Any) -> Decoder:
     config = read_config(library_config(kind), PLACE)
-    return Decoder.of(shrunk(config) | changed)
+    return Decoder.of(shrink_config(config) | changed)
 
 
 def section(decoder: Decoder, **changed: Any) -> ModelConfig:

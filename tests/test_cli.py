@@ -80,7 +80,7 @@ MOST = 25
         (["report", "runs/x", "--waits", "--csv", "there"], "--csv there: requires a report; leave out --waits"),
         (["report", "runs/x", "--waits", "--to", "x"], "--to x: cannot be combined with --waits"),
         ([trace, "x", *RATES, "--exempt", "1", "2"], "2: unexpected argument; write --exempt 2"),
-        ([trace, "x", *RATES, "--lost", "y"], "'y' is not one of 'stage', 'adjacent', 'machine', 'region'"),
+        ([trace, "x", *RATES, "--failure-domain", "y"], "'y' is not one of 'stage', 'adjacent', 'machine', 'region'"),
         (["eval", "runs/x", "--worst"], "requires an ensemble; give it with --experts RUN"),
         (["eval", "runs/x", "--floor", "0.1"], "--floor 0.1: requires --worst"),
         (["experts", "merge", "x", "--add", "y", "--to", "z"], "is now `planaria experts edit MODEL --add EXPERT --to"),

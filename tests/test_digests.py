@@ -58,7 +58,7 @@ def test_changed_files_are_refused_with_the_fix(tmp_path: Path) -> None:
     for name, complaint in (("a", "has changed since"), ("b", "is gone"), ("c", "does not name it")):
         with pytest.raises(UserError, match=rf"{name}: .*{complaint}.*planaria run check {tmp_path} --accept"):
             require(tmp_path, name)
-    assert digests.accept(tmp_path, ("a", "b", "c")) == ["a", "b", "c"]
+    assert digests.replace_list(tmp_path, ("a", "b", "c")) == ["a", "b", "c"]
     require(tmp_path, "a", "b", "c")
 
 

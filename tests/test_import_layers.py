@@ -14,7 +14,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 INJECTORS = ("checks", "injector", "worker")
 """modules of ``faults`` that wrap parts of an engine"""
-ENTRY = ("chat", "configuration", "complete", "import_export", "leading", "run", "standby", "training")
+ENTRY = ("chat", "configuration", "complete", "import_export", "execution", "run", "standby", "training")
 """modules of ``runtime`` that start runs and read them; they may import reports"""
 PROGRAMS = ("lab.codes", "lab.trace", "swarm.settlement")
 """modules that are run with ``python -m``"""
@@ -73,7 +73,7 @@ FACTS = (
 DECIDING = (
     "controller",
     "decide",
-    "dismissal",
+    "exclusion",
     "diagnosis",
     "features",
     "formation",

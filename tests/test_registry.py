@@ -25,7 +25,7 @@ from planaria.recovery import RECOVERIES, recovery, with_strategy
 from planaria.recovery.codes import CODES
 from planaria.recovery.echo import Echo
 from planaria.report.observe.trackers import TRACKERS
-from planaria.runtime.configuration import named
+from planaria.runtime.configuration import merge_settings
 from planaria.runtime.engine.custom_classes import own_classes
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import CHECKS
@@ -136,7 +136,7 @@ def test_an_imported_class_needs_no_permission(own: str) -> None:
 
     sys.path.append(".")
     module = __import__(own)
-    assert named({"recovery.strategy": module.Mine}, {}) == {"recovery.strategy": f"{own}:Mine"}
+    assert merge_settings({"recovery.strategy": module.Mine}, {}) == {"recovery.strategy": f"{own}:Mine"}
     assert RECOVERIES.find(f"{own}:Mine") is module.Mine
     assert own in consent.current().modules, "child processes inherit it"
 
@@ -151,7 +151,7 @@ def test_a_custom_class_is_found_in_the_working_directory_with_its_options(own: 
     assert made.model_dump() == {
         "noise": 0.5, "lr_scale": 2.0, "moments": "fresh", "omega": "l2sq", "measured": "preclip"
     }  # fmt: skip
-    assert [kind.__name__ for kind in registry.foreign([type(made), Echo])] == ["Mine"]
+    assert [kind.__name__ for kind in registry.custom_choices([type(made), Echo])] == ["Mine"]
 
 
 def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) -> None:

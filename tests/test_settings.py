@@ -14,7 +14,7 @@ from planaria.config.schema import RunConfig
 from planaria.faults.trace import Fault, Trace
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.unused_settings import RULES, idle, require_used
+from planaria.runtime.engine.unused_settings import RULES, require_used, without_effect
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"
 
@@ -67,17 +67,17 @@ def test_one_process_refuses_a_growing_number_of_replicas() -> None:
 
 def test_settings_without_effect_are_listed() -> None:
     quiet, trace = config(), Trace(faults=(Fault(step=1, stage=1, signal="slow"), Fault(step=2, stage=1)))
-    assert list(idle(ResolvedRun(quiet), trace)) == []
+    assert list(without_effect(ResolvedRun(quiet), trace)) == []
     alone = config(exchange={"kind": "noloco", "options": {"every": 5}}, fleet={"spares": 3}, engine="inline")  # type: ignore[arg-type]
-    lines = list(idle(ResolvedRun(alone), trace))
+    lines = list(without_effect(ResolvedRun(alone), trace))
     assert [line.partition(":")[0] for line in lines] == [
         "exchange.kind, exchange.options",
         "fleet.spares",
         "faults left out",
     ]
     assert "1 slow" in lines[2] and "kill" not in lines[2]
-    assert list(idle(ResolvedRun(alone.model_copy(update={"engine": "fleet"})), trace)) == lines[:1]
+    assert list(without_effect(ResolvedRun(alone.model_copy(update={"engine": "fleet"})), trace)) == lines[:1]
     beside = config(checkpoint={"background": True, "every": 5}, engine="inline")  # type: ignore[arg-type]
-    assert list(idle(ResolvedRun(beside), Trace(faults=()))) == [
+    assert list(without_effect(ResolvedRun(beside), Trace(faults=()))) == [
         "checkpoint.background: for workers in separate processes; engine 'inline' has none"
     ]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-LINES = "import sys\nfrom planaria.common.stdio import ensure, lasting, lost\nensure()\n"
+LINES = "import sys\nfrom planaria.common.stdio import ensure, tolerate_closed_output, lost\nensure()\n"
 
 
 def run(body: str, shell: str) -> subprocess.CompletedProcess[str]:
@@ -16,7 +16,7 @@ def run(body: str, shell: str) -> subprocess.CompletedProcess[str]:
 
 def test_output_without_a_reader_is_lost_and_the_exit_code_kept() -> None:
     body = """
-with lasting():
+with tolerate_closed_output():
     for _ in range(20000):
         print("a line", flush=True)
     print(lost(), file=sys.stderr)
@@ -31,7 +31,7 @@ sys.exit(7)
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-", "2>&-"])
 def test_closed_standard_streams_do_not_capture_other_files(closed: str) -> None:
     body = """
-with lasting():
+with tolerate_closed_output():
     file = open("/dev/null")
     print("into nowhere")
     print("into nowhere", file=sys.stderr)

@@ -42,7 +42,7 @@ eval_microbatches = 2
 every = 0
 
 [fleet]
-missed = 40
+missed_heartbeats = 40
 
 [chaos]
 trace = "tiny.trace.json"

@@ -251,8 +251,17 @@ TRACED = ["--step-seconds", "1", "--stages", "4", "--steps", "10"]
         (["run", "chaos", "HOME", "--kill", "stage=1"], ["HOME"]),
         ([trace_program, "HOME/t.json", "--hourly", "1.5", *TRACED], ["hourly"]),
         (
-            [trace_program, "HOME/t.json", "--hourly", "0.5", *TRACED, "--together", "0.3", "--forbid-adjacent"],
-            ["together = 0.3"],
+            [
+                trace_program,
+                "HOME/t.json",
+                "--hourly",
+                "0.5",
+                *TRACED,
+                "--adjacent-probability",
+                "0.3",
+                "--forbid-adjacent",
+            ],
+            ["adjacent_probability = 0.3"],
         ),
     ],
 )

@@ -122,7 +122,7 @@ def test_the_oldest_turns_are_left_out_when_the_context_is_full() -> None:
     for number in range(5):
         assert ask(talk, f"{number}" * 10) == "a" * 9
     assert "0" not in model.seen[-1] and "4" * 10 in model.seen[-1] and "3" * 10 in model.seen[-1]
-    assert notes[0] == "the oldest 2 turns no longer fit the context of 100 tokens, and are left out"
+    assert notes[0] == "the oldest 2 turns no longer fit the context of 100 tokens and were dropped"
     with pytest.raises(UserError, match=r"the message has \d+ tokens, the model reads 100; shorten it"):
         ask(talk, "b" * 100)
 

@@ -23,9 +23,9 @@ from planaria.config.schema import RunConfig
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.base import Joined, Workplace
 from planaria.runtime.fleet.control_connections import Switchboard
+from planaria.runtime.fleet.joinable_fleet import JoinedMachines
 from planaria.runtime.fleet.joined_machine import Ending, Visit
 from planaria.runtime.fleet.joining import Goodbye, RunAddress, open_door
-from planaria.runtime.fleet.open_fleet import JoinedMachines
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
 from planaria.runtime.transport.secure import new_key
@@ -190,7 +190,7 @@ def test_a_rejected_machine_exits_with_an_error(
             self._visit = visit
 
         def last(self, asked: Callable[[], str]) -> Ending:
-            guests.turn_away(self._visit.welcome.host, "its disk is full")
+            guests.remove_machine(self._visit.welcome.host, "its disk is full")
             return self._visit.stay(cast(ProcessPool, None), 60.0, asked, print)
 
         def close(self) -> None:
@@ -213,7 +213,7 @@ def test_a_signal_interrupts_the_preparations(
         time.sleep(600)
         raise AssertionError("not interrupted")
 
-    monkeypatch.setattr("planaria.runtime.engine.join.settled", settled)
+    monkeypatch.setattr("planaria.runtime.engine.join.local_workplace", settled)
     assert exit_code("join", run) == 0
     assert capfd.readouterr().out.endswith("starting workers\nleft\n")
     assert time.monotonic() - began < 300
@@ -228,7 +228,7 @@ def test_relative_paths_are_resolved_once_for_all_attempts(
     (tmp_path / "key").chmod(0o600)
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("planaria.runtime.engine.join.settled", lambda *_: Workplace(print, elsewhere))  # type: ignore[arg-type]
+    monkeypatch.setattr("planaria.runtime.engine.join.local_workplace", lambda *_: Workplace(print, elsewhere))  # type: ignore[arg-type]
     monkeypatch.setattr(ProcessPool, "warm_up", lambda pool: None)
     setup = SETUP.dump_json(Setup(run_folders.config_of(run), run, run, "127.0.0.1", key)).decode()
 

@@ -126,7 +126,7 @@ def test_a_relay_logs_connections_without_its_key(caplog: pytest.LogCaptureFixtu
         with ThreadPoolExecutor() as pool:
             ends: tuple[End, End] = "waits", "calls"
             meet = [
-                pool.submit(p.meet_at, listener.address, "g1:0-1", e, 30.0, bool)
+                pool.submit(p.connect_over_relay, listener.address, "g1:0-1", e, 30.0, bool)
                 for p, e in zip(ports, ends, strict=True)
             ]
             for met in meet:

@@ -60,7 +60,7 @@ def test_a_run_is_begun_then_continued_then_left_alone(recipe: Path, capsys: pyt
 def test_a_run_that_was_killed_before_its_export_is_exported(recipe: Path) -> None:
     run = train(recipe, "out")
     shutil.rmtree(run.folder / "model")
-    train(recipe, "out", "--fleet.missed", "9")
+    train(recipe, "out", "--fleet.missed_heartbeats", "9")
     assert (run.folder / "model").is_dir()
 
 

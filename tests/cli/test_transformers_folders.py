@@ -17,9 +17,9 @@ from planaria.faults.trace import Fault, Trace, write
 from planaria.models.hf_config import to_config
 from planaria.models.transformers.decoder import PLACE
 from planaria.models.transformers.family import model_section
-from planaria.models.transformers.shrinking import LAYERS, shrunk
+from planaria.models.transformers.shrinking import LAYERS, shrink_config
 from planaria.models.transformers.skeleton import read_config
-from planaria.runtime.engine.weight_sources import inherited, open_weights
+from planaria.runtime.engine.weight_sources import open_weights, with_inherited_settings
 
 transformers = pytest.importorskip("transformers")
 RECIPE = """
@@ -43,7 +43,7 @@ def given(folder: Path, kind: str, layers: int = 0) -> Any:
     whole = CONFIG_MAPPING[kind]().get_text_config().to_dict() | {"model_type": kind}
     if layers:
         whole |= {"num_hidden_layers": layers, "layer_types": whole["layer_types"][:layers]}
-    values = shrunk(read_config(whole, PLACE), layers or LAYERS) | {"vocab_size": 300}
+    values = shrink_config(read_config(whole, PLACE), layers or LAYERS) | {"vocab_size": 300}
     torch.manual_seed(5)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**values)).float()
     model.save_pretrained(folder / "given")
@@ -180,7 +180,7 @@ def test_a_runs_configuration_is_a_recipe(tmp_path: Path, monkeypatch: pytest.Mo
     given(tmp_path, "gpt2")
     assert train(tmp_path, "first", 1e-3, "--train.steps", "2") == 0
     recorded = json.loads(Path("runs/first/config.json").read_text())
-    assert inherited(recorded)["model"]["options"] == recorded["model"]["options"]
+    assert with_inherited_settings(recorded)["model"]["options"] == recorded["model"]["options"]
 
 
 def changed_weights(folder: Path, changed: dict[str, torch.Tensor | None]) -> None:

@@ -30,7 +30,7 @@ from planaria.models.decode import Sampling
 from planaria.models.transformers import adapters
 from planaria.models.transformers.family import decoder_of
 from planaria.models.transformers.generation import generate
-from planaria.models.transformers.whole import assembled
+from planaria.models.transformers.whole import assemble
 from planaria.runtime.checkpoint.loading import weights_of
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.complete import Completer, complete
@@ -97,7 +97,7 @@ def test_both_families_complete_a_text_alike(home: Path, draws: Sampling) -> Non
     smollm2(home)
     ours = list(Completer("given").generate([3, 4, 5], draws))
     weights = open_weights("given", "transformers")
-    library = assembled(decoder_of(weights.config), weights.tensor)
+    library = assemble(decoder_of(weights.config), weights.tensor)
     assert list(generate(library, [3, 4, 5], 40, draws)) == ours and len(ours) == 60
     stopped = list(generate(library, [3, 4, 5], 40, draws, stops=(ours[7], ours[50])))
     assert stopped == ours[: min(ours.index(ours[7]), ours.index(ours[50]))]

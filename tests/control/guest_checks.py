@@ -44,7 +44,7 @@ class GuestChecks:
             case d.Release():
                 self._judge_release(decision, before)
                 self.last = {node: old for node, old in self.last.items() if old.name != decision.worker}
-            case d.TurnAway():
+            case d.RemoveMachine():
                 machine = self.sim.machines[decision.host]
                 assert machine.failed or machine.failed_starts >= MAX_FAILED_STARTS, "a good machine is turned away"
                 assert machine.open or self.sim.workers_of(decision.host), "a machine is turned away that has left"
@@ -106,7 +106,7 @@ class GuestChecks:
     def _judge_training(self, before: RunState, replica: ReplicaState) -> None:
         """A replica trains with leaving workers only if no worker can take over now, but one may later."""
         sim = self.sim
-        if replica.meeting or not sim.leaving & set(replica.holders.values()):
+        if replica.open_round or not sim.leaving & set(replica.holders.values()):
             return
         assert not self._idle(before), "a worker is leaving although another is idle"
         assert len(before.live) == 1 or self._more_to_come(), "no worker will ever take over"

@@ -59,7 +59,7 @@ class OpenFleet(SimulatedFleet):
             case d.Release(worker=worker):
                 assert worker in self.leaving and worker not in self.state.holders.values()
                 self.alive[worker].orders.append(d.Leave())
-            case d.TurnAway(host=host):
+            case d.RemoveMachine(host=host):
                 self.rooms[host] = 0
             case d.Form():
                 for member in decision.members:

@@ -132,7 +132,7 @@ class OpenReplicas(SimulatedReplicas):
         match decision:
             case d.Release():
                 self.order(d.Leave(), [decision.worker])
-            case d.TurnAway():
+            case d.RemoveMachine():
                 self.parting.append(decision.host)
             case d.Finish():
                 self.parting.clear()

@@ -202,7 +202,7 @@ class Truth:
     def check_weighed(self, order: d.Settle, me: ReplicaWorker) -> None:
         """The weights of updates must follow from whole vectors, of which each node has only a part."""
         weighing = exchange(self.started.exchange).weighing
-        if weighing is None or len(order.members) < weighing.robust.least():
+        if weighing is None or len(order.members) < weighing.robust.min_members():
             assert not order.counted and not order.rivals
             return
         stages, members = range(self.started.stages + 1), sorted(order.members)
@@ -220,7 +220,7 @@ class Truth:
             return
         outer: dict[tuple[int, int], tuple[object, ...]] = {}
         for replica in run.live.values():
-            if replica.phase in ("link", "settle") or replica.broken or replica.meeting:
+            if replica.phase in ("link", "settle") or replica.broken or replica.open_round:
                 continue
             for node, worker in replica.holders.items():
                 content = workers[worker].content

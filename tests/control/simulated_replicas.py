@@ -14,7 +14,7 @@ from simulation import DISK, Simulation
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.checkpoint_decisions import save_awaiting_retry
-from planaria.control.rounds import waiting
+from planaria.control.rounds import waiting_replica
 from planaria.control.state import RunState
 
 Mail = tuple[str, int, str]
@@ -127,7 +127,7 @@ class SimulatedReplicas(Simulation):
         return sorted(wait for wait in self.waits.values() if wait is not None) if not self.run.over else []
 
     def lose_patience(self, wait: tuple[int, int, bool]) -> None:
-        self.happened(e.PatienceOver(replica=wait[0], round=wait[1], meeting=wait[2]))
+        self.happened(e.PatienceOver(replica=wait[0], round=wait[1], in_round=wait[2]))
 
     def behave(self, most: int = 20000) -> None:
         """Run workers and clocks until nothing is left to do."""
@@ -165,7 +165,7 @@ class SimulatedReplicas(Simulation):
 
     def _update_waits(self) -> None:
         """Update the waits; they may differ only in replicas that have changed."""
-        now = {number: waiting(self.run, replica) for number, replica in self.run.replicas.items()}
+        now = {number: waiting_replica(self.run, replica) for number, replica in self.run.replicas.items()}
         changed = now if self.run.undecided is None else self.run.undecided
         assert all(now[number] == self.waits.get(number) for number in now if number not in changed)
         self.waits = now
@@ -185,11 +185,11 @@ class SimulatedReplicas(Simulation):
                 self.order(decision, replicas[decision.replica].waiting)
                 if isinstance(decision, d.Form):
                     self.borrow(decision)
-            case d.Meet() | d.Settle():
+            case d.BeginRound() | d.Settle():
                 self.order(decision, [w for n in decision.members for w in replicas[n].holders.values()])
             case d.Disband():
                 self.order(decision, decision.workers)
-            case d.SendAway():
+            case d.ExcludeMember():
                 self.kill(*decision.workers)
                 self.sent += decision.workers
             case d.Seal() if any(me.writing and not self._astray(me) for me in self.alive.values()):
@@ -209,8 +209,10 @@ class SimulatedReplicas(Simulation):
     def order(self, order: d.Order, workers: frozenset[str] | list[str]) -> None:
         """Put an order into the inboxes of the living among ``workers``."""
         for me in [self.alive[worker] for worker in workers if worker in self.alive]:
-            if isinstance(order, d.RunStep | d.Commit | d.Meet | d.Settle):  # a waiting worker would not receive it
-                busy = [o for o in me.orders if not isinstance(o, d.Donate | d.Meet)]
+            if isinstance(
+                order, d.RunStep | d.Commit | d.BeginRound | d.Settle
+            ):  # a waiting worker would not receive it
+                busy = [o for o in me.orders if not isinstance(o, d.Donate | d.BeginRound)]
                 assert not busy and not me.forming, f"{order.kind} for {me.name}, which is at {busy or 'Form'}"
             me.orders.append(order)
 
@@ -251,7 +253,7 @@ class SimulatedReplicas(Simulation):
                 me.content = replace(me.content, blocks=(*me.content.blocks, me.block))
                 me.step, me.inner = me.step + 1, None if me.inner is None else me.inner + 1
                 self.report(me, e.StageCommitted, step=order.step)
-            case d.Meet() if self._is_ours(me, order):
+            case d.BeginRound() if self._is_ours(me, order):
                 self._meet(me, order)
             case d.Settle() if self._is_ours(me, order):
                 self._settle(me, order)
@@ -332,15 +334,15 @@ class SimulatedReplicas(Simulation):
             same = form.rounds == me.rounds and me.inner in (None, form.inner)
             assert same, "a copy differs from its original in step or round"
 
-    def _is_ours(self, me: ReplicaWorker, order: d.Meet | d.Settle) -> bool:
+    def _is_ours(self, me: ReplicaWorker, order: d.BeginRound | d.Settle) -> bool:
         return dict(zip(order.members, order.generations, strict=True)).get(me.replica) == me.generation
 
-    def _meet(self, me: ReplicaWorker, order: d.Meet) -> None:
+    def _meet(self, me: ReplicaWorker, order: d.BeginRound) -> None:
         me.drop_round()
         me.round, me.rounds, me.inner = order.round, order.round + 1, 0
         ends = [(link.low, link.high, link.id) for link in order.links if me.node in (link.low, link.high)]
         me.meeting = {high if low == me.node else low: link for low, high, link in ends}
-        digest = str(me.replica) if self.run.rule.witnessed(len(order.members)) else ""
+        digest = str(me.replica) if self.run.rule.detects_equivocation(len(order.members)) else ""
         if (products := me.products(self.run.rule.weighing, me.replica)) or digest:
             values = {"round": me.round, "replica": me.replica, "digest": digest, "products": products}
             self.report(me, e.UpdateReceived, **values)
@@ -353,7 +355,7 @@ class SimulatedReplicas(Simulation):
         others = {member for member in order.members if member != me.replica}
         assert not others or me.round == order.round, "a round is settled with updates that were dropped"
         assert others <= me.received.keys(), "a round is settled with an update that was not received"
-        if self.run.rule.witnessed(len(order.members)):
+        if self.run.rule.detects_equivocation(len(order.members)):
             assert all(me.received[other] == str(other) for other in others), "members use different updates"
         self.truth.check_weighed(order, me)
         assert me.content is not None
@@ -364,7 +366,7 @@ class SimulatedReplicas(Simulation):
         me.content = replace(me.content, outer=(*me.content.outer, (order.round, *order.members)))
         me.rounds = order.round + 1
         me.drop_round()
-        self.report(me, e.RoundApplied, round=order.round, blocking_bytes=0, prefetched_bytes=0, apart=0.0)
+        self.report(me, e.RoundApplied, round=order.round, blocking_bytes=0, prefetched_bytes=0, spread=0.0)
 
     def _report_broken(self, me: ReplicaWorker, peer: int) -> None:
         self.report(me, e.EdgeBroken, peer=peer, detail="reset")

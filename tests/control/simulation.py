@@ -11,7 +11,7 @@ from fresh import decide_checked
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
-from planaria.control.apply_base import decided
+from planaria.control.apply_base import mark_undecided
 from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.deadlines import stop_blockers
 from planaria.control.decide import decide
@@ -66,7 +66,7 @@ class Simulation:
             decision = decide_checked(self.run)
             if decision is None:
                 self.on_idle()
-                self.sound, self.run = True, decided(self.run)
+                self.sound, self.run = True, mark_undecided(self.run)
                 return
             self.before, self.run = self.run, apply(decision, self.run)
             self.history.append(decision)

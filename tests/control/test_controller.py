@@ -87,7 +87,7 @@ class ObedientFleet:
             case d.Save():
                 self._report(worker, e.StageSaved, order.generation, step=order.step, bytes=1)
 
-    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+    def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
         assert isinstance(d.ORDER.validate_json(text), d.Leave)
         self.dismissed.append((worker, incarnation))
 
@@ -285,7 +285,7 @@ REPORTS = [
     e.UpdateRejected(**ABOUT, round=0, replica=0, reason="x"),
     e.UpdatesWeighted(**ABOUT, round=0, counted={0: 1.0}, rivals={"median": {0: 1.0}}),
     e.MessageCompressed(**ABOUT, round=0, sent_bytes=1, dense_bytes=2, norm=1.0, lost=0.5, residual=0.1),
-    e.RoundApplied(**ABOUT, round=0, blocking_bytes=1, prefetched_bytes=1, apart=0.1),
+    e.RoundApplied(**ABOUT, round=0, blocking_bytes=1, prefetched_bytes=1, spread=0.1),
     e.FaultInjected(worker="w1", node=1, signal="x", step=0, moment="any"),
     e.WorkerJoined(worker="w1", incarnation=1, pid=1, memory=1, layer_s=0.1),
     e.WorkerMeasurements(**ABOUT, step=1, steps=2, seconds=1.0, passes={}, waited={2: 0.1}, flows={}, read_s=0.1),
@@ -366,7 +366,7 @@ def test_a_replica_with_enough_updates_waits_for_the_rest_as_long_again(scene: S
     """Of four replicas one may be Byzantine and is silent: two other updates suffice."""
     for kind, hurries in (("monna", True), ("diloco", False)):
         made, waits = simulate(4, kind, steps=6), RoundWaits(CONFIG)
-        work_until(made, lambda run: all(r.meeting and r.phase == "idle" for r in run.live.values()))
+        work_until(made, lambda run: all(r.open_round and r.phase == "idle" for r in run.live.values()))
         while made.pending():
             made.work(made.pending()[0])
         silent = made.run.replicas[3].number

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planaria.control.diagnosis import verdicts
 from planaria.control.gauges import EVERY, EdgeTravelTimes, Gauges, Pair, PassDurations, WorkerMeasurements
-from planaria.control.slow_parts import SlowPart, after
+from planaria.control.slow_parts import SlowPart, remaining_share
 
 STAGES = 5
 """the ends among them"""
@@ -190,7 +190,7 @@ def test_a_verdict_is_cleared_only_after_a_clear_improvement(seed: int) -> None:
 def test_the_predicted_step_is_that_of_the_next_slowest_stage() -> None:
     gauges = measured(3, slow={2: 3.0}, first=ONSET, gauges=measured(ONSET))
 
-    share = after(gauges.nodes, [2])
+    share = remaining_share(gauges.nodes, [2])
 
     assert 0.3 < share < 0.45
     assert isinstance(verdicts(gauges, HERE, (), frozenset())[0], SlowPart)

@@ -10,7 +10,7 @@ from replica_steps import started, work_until
 
 from planaria.control.apply_base import set_workers
 from planaria.control.state import RunState
-from planaria.control.worker_assignment import exposed
+from planaria.control.worker_assignment import machine_loss_costs
 
 
 def spread(strategy: str, guests: int, **options: Any) -> RunState:
@@ -22,20 +22,20 @@ def spread(strategy: str, guests: int, **options: Any) -> RunState:
 
 
 def test_a_machine_with_a_tolerable_number_of_stages_is_not_reported() -> None:
-    assert exposed(spread("snapshot", 2, tolerate=2)) == {}
-    assert exposed(spread("snapshot", 1, tolerate=1)) == {}
+    assert machine_loss_costs(spread("snapshot", 2, tolerate=2)) == {}
+    assert machine_loss_costs(spread("snapshot", 1, tolerate=1)) == {}
 
 
 def test_a_machine_with_too_many_stages_is_reported_with_the_cost_of_its_loss() -> None:
-    found = exposed(spread("snapshot", 2, tolerate=1))["g1"]
+    found = machine_loss_costs(spread("snapshot", 2, tolerate=1))["g1"]
     assert found.startswith(
         "machine g1 holds stages 1, 2: were it lost, the run could not continue (snapshot cannot, 2 of 5"
     )
-    behind = exposed(spread("snapshot, checkpoint", 2, tolerate=1))["g1"]
+    behind = machine_loss_costs(spread("snapshot, checkpoint", 2, tolerate=1))["g1"]
     assert behind == "machine g1 holds stages 1, 2: were it lost, all would go back to the newest checkpoint"
 
 
 def test_exposure_depends_on_the_strategy() -> None:
-    assert "all would go back" in exposed(spread("redundant, checkpoint", 2, forward=False))["g1"]
-    assert exposed(spread("echo, checkpoint", 2, distance=2)) == {}
-    assert exposed(spread("checkpoint", 3)) == {}, "each stage alone costs as much"
+    assert "all would go back" in machine_loss_costs(spread("redundant, checkpoint", 2, forward=False))["g1"]
+    assert machine_loss_costs(spread("echo, checkpoint", 2, distance=2)) == {}
+    assert machine_loss_costs(spread("checkpoint", 3)) == {}, "each stage alone costs as much"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command_line import refused
+from planaria import compare, configure
+from planaria.common.errors import UserError
+from planaria.config import recipe
 from planaria.config.registry import Registry
 from planaria.control.decisions import DECISION, Seal
-from planaria.control.events import EVENT, StageReady
+from planaria.control.events import EVENT, PatienceOver, RoundApplied, StageReady
 from planaria.exchange.registry import EXCHANGES
 from planaria.exchange.robust.rules import RULES
 from planaria.runtime.checkpoint.stage_file import StageLabel
@@ -17,7 +22,10 @@ from planaria.runtime.checkpoint.stage_file import StageLabel
 OLD: list[tuple[dict[str, Any], str, object]] = [
     ({"kind": "seal", "step": 2, "folder": "f", "stages": [0], "standings": {"1": {"step": 2}}}, "positions", 2),
     ({"kind": "leave_out", "replica": 0, "generation": 1, "step": 2, "liars": [1], "disputes": []}, "byzantine", [1]),
-    ({"kind": "found", "replica": 3}, "replica", 3),
+    ({"kind": "found", "replica": 3}, "kind", "replica_restarted"),
+    ({"kind": "turn_away", "host": "g1", "reason": "full"}, "kind", "remove_machine"),
+    ({"kind": "send_away", "member": 1, "workers": [], "strikes": 2, "reason": ""}, "kind", "exclude_member"),
+    ({"kind": "meet", "round": 0, "members": [], "generations": [], "links": []}, "kind", "begin_round"),
 ]
 
 
@@ -34,6 +42,38 @@ def test_old_events_are_read() -> None:
     old = {"kind": "stage_ready", "worker": "w", "generation": 0, "stage": 0, "step": 1, "heard": {"1": "ab"}}
     read = EVENT.validate_json(json.dumps(old))
     assert isinstance(read, StageReady) and read.received == {1: "ab"}
+
+
+def test_old_fields_of_rounds_are_read() -> None:
+    waited = EVENT.validate_json('{"kind": "patience_over", "replica": 0, "round": 1, "meeting": true}')
+    assert isinstance(waited, PatienceOver) and waited.in_round
+    applied = {"kind": "round_made", "worker": "w", "node": 0, "stage": 0, "generation": 0, "round": 0}
+    read = EVENT.validate_json(json.dumps(applied | {"blocking_bytes": 1, "prefetched_bytes": 0, "apart": 0.5}))
+    assert isinstance(read, RoundApplied) and read.spread == 0.5
+
+
+@pytest.mark.parametrize(
+    ("old", "name", "value"),
+    [
+        ("[fleet]\nown = 2", "local_workers", 2),
+        ("[fleet]\nmissed = 9", "missed_heartbeats", 9),
+        ('[fleet]\ndiagnose = "tell"', "diagnose", "report"),
+    ],
+)
+def test_old_settings_are_read(old: str, name: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text(old)
+    config = recipe.load(tmp_path / "old.toml", {})
+    assert getattr(config.fleet, name) == value
+    assert recipe.parse(config.model_dump_json().replace("missed_heartbeats", "missed"), "config.json") == config
+
+
+def test_old_flags_and_arguments_name_the_present_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"fleet\.own: is now fleet\.local_workers"):
+        configure("demo", settings={"fleet.own": 2})
+    with pytest.raises(UserError, match="together: is now adjacent_probability"):
+        compare("recovery", together=0.3)
+    assert "write --fleet.missed_heartbeats" in refused(capsys, "train", "demo", "--fleet.missed", "9")
+    assert "--failure-domain DOMAIN" in refused(capsys, "compare", "recovery", "--lost", "machine")
 
 
 def test_a_record_with_both_names_is_refused() -> None:

@@ -10,7 +10,7 @@ from replica_steps import facts, finished, started, work_until
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.state import RunState
-from planaria.control.worker_assignment import MAX_FAILED_STARTS, lacking
+from planaria.control.worker_assignment import MAX_FAILED_STARTS, workers_to_join
 
 
 def simulate_open(replicas: int, kind: str = "local", stages: int = 1, **changed: Any) -> OpenReplicas:
@@ -163,7 +163,7 @@ def test_a_machine_whose_workers_die_at_start_is_turned_away() -> None:
     host = made.join(1)
     for _ in range(MAX_FAILED_STARTS):
         made.lose(*made.workers_of(host))
-    assert [away.host for away in facts(made, d.TurnAway)] == [host]
+    assert [away.host for away in facts(made, d.RemoveMachine)] == [host]
     assert not made.workers_of(host)
     assert finished(made)
 
@@ -174,7 +174,7 @@ def test_a_machine_with_a_failed_worker_is_turned_away_and_the_run_continues() -
     handing(made, 1)
     work_until(made, lambda run: run.replicas[1].phase == "run")
     made.fail(made.run.holders[1])
-    assert [away.host for away in facts(made, d.TurnAway)] == ["g1"]
+    assert [away.host for away in facts(made, d.RemoveMachine)] == ["g1"]
     assert finished(made)
 
 
@@ -201,9 +201,9 @@ def test_a_leaving_machine_with_a_failed_worker_is_turned_away() -> None:
     handing(made, 1)
     work_until(made, lambda run: run.replicas[0].phase == "run")
     made.leave("g1")
-    assert not facts(made, d.TurnAway)
+    assert not facts(made, d.RemoveMachine)
     made.fail(made.run.holders[1])
-    assert [away.host for away in facts(made, d.TurnAway)] == ["g1"]
+    assert [away.host for away in facts(made, d.RemoveMachine)] == ["g1"]
     made.behave()
     assert made.ending
 
@@ -248,22 +248,22 @@ def test_a_checkpoint_within_a_round_precedes_that_round() -> None:
     """After a rollback to it, the round is not settled yet."""
     exchange = {"kind": "streaming_diloco", "options": {"every": 2, "fragments": 1, "delay": 1}}
     made = OpenReplicas(started(2, 1, exchange, save_every=1, steps=8, spares=1))
-    work_until(made, lambda run: any(r.meeting and r.phase == "save" for r in run.live.values()))
-    replica = next(r for r in made.run.live.values() if r.meeting and r.phase == "save")
-    assert replica.meeting
-    assert made.run.positions[replica.number].rounds == replica.meeting.round
+    work_until(made, lambda run: any(r.open_round and r.phase == "save" for r in run.live.values()))
+    replica = next(r for r in made.run.live.values() if r.open_round and r.phase == "save")
+    assert replica.open_round
+    assert made.run.positions[replica.number].rounds == replica.open_round.round
     assert finished(made)
 
 
 def test_a_run_without_own_workers_waits_for_machines_and_trains_on_them() -> None:
     made = simulate_open(1, stages=2, own=0)
     made.behave()
-    assert not facts(made, d.Spawn) and lacking(made.run) == 3
+    assert not facts(made, d.Spawn) and workers_to_join(made.run) == 3
     made.join(2)
     made.behave()
-    assert lacking(made.run) == 1 and not facts(made, d.Form)
+    assert workers_to_join(made.run) == 1 and not facts(made, d.Form)
     made.join(1)
-    assert lacking(made.run) == 0, "the rest is about to start"
+    assert workers_to_join(made.run) == 0, "the rest is about to start"
     assert finished(made)
     assert {spawn.host for spawn in facts(made, d.Spawn)} == {"g1", "g2"}
 
@@ -296,7 +296,7 @@ def abandoned() -> OpenReplicas:
 
 def test_a_run_whose_machines_left_waits_and_then_saves_the_rest() -> None:
     made = abandoned()
-    assert lacking(made.run) == 2 and not facts(made, d.Finish)
+    assert workers_to_join(made.run) == 2 and not facts(made, d.Finish)
     made.happened(e.NobodyJoined(lacking=2))
     made.behave()
     ending = made.ending

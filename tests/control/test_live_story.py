@@ -13,7 +13,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.state import RunState
-from planaria.report.live_page.frames import Frames, Json, patched
+from planaria.report.live_page.frames import Frames, Json, apply_patch
 from planaria.report.live_page.limits import MOST_LOST
 from planaria.report.live_page.log_fold import LogFold
 
@@ -70,7 +70,7 @@ def test_the_page_shows_the_controllers_state(seed: int) -> None:
         run, frame = apply(fact, run), story.take(t, fact)
         if frame is not None:
             frames.add(frame)
-            drawn = patched(drawn, json.loads(frame.text)["set"])
+            drawn = apply_patch(drawn, json.loads(frame.text)["set"])
         if run.over:
             break
         assert_shown(story.state, run)

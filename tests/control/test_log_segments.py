@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.control import log_segments
-from planaria.control.log_segments import LogEnd, RotatingLog, mark, pack, packed, plain, read
+from planaria.control.log_segments import LogEnd, RotatingLog, end_of_log, pack, packed, read, uncompressed_path
 
 MOST = 3_000
 """lines written during concurrent reads"""
@@ -27,7 +27,7 @@ LINES = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categori
 
 
 def texts(path: Path, upto: LogEnd | None = None) -> list[str]:
-    return [line.text.decode() for line in read(path, upto or mark(path))]
+    return [line.text.decode() for line in read(path, upto or end_of_log(path))]
 
 
 def write(path: Path, lines: list[str], full: int = 100) -> None:
@@ -48,9 +48,11 @@ def test_a_truncated_log_resumes_with_all_complete_lines(
         write(path, lines, full)
         assert texts(path) == lines
         assert path.stat().st_size <= max(full, max(map(len, map(str.encode, lines)), default=0) + 1)
-        for number in data.draw(st.sets(st.sampled_from(range(1, mark(path).segments + 1)))) if mark(path)[0] else ():
+        for number in (
+            data.draw(st.sets(st.sampled_from(range(1, end_of_log(path).segments + 1)))) if end_of_log(path)[0] else ()
+        ):
             inflated = gzip.decompress(packed(path, number).read_bytes())
-            plain(path, number).write_bytes(inflated)
+            uncompressed_path(path, number).write_bytes(inflated)
             if data.draw(st.booleans()):  # killed before it was compressed; else between that and its removal
                 packed(path, number).unlink()
                 (path.parent / "segments" / f".{packed(path, number).name}.123").write_bytes(b"half")
@@ -149,7 +151,7 @@ def test_a_concurrent_reader_sees_a_stable_prefix(tmp_path: Path) -> None:
     try:
         seen = []
         while writer.is_alive() and (len(seen) < 30 or seen[-1][0].segments < 20):
-            upto = mark(path)
+            upto = end_of_log(path)
             seen.append((upto, texts(path, upto)))
     finally:
         over.set()
@@ -165,7 +167,7 @@ def test_a_concurrent_reader_sees_a_stable_prefix(tmp_path: Path) -> None:
 def long(tmp_path: Path) -> Path:
     path = tmp_path / "log.jsonl"
     write(path, [f"line {n}" for n in range(40)])
-    assert mark(path).segments > 2
+    assert end_of_log(path).segments > 2
     return path
 
 
@@ -207,7 +209,7 @@ def test_an_unsegmented_log_continues_in_segments(tmp_path: Path, monkeypatch: p
     path, old = tmp_path / "log.jsonl", [f"old {n}" for n in range(100)]
     path.write_text("".join(f"{line}\n" for line in old))
     write(path, [f"new {n}" for n in range(30)])
-    assert plain(path, 1).exists() and packed(path, 2).exists()
+    assert uncompressed_path(path, 1).exists() and packed(path, 2).exists()
     assert texts(path) == old + [f"new {n}" for n in range(30)]
 
 
@@ -260,8 +262,8 @@ def test_segments_that_cannot_be_compressed_stay_readable(long: Path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         write(long, lines)
-        assert plain(long, 1).exists() and not packed(long, 1).exists()
+        assert uncompressed_path(long, 1).exists() and not packed(long, 1).exists()
         assert texts(long) == lines
     pack(long)
-    assert packed(long, 1).exists() and not plain(long, 1).exists()
+    assert packed(long, 1).exists() and not uncompressed_path(long, 1).exists()
     assert texts(long) == lines

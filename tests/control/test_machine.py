@@ -94,7 +94,7 @@ alone = st.builds(
     eval_every=st.sampled_from([0, 1, 2]),
     save_every=st.sampled_from([0, 1, 2]),
     save_in_background=st.booleans(),
-    diagnose=st.sampled_from(["off", "tell", "act"]),
+    diagnose=st.sampled_from(["off", "report", "act"]),
     recovery=st.sampled_from(CHAINS).flatmap(
         lambda strategy: st.fixed_dictionaries(
             {

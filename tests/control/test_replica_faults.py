@@ -134,10 +134,10 @@ class ReplicasMachine(FaultRules):
         nodes = [columns[r][stage] for r in replicas if r < len(columns) and stage < len(columns[r])]
         self.sim.lose(*(holders[node] for node in nodes if node in holders))
 
-    @precondition(lambda self: any(r.phase in BUSY or r.meeting for r in self.sim.run.live.values()))
+    @precondition(lambda self: any(r.phase in BUSY or r.open_round for r in self.sim.run.live.values()))
     @rule(pick=st.integers(0, 20))
     def a_worker_dies_at_a_bad_moment(self, pick: int) -> None:
-        busy = [r for r in self.sim.run.live.values() if r.phase in BUSY or r.meeting]
+        busy = [r for r in self.sim.run.live.values() if r.phase in BUSY or r.open_round]
         workers = [w for r in busy for w in r.holders.values() if w in self.sim.alive]
         if workers:
             self.sim.lose(workers[pick % len(workers)])

@@ -12,7 +12,7 @@ from simulated_replicas import SimulatedReplicas
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.apply_base import decided, with_replica
+from planaria.control.apply_base import mark_undecided, with_replica
 from planaria.control.events import ReplicaPosition
 from planaria.control.sample_assignment import BlockSet
 from planaria.control.state import RunState
@@ -23,7 +23,7 @@ STREAMING = {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1,
 @pytest.mark.parametrize("stop", [False, True])
 def test_an_overlapped_round_is_settled_at_the_end_of_the_run(stop: bool) -> None:
     made = simulate(2, exchange=STREAMING, steps=9 if stop else 3)
-    work_until(made, lambda run: all(r.meeting for r in run.replicas.values()))
+    work_until(made, lambda run: all(r.open_round for r in run.replicas.values()))
     if stop:
         made.stop()
     made.behave()
@@ -62,7 +62,7 @@ def all_due(run: RunState) -> bool:
 def test_a_pair_meets_and_settles() -> None:
     made = simulate(2, "noloco", steps=2)
     assert finished(made)
-    (meet,) = facts(made, d.Meet)
+    (meet,) = facts(made, d.BeginRound)
     assert (meet.round, meet.members) == (0, [0, 1])
     assert [(link.low, link.high) for link in meet.links] == [(0, 1), (2, 3)]
     (settle,) = facts(made, d.Settle)
@@ -100,7 +100,7 @@ def test_one_of_an_odd_number_of_replicas_sits_out() -> None:
 
 def test_a_member_that_receives_nothing_settles_alone() -> None:
     made = simulate(3, "pair_mean", steps=2, exchange={"options": {"every": 2, "group": 3}})
-    work_until(made, lambda run: all(r.meeting for r in run.replicas.values()))
+    work_until(made, lambda run: all(r.open_round for r in run.replicas.values()))
     for worker in [w for w in made.pending() if w]:
         made.work(worker)
     deaf = set(made.run.replicas[1].holders.values())
@@ -133,7 +133,7 @@ def test_a_replica_adopts_only_after_the_others_have_settled() -> None:
     work_until(made, lambda run: all(run.replicas[n].inner == 2 for n in (0, 1)), without=[2])
     work_until(made, lambda run: len(made.impatient()) == 2, without=[2])
     made.lose_patience(made.impatient()[0])
-    assert facts(made, d.Meet)[0].members == [0, 1]
+    assert facts(made, d.BeginRound)[0].members == [0, 1]
     while made.run.replicas[2].inner < 2:
         made.work(next(w for w in made.pending() if w in made.run.replicas[2].holders.values()))
     relink(made, 0)
@@ -147,18 +147,20 @@ def test_a_replica_adopts_only_after_the_others_have_settled() -> None:
 def test_a_replica_formed_again_in_a_round_does_not_settle_dropped_updates(kind: str) -> None:
     """Its edges broke, so its workers have dropped the received updates."""
     made = simulate(2, kind, steps=4)
-    work_until(made, lambda run: bool(run.replicas[0].meeting and run.replicas[0].meeting.received))
+    work_until(made, lambda run: bool(run.replicas[0].open_round and run.replicas[0].open_round.received))
     relink(made, 0)
     assert facts(made, d.Form)[-1].outcome == "relinked"
     assert finished(made)
     met = [settle.members for settle in facts(made, d.Settle) if settle.round == 0]
     assert sorted(met) == ([[1]] if kind == "noloco" else [[0, 1]])
-    assert sum(meet.round == 0 for meet in facts(made, d.Meet)) == (1 if kind == "noloco" else 2)
+    assert sum(meet.round == 0 for meet in facts(made, d.BeginRound)) == (1 if kind == "noloco" else 2)
 
 
 def test_a_stage_lost_at_each_member_of_a_round_is_copied_from_the_other() -> None:
     made = simulate(2, "diloco", stages=2, steps=4, spares=2)
-    work_until(made, lambda run: all(r.meeting for r in run.replicas.values()) and len(run.with_status("spare")) == 2)
+    work_until(
+        made, lambda run: all(r.open_round for r in run.replicas.values()) and len(run.with_status("spare")) == 2
+    )
     made.lose(made.run.holders[0], made.run.holders[3])
     assert finished(made)
     assert not facts(made, d.Adopt) and not facts(made, d.Disband)
@@ -256,7 +258,7 @@ def test_two_of_three_settle_without_an_invalid_update() -> None:
 def test_a_rejected_member_settles_alone_as_soon_as_the_others_have_settled() -> None:
     """The others rejected its update; no other event concerns it."""
     made = simulate(3, "pair_mean", exchange={"options": {"every": 2, "group": 3}}, steps=6)
-    work_until(made, lambda run: all(r.meeting for r in run.replicas.values()) and len(made.mail) == 12)
+    work_until(made, lambda run: all(r.open_round for r in run.replicas.values()) and len(made.mail) == 12)
     refusing = next(n for n, (_, source, _) in enumerate(made.mail) if source == 2)
     made.deliver(refusing, "wrong")
     work_until(made, lambda run: bool(facts(made, d.Settle)))
@@ -267,12 +269,12 @@ def test_a_rejected_member_settles_alone_as_soon_as_the_others_have_settled() ->
 def test_a_replica_without_samples_is_not_waited_for_in_the_next_round() -> None:
     """Others took the last blocks while it waited for updates."""
     made = simulate(4, "pair_mean", steps=6)
-    work_until(made, lambda run: all(r.meeting and r.phase == "idle" for r in run.replicas.values()))
+    work_until(made, lambda run: all(r.open_round and r.phase == "idle" for r in run.replicas.values()))
     settling, others = made.run.groups[0]
     work_until(made, lambda run: all((n, 1, False) in made.impatient() for n in others), without=settling)
     last = made.run.allotment.total - 1
     none_left = replace(made.run.allotment, used=BlockSet(last), out=MappingProxyType({others[1]: last}))
-    run = decided(replace(made.run, allotment=none_left))
+    run = mark_undecided(replace(made.run, allotment=none_left))
     decision = decide_checked(with_replica(run, run.replicas[others[1]]))
     assert isinstance(decision, d.Settle) and decision.members == [others[0]]
 
@@ -292,7 +294,7 @@ def test_a_waiting_replica_is_introduced_again_after_its_edges_are_replaced() ->
 def test_a_round_is_settled_without_a_member_that_leaves_it_during_its_commit() -> None:
     """Its edge has broken; it is formed again only after the commit, which the others need not wait for."""
     made = simulate(3, exchange=STREAMING, steps=6)
-    work_until(made, lambda run: all(r.meeting for r in run.replicas.values()))
+    work_until(made, lambda run: all(r.open_round for r in run.replicas.values()))
     work_until(
         made, lambda run: all((n, 0, True) in made.impatient() for n in (0, 1)) and updates_received(run), without=[2]
     )

@@ -58,7 +58,7 @@ def test_a_spare_takes_over_between_two_steps() -> None:
 @pytest.mark.parametrize(
     ("changed", "slow"),
     [
-        ({"diagnose": "tell"}, {SLOW: 3.0}),
+        ({"diagnose": "report"}, {SLOW: 3.0}),
         ({"spares": 0}, {SLOW: 3.0}),
         ({"steps": 1}, {SLOW: 3.0}),
         ({}, {SLOW: 1.2}),
@@ -196,7 +196,7 @@ def test_the_earliest_of_chained_waits_identifies_the_link(
     told: list[tuple[int, int, float]], blamed: list[int] | None
 ) -> None:
     """(node, peer, since); no link is blamed while a chain of waits ends at a node without a report."""
-    fleet = OpenFleet(started(diagnose="tell"))
+    fleet = OpenFleet(started(diagnose="report"))
     while fleet.state.phase != "run":
         act(fleet, 1)
     for node, peer, since_s in told:

@@ -27,7 +27,7 @@ def test_a_member_that_all_reject_is_excluded_after_the_configured_strikes() -> 
     all_refuse: dict[int, set[int]] = {0: {2}, 1: {2}, 3: {2}, 4: {2}}
     assert after(2, all_refuse) == Exclusions() and after(0, *[all_refuse] * 9) == Exclusions()
     found = after(2, all_refuse, {}, all_refuse)
-    assert found == Exclusions(invalid=(2,)) and found.least == 1
+    assert found == Exclusions(invalid=(2,)) and found.min_byzantine == 1
     assert found.left_out == {2: "its updates were invalid too often"}
 
 
@@ -61,7 +61,7 @@ class Steps(RuleBasedStateMachine):
         heard = {m: {o: f"{m in flawed[o]}" if o in self.byzantine else f"{o}" for o in all_of} for m in all_of}
         for byzantine_member in self.byzantine:
             heard[byzantine_member] = {o: data.draw(st.sampled_from(["True", "False", f"{o}"])) for o in all_of}
-        while (found := self.suspicion.examine(heard, self.rule)).least:
+        while (found := self.suspicion.examine(heard, self.rule)).min_byzantine:
             self.suspicion = self.suspicion.raised(found.all)
         without = self.suspicion.exclusions(self.rule).left_out
         refused = {m: {o for o in self.byzantine if m in flawed[o]} | without.keys() for m in all_of}
@@ -79,7 +79,7 @@ class Steps(RuleBasedStateMachine):
         standing = self.suspicion.exclusions(self.rule)
         assert set(standing.invalid) <= self.byzantine and set(standing.byzantine) <= self.byzantine
         assert all(set(pair) & self.byzantine for pair in standing.disputes)
-        assert standing.least <= len(self.byzantine), "each finding is a distinct Byzantine member"
+        assert standing.min_byzantine <= len(self.byzantine), "each finding is a distinct Byzantine member"
 
     @invariant()
     def members_with_enough_proved_strikes_are_excluded(self) -> None:

@@ -80,7 +80,7 @@ def test_the_last_answer_or_all_tokens_can_be_learned(tmp_path: Path) -> None:
 
 def test_a_template_that_rewrites_earlier_answers_is_refused_unless_the_last_is_learned(tmp_path: Path) -> None:
     talk = [{"messages": turns(TALK)}]
-    with pytest.raises(UserError, match=r"records\.jsonl:1: messages\[1\]: .*write data\.learn = 'last'"):
+    with pytest.raises(UserError, match=r"records\.jsonl:1: messages\[1\]: .*set data\.learn = 'last'"):
         read(source(tmp_path, talk, FORGETFUL))
     ((_, learned),) = read(source(tmp_path, talk, FORGETFUL, learn="last"))
     assert learned.strip(".") == "[thought]d$"

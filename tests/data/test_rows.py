@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planaria.data.dataset import LEARNED, START
 from planaria.data.dialogues import Dialogue
-from planaria.data.rows import DialogueCounts, Packer, filled, fitting, split
+from planaria.data.rows import DialogueCounts, Packer, learnable_dialogues, padded_row, split
 
 SIZES = st.lists(st.integers(2, 40), max_size=60)
 
@@ -20,14 +20,14 @@ def dialogue(number: int, size: int) -> Dialogue:
 @given(sizes=SIZES, length=st.integers(4, 40))
 def test_every_dialogue_is_in_one_row_whole_or_cut(sizes: list[int], length: int) -> None:
     packer, count, rows = Packer(length, together=True), DialogueCounts(), []
-    for one in fitting((dialogue(n, size) for n, size in enumerate(sizes)), length, count):
+    for one in learnable_dialogues((dialogue(n, size) for n, size in enumerate(sizes)), length, count):
         rows += [content] if (content := packer.add(one)) else []
     rows += packer.rest()
     placed = sorted(int(one.ids[0]) for content in rows for one in content)
     assert placed == [*range(len(sizes))] and count.taken == len(sizes)
     assert count.longer == sum(size > length for size in sizes)
     for content in rows:
-        ids, marks = filled(content, length, padding=999)
+        ids, marks = padded_row(content, length, padding=999)
         used = sum(len(one.ids) for one in content)
         assert (ids[used:] == 999).all() and not (marks[used:] & LEARNED).any()
         assert int((marks & START > 0).sum()) == len(content) + (used < length)

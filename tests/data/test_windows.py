@@ -24,7 +24,7 @@ def test_windows_have_the_ids_of_the_whole(kind: str) -> None:
     with patch.multiple(windows, MARGIN=48, AGREED=32):
         for seed in range(25):
             whole = text(1000 + seed, 400 + 100 * seed, runs)
-            found = windows.joined(lambda part: inner.encode(part, add_special_tokens=False), whole, 500)
+            found = windows.encode_in_windows(lambda part: inner.encode(part, add_special_tokens=False), whole, 500)
             assert [i for part in found for i in part] == inner.encode(whole, add_special_tokens=False).ids
 
 
@@ -32,10 +32,10 @@ def test_a_text_without_a_joint_is_encoded_whole_or_refused() -> None:
     inner = tokenizers.Tokenizer.from_str(source("wordpiece"))
     whole = "ab " * 300 + " " * 5000 + "cde " * 300  # spaces have no tokens
     with patch.multiple(windows, MARGIN=48, AGREED=32):
-        found = windows.joined(inner.encode, whole, 500)
+        found = windows.encode_in_windows(inner.encode, whole, 500)
         assert [i for part in found for i in part] == inner.encode(whole).ids
         with patch.object(windows, "MOST", 2000), pytest.raises(UserError, match="break it into lines"):
-            list(windows.joined(inner.encode, whole, 500))
+            list(windows.encode_in_windows(inner.encode, whole, 500))
 
 
 def test_long_documents_are_not_cut_at_a_length(tmp_path: Path) -> None:

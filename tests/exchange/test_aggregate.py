@@ -13,7 +13,7 @@ from lab_models import SHAPES, apart, distance, drift, fitting, have, make, weig
 from planaria.common.errors import UserError
 from planaria.exchange.aggregate import AGGREGATORS, equal, mean
 from planaria.exchange.base import Weights
-from planaria.exchange.in_process import meet
+from planaria.exchange.in_process import exchange_once
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(0, 99))
@@ -53,7 +53,7 @@ def test_every_exchange_uses_its_recipes_aggregator(kind: str, bits: int, monkey
     one, other = apart(plain, 4), apart(changed, 4)
     for made, of in ((plain, one), (changed, other)):
         drift(of, 1)
-        meet(made, of, 0, seed=5)
+        exchange_once(made, of, 0, seed=5)
     groups = plain.groups(0, range(4), 5)
     assert sorted(asked) == sorted((group, dict.fromkeys(group, 1.0)) for group in groups for _ in group)
     assert all(distance(one[i].fast, other[i].fast) > 1e-3 for i in one)

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.exchange.coded.base import NOBODY, DropSlowest, Late, Scheme, Uncoded
+from planaria.exchange.coded.base import NOBODY, Late, Scheme, Uncoded
 from planaria.exchange.coded.gc import (
     GC,
     MOST_ENLARGED,
@@ -25,7 +25,7 @@ from planaria.exchange.coded.gc import (
     encoding,
     enlarges,
 )
-from planaria.exchange.coded.schemes import SCHEMES, CodedSchedule, coded_of
+from planaria.exchange.coded.schemes import CodedSchedule, coded_of
 from planaria.exchange.coded.sgc import MSGC, SRSGC
 from planaria.exchange.coded.simulate import decoded
 
@@ -251,7 +251,7 @@ def test_m_sgc_meets_the_bound_at_its_ends_and_is_above_it_between(n: int, most:
 @given(schemes())
 def test_a_round_is_its_load_in_equal_mini_tasks(which: tuple[int, Scheme]) -> None:
     n, scheme = which
-    assert not scheme.objection(n) and scheme.load(n) <= 1 + 1e-12, "no load needs to be refused"
+    assert not scheme.why_unsupported(n) and scheme.load(n) <= 1 + 1e-12, "no load needs to be refused"
     full, quiet = scheme.load(n) * scheme.chunks(n), [NOBODY] * (scheme.delay() + 2)
     for worker, own in enumerate(scheme.tasks(n, 100, quiet)):
         sizes = {len(scheme.parts(n, worker, task)) for task in own}
@@ -274,13 +274,6 @@ def test_counting_mini_tasks_counts_them(which: tuple[int, Scheme], seed: int) -
     for now in range(len(history)):
         counted = [len(own) for own in scheme.tasks(n, JOBS, history[:now])]
         assert scheme.busy(n, JOBS, history[:now]) == counted
-
-
-def test_dropping_is_an_estimate() -> None:
-    g = torch.arange(4.0)
-    found = decoded(DropSlowest(stragglers=1), 4, 1, [frozenset({3})], lambda _, chunk: g[chunk])[0]
-    assert float(found) == pytest.approx((0 + 1 + 2) * 4 / 3) and not DropSlowest.exact
-    assert "drop" not in SCHEMES.names and DropSlowest not in SCHEMES.shipped.values()
 
 
 # ---- as a setting
@@ -323,7 +316,7 @@ def test_a_setting_becomes_a_scheme_and_requires_enough_microbatches() -> None:
     made = coded_of({"scheme": "msgc", "burst": 1, "window": 3, "stragglers": 2, "jobs": 4, "slow": 3}, 8)
     assert made == CodedSchedule(MSGC(burst=1, window=3, stragglers=2), 4, 3.0)
     made = coded_of({"scheme": "msgc", "jobs": 4}, 8)  # 24 chunks a job of 8 replicas
-    assert made.least(8) == 12
+    assert made.microbatch_divisor(8) == 12
     made.require(8, 24)
     with pytest.raises(UserError, match=r"8 replicas and jobs = 4 need pipeline\.microbatches.*of 12.*25; take 36"):
         made.require(8, 25)

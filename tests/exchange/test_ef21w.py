@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.compression import new_rule
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,9 +18,9 @@ from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.compress.estimates import LEAST, estimated
-from planaria.exchange.in_process import Replica, meet
+from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
-from planaria.exchange.stepsize import new_rule, scales, weights
+from planaria.exchange.stepsize import scales, weights
 
 SMOOTH = [1.0, 3.0, 20.0]
 D = 40
@@ -50,7 +51,7 @@ def descended(by: Exchange, isotropic: bool, gamma: float, steps: int) -> tuple[
     for step in range(steps):
         for i, replica in of.items():
             replica.fast = {"x": (h[i] @ x - b[i]).float()}
-        meet(by, of, step, 0)
+        exchange_once(by, of, step, 0)
         assert all(torch.equal(replica.fast["x"], of[0].fast["x"]) for replica in of.values())
         x = x - gamma * of[0].fast["x"].double()
         path.append(x)
@@ -138,7 +139,7 @@ def test_measurements_are_saved_and_copied() -> None:
     by = made({"kind": "topk", "keep": 0.1, "feedback": "ef21w", "warmup": 2})
     _, of = descended(by, True, 0.02, 5)
     outer = of[1].outer
-    for other in (StageOuterState.load(outer.state(), by.parts), outer.copied(by.parts), by.anew(outer)):
+    for other in (StageOuterState.load(outer.state(), by.parts), outer.copied(by.parts), by.after_member_change(outer)):
         assert (other.secants, other.measured) == (outer.secants, 2)
     assert "secants" not in StageOuterState({}, 3).state(), "nothing is saved where nothing was measured"
     with pytest.raises(ValueError, match="secants"):
@@ -150,7 +151,7 @@ def test_a_warm_up_restarts_with_another_number_of_members() -> None:
     _, of = descended(by, True, 0.02, 3)
     assert of[0].outer.measured == 2
     two = {i: of[i] for i in range(2)}
-    meet(by, two, 3, 0)
+    exchange_once(by, two, 3, 0)
     assert two[0].outer.measured == 1 and len(two[0].outer.secants) == 2
 
 

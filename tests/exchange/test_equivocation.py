@@ -65,16 +65,16 @@ def test_only_byzantine_members_are_convicted_and_each_dispute_has_one(scene) ->
     found = findings(received, received.keys(), f)
     assert set(found.byzantine) <= byzantine
     assert all(set(pair) & byzantine for pair in found.disputes)
-    assert found.least <= len(byzantine), "each finding is another Byzantine member"
+    assert found.min_byzantine <= len(byzantine), "each finding is another Byzantine member"
     left = received.keys() - found.left_out.keys()
     for sender in left:
         assert {received[member][sender] for member in left} == {received[sender][sender]}, (
             "the remaining members agree"
         )
     for rule in ("median", "multikrum", "nnm:trimmed_mean"):
-        needs = robust_of({**_spelled(rule), "byzantine": f}, 99).least()
+        needs = robust_of({**_spelled(rule), "byzantine": f}, 99).min_members()
         if len(received) >= needs:
-            assert len(left) >= robust_of({**_spelled(rule), "byzantine": f - found.least}, 99).least()
+            assert len(left) >= robust_of({**_spelled(rule), "byzantine": f - found.min_byzantine}, 99).min_members()
 
 
 def _spelled(rule: str) -> dict[str, object]:

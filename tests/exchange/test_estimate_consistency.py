@@ -123,7 +123,7 @@ class Life(RuleBasedStateMachine):
         given = StageState({}, outer=self.held[(lost + 1 + donor % (count - 1)) % count].given(to_successor=False))
         self.held[lost] = self.stood(count, unpack(pack(given)).outer)
         for held in self.held:
-            held.anew()
+            held.after_member_change()
 
     @rule(place=st.integers(0, MOST))
     def succession(self, place: int) -> None:

@@ -15,7 +15,7 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import measured_delta
 from planaria.exchange.compress.compression import compression_of
-from planaria.exchange.in_process import Replica, meet
+from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
 
 FEEDBACKS = ["none", "ef14", "ef21", "econtrol"]
@@ -36,7 +36,7 @@ def stepped(made: Exchange, of: dict[int, Replica], step: int) -> None:
     """Do a step in which each replica has its own gradient."""
     for member, replica in of.items():
         replica.fast = gradient(member, step)
-    meet(made, of, step, 0)
+    exchange_once(made, of, step, 0)
 
 
 def begun(made: Exchange, members: int = 3) -> dict[int, Replica]:
@@ -174,7 +174,7 @@ def test_estimates_restart_after_a_member_was_replaced() -> None:
     of[0].outer = of[1].outer.copied(made.parts)
     assert set(of[0].outer.parts) == {"mean_estimate"}, "a copy has nothing of another's own"
     for replica in of.values():
-        replica.outer = made.anew(replica.outer)
+        replica.outer = made.after_member_change(replica.outer)
     stepped(made, of, 5)
     exact = sum(flat(gradient(member, 5)) for member in of) / 3
     assert float((flat(of[0].fast) - exact).norm()) < 1e-5, "a step is exchanged in full"
@@ -296,7 +296,7 @@ def test_naive_top_k_diverges_where_estimates_converge() -> None:
             for i, replica in of.items():
                 replica.fast = {"x": (2 * rows[i] * (rows[i] @ x) + x / 2).float()}
             exact = sum(r.fast["x"] for r in of.values()) / 3
-            meet(made, of, step, 0)
+            exchange_once(made, of, step, 0)
             x = x - gamma * of[0].fast["x"].double()
         return x, float(exact.norm())
 

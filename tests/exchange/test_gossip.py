@@ -15,7 +15,7 @@ from lab_models import KINDS, make
 
 from planaria.common.errors import UserError
 from planaria.exchange.gossip import contraction, largest_gamma, random_groups
-from planaria.exchange.in_process import Replica, meet, replicas
+from planaria.exchange.in_process import Replica, exchange_once, replicas
 from planaria.exchange.noloco import NoLoCo
 
 MEMBERS = st.lists(st.integers(-5, 10**12), unique=True, min_size=1, max_size=40)
@@ -133,7 +133,7 @@ def test_simulated_replicas_obey_the_bound(share: float, grows: bool) -> None:
         replica.outer = made.start({"w": torch.randn(200, generator=torch.Generator().manual_seed(member))})
     start = disagreement(of)
     for round in range(80):
-        meet(made, of, round, seed=1)
+        exchange_once(made, of, round, seed=1)
     assert (disagreement(of) > 10 * start) if grows else (disagreement(of) < start / 10)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planaria.exchange.robust import combining, coordinate
 from planaria.exchange.robust.combining import combine
-from planaria.exchange.robust.coordinate import middle
+from planaria.exchange.robust.coordinate import trimmed_mean
 from planaria.exchange.robust.products import NotFinite
 from planaria.exchange.robust.rules import RULES
 
@@ -57,7 +57,7 @@ def test_the_middle_has_the_same_bits(n: int, d: int, data: st.DataObject, seed:
     trim = data.draw(st.integers(0, (n - 1) // 2))
     x = drawn(n, d, seed)
     before = x.clone()
-    assert same(*both(lambda: middle(list(x), trim)))
+    assert same(*both(lambda: trimmed_mean(list(x), trim)))
     assert same(x, before)
 
 
@@ -65,7 +65,7 @@ def test_a_middle_of_zeros_has_no_sign() -> None:
     """The smaller of two zeros is another one on other machines."""
     for rows in ([0.0, -0.0, -0.0], [-0.0, -0.0, -0.0], [-0.0]):
         x = [torch.full((9,), row) for row in rows]
-        assert not any(bool(torch.signbit(found).any()) for found in both(lambda x=x: middle(x, 0)))
+        assert not any(bool(torch.signbit(found).any()) for found in both(lambda x=x: trimmed_mean(x, 0)))
 
 
 def test_vectors_of_several_chunks_have_the_same_bits() -> None:
@@ -77,8 +77,8 @@ def test_vectors_of_several_chunks_have_the_same_bits() -> None:
 
 def test_rows_may_have_any_memory_layout() -> None:
     x = drawn(5, 40, 3)
-    assert same(*both(lambda: middle([*x.T.contiguous().T], 1))), "columns of a matrix"
-    assert same(*both(lambda: middle([x[4], x[0], x[0], x[2, :].clone(), x[1]], 2))), "in any order, and twice"
+    assert same(*both(lambda: trimmed_mean([*x.T.contiguous().T], 1))), "columns of a matrix"
+    assert same(*both(lambda: trimmed_mean([x[4], x[0], x[0], x[2, :].clone(), x[1]], 2))), "in any order, and twice"
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])

@@ -12,7 +12,7 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.in_process import Replica, exchanged, meet, replicas, settle
+from planaria.exchange.in_process import Replica, exchange_once, exchanged, replicas, settle
 from planaria.exchange.monna import MoNNA, nearest
 from planaria.exchange.registry import exchange
 
@@ -41,7 +41,7 @@ def test_rounds_follow_the_formula(count: int, byzantine: int, alpha: float, pre
         half = {i: theta[i] + m[i] for i in of}
         keep = count - byzantine if count > 2 * byzantine else 1
         theta = {i: written(half, i, keep) for i in of}
-        meet(made, of, round, seed=3)
+        exchange_once(made, of, round, seed=3)
         assert max(float((flat(of[i].fast) - theta[i]).abs().max()) for i in of) < 1e-5
 
 
@@ -82,7 +82,7 @@ def test_byzantine_members_have_no_influence_and_the_others_converge(lie: float,
         for i in (0, 4):
             of[i].fast = {name: torch.full(shape, lie) for name, shape in SHAPES.items()}
             of[i].outer = made.start(of[i].fast)
-        meet(made, of, round, seed=1)
+        exchange_once(made, of, round, seed=1)
     after = torch.stack([flat(of[i].fast) for i in honest])
     was = torch.stack(list(before.values()))
     assert float((after - after.mean(0)).norm()) < 0.1 * float((was - was.mean(0)).norm())
@@ -113,13 +113,13 @@ def test_a_copy_has_its_donors_model_without_its_momentum() -> None:
     made = MoNNA(alpha=0.9)
     of = apart(made, 4)
     drift(of, 1)
-    meet(made, of, 0, seed=0)
+    exchange_once(made, of, 0, seed=0)
     whole, copied = of[0].outer, of[0].outer.copied(made.parts)
     assert distance(dict(whole["momentum"]), {k: torch.zeros(s) for k, s in SHAPES.items()}) > 0
     assert copied["slow"] is whole["slow"] and not copied["momentum"]
     replica = Replica(dict(of[0].fast), copied)
     drift({0: replica}, 2)
-    meet(made, {0: replica, **{i: of[i] for i in (1, 2, 3)}}, 1, seed=0)
+    exchange_once(made, {0: replica, **{i: of[i] for i in (1, 2, 3)}}, 1, seed=0)
     assert replica.outer["momentum"]
 
 

@@ -15,7 +15,7 @@ from planaria.exchange.base import Exchange
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
-from planaria.exchange.in_process import Replica, exchanged, meet, replicas, settle
+from planaria.exchange.in_process import Replica, exchange_once, exchanged, replicas, settle
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.streaming_diloco import Streaming, fragments
 
@@ -26,7 +26,7 @@ Plain = dict[int, dict[str, Tensor]]
 def run(made: Exchange, of: dict[int, Replica], rounds: int, drift_std: float = 0.1) -> dict[int, Replica]:
     for round in range(rounds):
         drift(of, round, drift_std)
-        meet(made, of, round, seed=5)
+        exchange_once(made, of, round, seed=5)
     return of
 
 
@@ -67,7 +67,7 @@ def test_noloco_is_equation_one_with_one_tensor_a_peer_or_in_two_parts(
         drift(of, round)
         theta = {i: double(r.fast) for i, r in of.items()}
         phi, delta = equation_one(theta, phi, delta, made.groups(round, list(of), 5), letters)
-        meet(made, of, round, seed=5)
+        exchange_once(made, of, round, seed=5)
         for i, replica in of.items():
             assert distance(replica.outer["slow"], phi[i]) < 1e-5
             assert distance(replica.outer["momentum"], delta[i]) < 1e-5
@@ -99,7 +99,7 @@ def test_pair_averaging_averages_the_fast_weights_of_each_pair() -> None:
     of = apart(made, 7)
     drift(of, 3)
     before = {i: replica.fast for i, replica in of.items()}
-    meet(made, of, 0, seed=5)
+    exchange_once(made, of, 0, seed=5)
     for group in made.groups(0, range(7), 5):
         for i in group:
             assert distance(of[i].fast, mean({j: before[j] for j in group})) < 1e-6
@@ -110,7 +110,7 @@ def test_with_equal_rates_the_momentum_pulls_towards_the_mean_of_the_fast_weight
     of = run(made, apart(made, 6), 2)
     drift(of, 9)
     before = {i: Replica(r.fast, r.outer) for i, r in of.items()}
-    meet(made, of, 9, seed=5)
+    exchange_once(made, of, 9, seed=5)
     for group in made.groups(9, range(6), 5):
         theta = mean({j: before[j].fast for j in group})
         for i in group:
@@ -128,7 +128,7 @@ def test_nesterov_diloco_is_torchs_sgd_on_the_same_pseudo_gradients() -> None:
         drift(of, round)
         for name, parameter in parameters.items():
             parameter.grad = (parameter - mean({i: r.fast for i, r in of.items()})[name]).detach()
-        meet(made, of, round, seed=5)
+        exchange_once(made, of, round, seed=5)
         theirs.step()
         assert all(distance(replica.fast, parameters) < 1e-6 * (round + 1) for replica in of.values())
 
@@ -140,7 +140,7 @@ def test_replicas_that_all_meet_stay_equal_to_the_last_bit(kind: str, bits: int)
     of = replicas(made, weights(0), 5)
     for round in range(6):
         drift(of, round)
-        meet(made, of, round, seed=5)
+        exchange_once(made, of, round, seed=5)
         slow = [replica.outer["slow"] for replica in of.values() if replica.outer["slow"]]
         assert all(distance(each, of[0].outer["slow"]) == 0 for each in slow)
         if kind != "streaming_diloco":
@@ -154,7 +154,7 @@ def test_allreduce_averages_gradients_of_whatever_dtype() -> None:
     for member, replica in of.items():
         replica.fast = {name: tensor.bfloat16() for name, tensor in weights(member).items()}
     expected = mean({i: {k: t.float() for k, t in r.fast.items()} for i, r in of.items()})
-    meet(made, of, 0, seed=0)
+    exchange_once(made, of, 0, seed=0)
     assert made.interval == 0 and {t.dtype for t in of[0].fast.values()} == {torch.bfloat16}
     assert distance(of[0].fast, {k: t.bfloat16() for k, t in expected.items()}) == 0
 
@@ -164,7 +164,7 @@ def test_local_replicas_never_exchange_anything() -> None:
     of = replicas(made, weights(0), 3)
     drift(of, 1)
     before = {i: r.fast for i, r in of.items()}
-    meet(made, of, 0, seed=0)
+    exchange_once(made, of, 0, seed=0)
     assert made.interval is None
     assert all(distance(of[i].fast, before[i]) == 0 for i in of)
     assert made.cost(SHAPES, 8).total == 0
@@ -217,8 +217,8 @@ def test_the_mean_over_all_gasloc_replicas_is_nesterov_diloco() -> None:
     for round in range(8):
         drift(left, round)
         drift(right, round)
-        meet(gossip, left, round, seed=5)
-        meet(together, right, round, seed=5)
+        exchange_once(gossip, left, round, seed=5)
+        exchange_once(together, right, round, seed=5)
         assert distance(mean({i: r.fast for i, r in left.items()}), right[0].fast) < 1e-5
     assert distance(left[0].fast, left[1].fast) > 1e-2
 
@@ -231,7 +231,7 @@ def test_gasloc_is_its_printed_rule_with_the_last_two_iterates() -> None:
         phi = {i: double(r.outer["slow"]) for i, r in of.items()}
         drift(of, round)
         x = {i: {k: phi[i][k] + 0.7 * (r.fast[k].double() - phi[i][k]) for k in SHAPES} for i, r in of.items()}
-        meet(made, of, round, seed=5)
+        exchange_once(made, of, round, seed=5)
         for group in made.groups(round, range(4), 5):
             middle = mean({j: x[j] for j in group})
             for i in group:

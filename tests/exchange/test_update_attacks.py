@@ -19,7 +19,7 @@ from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import COMPRESSORS
 from planaria.exchange.compress.dense import Sign
-from planaria.exchange.update_validation import refused
+from planaria.exchange.update_validation import invalid_updates
 
 DIM = 300
 CODECS: dict[str, Compressor] = {
@@ -127,7 +127,7 @@ def test_attacks_on_messages_are_refused_in_one_line_and_others_are_valid(name: 
     honest = codec.encode(at.own, at.round)
     before = honest.clone()
     updates = {0: Update(honest), 1: Update(attack.message(at, honest, codec))}
-    found = refused(updates, Update(honest), codec)
+    found = invalid_updates(updates, Update(honest), codec)
     overflows = name == "huge" and isinstance(codec, Sign)  # the sum of so large numbers is none
     if isinstance(attack, MessageAttack) or overflows:
         assert found.keys() == {1} and "\n" not in found[1] and len(found[1]) < 200
@@ -141,9 +141,9 @@ def test_attacks_on_messages_are_refused_in_one_line_and_others_are_valid(name: 
 
 def test_an_update_must_have_the_expected_parts() -> None:
     whole, part = Update(drawn(1), drawn(2)), Update(drawn(1))
-    assert refused({0: whole, 1: part}, whole, CODECS["32 bits"]) == {1: "its prefetched part: missing"}
-    assert refused({0: whole, 1: part}, part, CODECS["32 bits"]) == {0: "its prefetched part: not expected"}
-    assert refused({0: Update()}, part, CODECS["32 bits"]) == {0: "its blocking part: missing"}
+    assert invalid_updates({0: whole, 1: part}, whole, CODECS["32 bits"]) == {1: "its prefetched part: missing"}
+    assert invalid_updates({0: whole, 1: part}, part, CODECS["32 bits"]) == {0: "its prefetched part: not expected"}
+    assert invalid_updates({0: Update()}, part, CODECS["32 bits"]) == {0: "its blocking part: missing"}
 
 
 # ---- messages from strangers
@@ -175,7 +175,7 @@ def test_any_message_is_refused_in_one_line_or_has_finite_numbers(codec: Compres
 
     @given(messages(honest))
     def whatever(message: Tensor) -> None:
-        found = refused({1: Update(message)}, like, codec)
+        found = invalid_updates({1: Update(message)}, like, codec)
         if found:
             assert found[1].startswith("its blocking part: ") and "\n" not in found[1] and len(found[1]) < 200
         else:

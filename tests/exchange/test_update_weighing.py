@@ -65,7 +65,7 @@ def test_coefficients_equal_those_of_whole_vectors(
     found = of.counted(node_products(of, parts, me, order), range(n), me, draw=seed)
     expected = combine(of.robust.rule, list(whole.double()), of.robust.mix, seed).coefficients
     assert list(found.coefficients.values()) == pytest.approx(expected.tolist(), abs=1e-9)
-    fewer = list(range(of.robust.least() - 1))
+    fewer = list(range(of.robust.min_members() - 1))
     assert of.counted(node_products(of, parts, 0, order), fewer, 0, draw=seed) is None, "they are too few"
 
 

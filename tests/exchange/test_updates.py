@@ -13,7 +13,7 @@ from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, ma
 from planaria.exchange.base import StageOuterState, Update
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.gossip import PairMean
-from planaria.exchange.in_process import Replica, exchanged, meet, replicas, settle
+from planaria.exchange.in_process import Replica, exchange_once, exchanged, replicas, settle
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.weight_message import pack, unpack
 
@@ -137,7 +137,7 @@ def test_a_rounded_exchange_converges_to_the_unrounded_mean(bits: int) -> None:
     for round in range(1, 201):
         for i, replica in of.items():
             replica.fast = weights(i)
-        meet(made, of, round, seed=0)
+        exchange_once(made, of, round, seed=0)
         total = {k: total[k] + of[0].fast[k] for k in SHAPES}
         errors[round] = distance({k: total[k] / round for k in SHAPES}, target)
     assert errors[1] > 5e-3, "a single round has a larger error"
@@ -155,7 +155,7 @@ def test_rounded_gossip_ends_where_unrounded_gossip_ends(bits: int) -> None:
             # Every replica is drawn to the same place by its inner steps.
             for replica in of.values():
                 replica.fast = {k: t + 0.3 * (weights(77)[k] - t) for k, t in replica.fast.items()}
-            meet(made, of, round, seed=1)
+            exchange_once(made, of, round, seed=1)
     assert max(distance(r.fast, weights(77)) for r in right.values()) < 1e-3
     assert max(distance(r.fast, weights(77)) for r in left.values()) < 1e-2
 
@@ -182,7 +182,7 @@ def test_a_lone_replica_applies_its_own_residual() -> None:
     made = PairMean(bits=4)
     of = apart(made, 2)
     drift(of, 1)
-    meet(made, of, 0, seed=0)
+    exchange_once(made, of, 0, seed=0)
     kept, before = of[0].outer["residual"], of[0].fast
     assert distance(kept, {k: torch.zeros(s) for k, s in SHAPES.items()}) > 1e-3
     assert distance(settled_alone(made, of[0]).fast, {k: before[k] + kept[k] for k in SHAPES}) < 1e-6
@@ -205,7 +205,7 @@ def test_a_late_partner_is_left_out_on_both_sides(kind: str) -> None:
     drift(of, 2)
     before = {i: Replica(r.fast, r.outer) for i, r in of.items()}
     pair = made.groups(0, range(4), 9)[0]
-    meet(made, of, 0, seed=9, alone=[pair[0]])
+    exchange_once(made, of, 0, seed=9, alone=[pair[0]])
     assert all(distance(of[i].fast, settled_alone(made, before[i]).fast) == 0 for i in pair)
 
 
@@ -216,14 +216,14 @@ def test_a_run_resumes_from_its_saved_state_to_the_last_bit(kind: str, bits: int
     whole = replicas(made, weights(0), 4)
     for round in range(3):
         drift(whole, round)
-        meet(made, whole, round, seed=2)
+        exchange_once(made, whole, round, seed=2)
     saved = {i: {k: t.clone() for k, t in r.outer.state().items()} for i, r in whole.items()}
     resumed = {i: Replica(r.fast, StageOuterState.load(saved[i], made.parts)) for i, r in whole.items()}
     assert [r.outer.rounds for r in resumed.values()] == [3] * 4
     for round in range(3, 6):
         for of in (whole, resumed):
             drift(of, round)
-            meet(made, of, round, seed=2)
+            exchange_once(made, of, round, seed=2)
     for i in whole:
         assert distance(whole[i].fast, resumed[i].fast) == 0
         assert distance(whole[i].outer.state(), resumed[i].outer.state()) == 0
@@ -255,7 +255,7 @@ def test_undeclared_parts_are_left_out() -> None:
 def test_a_copy_lacks_its_donors_own_parts() -> None:
     made = make("noloco", bits=8)
     of = apart(made, 2)
-    meet(made, of, 0, seed=0)
+    exchange_once(made, of, 0, seed=0)
     whole, copied = of[0].outer, of[0].outer.copied(made.parts)
     assert whole["residual"] and not copied["residual"]
     assert copied["slow"] is whole["slow"] and copied["momentum"] is whole["momentum"]
@@ -282,7 +282,7 @@ def test_settling_changes_no_argument_and_shares_no_weights(kind: str) -> None:
 def test_outer_state_is_fp32_for_bf16_weights(kind: str) -> None:
     made = make(kind)
     of = replicas(made, {k: t.bfloat16() for k, t in weights(0).items()}, 2)
-    meet(made, of, 0, seed=0)
+    exchange_once(made, of, 0, seed=0)
     assert {t.dtype for t in of[0].fast.values()} == {torch.bfloat16}
     assert {t.dtype for k, t in of[0].outer.state().items() if k != "rounds"} <= {torch.float32}
 
@@ -295,5 +295,5 @@ def test_replicas_may_take_unequal_numbers_of_inner_steps(kind: str) -> None:
         for i, replica in of.items():
             for _ in range(1 + 3 * i):
                 replica.fast = {k: t + 0.05 * (weights(77)[k] - t) for k, t in replica.fast.items()}
-        meet(made, of, round, seed=1)
+        exchange_once(made, of, round, seed=1)
     assert max(distance(r.fast, weights(77)) for r in of.values()) < 0.02

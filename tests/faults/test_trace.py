@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.bounds import EXACT
 from planaria.faults import trace as traces
-from planaria.faults.failure_groups import Lost, groups_lost
-from planaria.faults.trace import Fault, Trace, awaits, burst_sizes, digest, order, read, write
+from planaria.faults.failure_groups import FailureDomain, failure_groups
+from planaria.faults.trace import Fault, Trace, burst_sizes, digest, is_pending, order, read, write
 from planaria.faults.trace_generation import generate, hourly_of_all, per_step_probability
 
 SEEDS = st.integers(-EXACT, EXACT)
@@ -127,16 +127,16 @@ def test_a_trace_without_bursts_is_unchanged_by_the_feature(tmp_path: Path) -> N
     """Its file and digest are those from before bursts existed."""
     trace, written = generate(5, 0.5, 1800.0, 5, 30, {3}, False), traces.text(burst(1, 0.0))
     assert digest(trace) == "7baa246648fa2a542f4568e96308d5a47fe19f1c6537ee429017b1213f81d39b"
-    assert "together" not in written and '"together": 0.5' in traces.text(burst(1, 0.5))
+    assert "adjacent_probability" not in written and '"adjacent_probability": 0.5' in traces.text(burst(1, 0.5))
     write(burst(1, 0.5), tmp_path / "t.json")
     assert read(tmp_path / "t.json") == burst(1, 0.5)
     assert len({digest(burst(1, p)) for p in (0.0, 0.4, 0.5)}) == 3
 
 
 def test_bursts_and_forbid_adjacent_exclude_each_other() -> None:
-    with pytest.raises(UserError, match=r"together = 0\.5 .*forbid_adjacent"):
+    with pytest.raises(UserError, match=r"adjacent_probability = 0\.5 .*forbid_adjacent"):
         generate(1, 0.1, 1.0, 4, 5, set(), True, False, 0.5)
-    with pytest.raises(UserError, match="together"):
+    with pytest.raises(UserError, match="adjacent_probability"):
         generate(1, 0.1, 1.0, 4, 5, set(), False, False, 1.0)
 
 
@@ -245,8 +245,8 @@ def test_an_attack_has_kind_and_end_and_older_traces_keep_their_meaning(tmp_path
 
 def test_a_lasting_attack_continues_in_a_resumed_run() -> None:
     once, lasting = Fault(step=3, stage=2, signal="lie"), Fault(step=3, stage=2, signal="lie", until=6)
-    assert [awaits(once, step) for step in (3, 4)] == [True, False]
-    assert [awaits(lasting, step) for step in (3, 5, 6)] == [True, True, False]
+    assert [is_pending(once, step) for step in (3, 4)] == [True, False]
+    assert [is_pending(lasting, step) for step in (3, 5, 6)] == [True, True, False]
 
 
 def test_unreadable_or_unwritable_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,11 +272,11 @@ LOST = st.sampled_from(("adjacent", "machine", "region"))
 @pytest.mark.slow
 @given(LOST, st.integers(2, 9), st.integers(1, 4), st.booleans(), st.data())
 def test_failure_groups_cover_exactly_the_stages_that_can_fail(
-    lost: Lost, stages: int, machine: int, ends: bool, data: Any
+    lost: FailureDomain, stages: int, machine: int, ends: bool, data: Any
 ) -> None:
     everybody = range(0 if ends else 1, stages + 1)
     struck = set(everybody) - data.draw(st.sets(st.sampled_from(list(everybody))))
-    found = groups_lost(lost, struck, stages, machine)
+    found = failure_groups(lost, struck, stages, machine)
     assert {stage for one in found for stage in one} == struck
     counts = Counter(stage for one in found for stage in one)
     if lost == "adjacent":
@@ -288,9 +288,9 @@ def test_failure_groups_cover_exactly_the_stages_that_can_fail(
 
 
 @pytest.mark.parametrize(("lost", "size"), [("adjacent", 2), ("machine", 3), ("region", 4)])
-def test_failure_groups_are_lost_together_at_the_rate_of_single_stages(lost: Lost, size: int) -> None:
+def test_failure_groups_are_lost_together_at_the_rate_of_single_stages(lost: FailureDomain, size: int) -> None:
     steps, p = 40_000, per_step_probability(0.1, 91.3)
-    faults = generate(3, 0.1, 91.3, 6, steps, set(), False, True, lost=lost, machine=3).faults
+    faults = generate(3, 0.1, 91.3, 6, steps, set(), False, True, failure_domain=lost, machine=3).faults
     counts, steps_of = Counter(f.stage for f in faults), defaultdict[int, set[int]](set)
     for fault in faults:
         steps_of[fault.step].add(fault.stage)
@@ -304,11 +304,11 @@ def test_failure_groups_are_lost_together_at_the_rate_of_single_stages(lost: Los
 
 def test_traces_of_single_losses_are_unchanged_by_the_feature() -> None:
     plain = generate(1, 0.5, 600.0, 4, 50, set(), False)
-    assert "lost" not in plain.model_dump()["generated"] and "machine" not in plain.model_dump()["generated"]
+    assert "failure_domain" not in plain.model_dump()["generated"] and "machine" not in plain.model_dump()["generated"]
     assert digest(plain).startswith("efc2974908dab940a5c7b6f5b2620ef4")
 
 
-@pytest.mark.parametrize("other", [{"forbid_adjacent": True}, {"forbid_adjacent": False, "together": 0.1}])
+@pytest.mark.parametrize("other", [{"forbid_adjacent": True}, {"forbid_adjacent": False, "adjacent_probability": 0.1}])
 def test_failure_groups_exclude_bursts_and_forbid_adjacent(other: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="lost = 'machine' says what is lost together; leave"):
-        generate(1, 0.5, 600.0, 4, 50, set(), lost="machine", **other)
+    with pytest.raises(UserError, match="failure_domain = 'machine' takes several stages; leave"):
+        generate(1, 0.5, 600.0, 4, 50, set(), failure_domain="machine", **other)

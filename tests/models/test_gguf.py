@@ -27,8 +27,8 @@ from planaria.data.foreign_tokenizers import of_gguf
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import template_of
 from planaria.models.generate import generate
-from planaria.models.gguf import gguf_tokenizer, import_gguf, open_gguf
-from planaria.models.gguf_file import look
+from planaria.models.gguf import gguf_tokenizer, open_gguf
+from planaria.models.gguf_file import read_metadata
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.run_folders import config_of
 from planaria.runtime.engine.weight_sources import open_model
@@ -109,7 +109,7 @@ def write(
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_tensor_is_imported(tied: bool, tmp_path: Path) -> None:
     model = Llama(CONFIG.model_copy(update={"tied": tied, "rope_theta": 1e5}), seed=1)
-    found = import_gguf(write(tmp_path / "m.gguf", model))
+    found = open_gguf(write(tmp_path / "m.gguf", model)).model()
     before, after = model.global_state(), found.global_state()
     assert found.config == model.config
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
@@ -129,7 +129,7 @@ def test_the_models_settings_are_read(tmp_path: Path) -> None:
 
 def test_quantised_weights_are_dequantised(tmp_path: Path) -> None:
     model = Llama(CONFIG, seed=1)
-    after = import_gguf(write(tmp_path / "m.gguf", model, quantised=True)).global_state()
+    after = open_gguf(write(tmp_path / "m.gguf", model, quantised=True)).model().global_state()
     for name, weight in model.global_state().items():
         torch.testing.assert_close(after[name], weight, rtol=0, atol=weight.abs().max().item() / 200)
     assert any(not torch.equal(after[name], weight) for name, weight in model.global_state().items())
@@ -165,7 +165,7 @@ def test_the_tokenizer_encodes_and_decodes(tmp_path: Path) -> None:
 )
 def test_models_with_unsupported_features_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        import_gguf(write(tmp_path / "m.gguf", Llama(CONFIG), **options))
+        open_gguf(write(tmp_path / "m.gguf", Llama(CONFIG), **options)).model()
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ FIELDS = st.one_of(
 def test_a_file_with_changed_fields_is_read_or_refused(small: Path, data: st.DataObject) -> None:
     """In at most 16 MB of memory, whatever sizes the header has."""
     content = bytearray(small.read_bytes())
-    header = min(held.begin for held in look(small).tensors.values())
+    header = min(held.begin for held in read_metadata(small).tensors.values())
     for place, field in data.draw(st.lists(st.tuples(st.integers(0, header - 1), FIELDS), min_size=1, max_size=3)):
         content[place : place + len(field)] = field
     file = small.with_name("changed.gguf")
@@ -270,9 +270,9 @@ def test_damaged_files_are_refused(keep: int, tmp_path: Path) -> None:
     file = write(tmp_path / "m.gguf", Llama(CONFIG))
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(UserError, match=r"m.gguf: not a whole GGUF file"):
-        import_gguf(file)
+        open_gguf(file).model()
     with pytest.raises(UserError, match=r"gone.gguf: cannot be read"):
-        import_gguf(tmp_path / "gone.gguf")
+        open_gguf(tmp_path / "gone.gguf").model()
 
 
 RECIPE = """
@@ -299,7 +299,7 @@ def test_training_starts_from_a_file_on_the_fleet(tmp_path: Path, capsys: pytest
     exported, tokenizer = open_model(run / "model")
     assert exported.config == model.config.model_copy(update={"init_std": exported.config.init_std})
     assert tokenizer.encode("ab c") == [7, 8] and tokenizer.end == 0
-    before = import_gguf(file).global_state()
+    before = open_gguf(file).model().global_state()
     moved = [(one - before[name]).abs().max().item() for name, one in exported.global_state().items()]
     assert 0 < max(moved) < 0.01, "two steps of AdamW from these weights"
     assert cli.run([*words, "--dry-run"]) == 0
@@ -369,7 +369,7 @@ def test_training_from_smollm2_takes_little_memory(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_smollm2_answers_a_question() -> None:
     file = smollm2()
-    model, tokenizer = import_gguf(file), gguf_tokenizer(file)
+    model, tokenizer = open_gguf(file).model(), gguf_tokenizer(file)
     prompt = tokenizer.encode("The capital of France is").ids
     assert tokenizer.decode(list(generate(model, prompt, 1))) == " Paris"
     assert tokenizer.decode(tokenizer.encode("Hello, world 2024!\n\tüñ").ids) == "Hello, world 2024!\n\tüñ"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planaria.common.errors import UserError
-from planaria.models.gguf_file import look
+from planaria.models.gguf_file import read_metadata
 
 gguf = pytest.importorskip("gguf")
 
@@ -34,7 +34,7 @@ def written(path: Path) -> Path:
 
 def test_the_reader_agrees_with_the_library(tmp_path: Path) -> None:
     file = written(tmp_path / "m.gguf")
-    ours, theirs = look(file), gguf.GGUFReader(file)
+    ours, theirs = read_metadata(file), gguf.GGUFReader(file)
     expected = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
     assert ours.values == expected and len(expected) > 10
     for tensor in theirs.tensors:
@@ -72,11 +72,11 @@ def test_inconsistent_headers_are_refused(content: bytes, complaint: str, tmp_pa
     file = tmp_path / "bad.gguf"
     file.write_bytes(content)
     with pytest.raises(UserError, match=f"bad.gguf: not a whole GGUF file.*{complaint}") as caught:
-        look(file)
+        read_metadata(file)
     assert "\n" not in str(caught.value)
 
 
 def test_values_are_plain_python_objects(tmp_path: Path) -> None:
-    found: dict[str, Any] = look(written(tmp_path / "m.gguf")).values
+    found: dict[str, Any] = read_metadata(written(tmp_path / "m.gguf")).values
     assert type(found["one.uint8"]) is int and type(found["one.float64"]) is float and found["yes"] is True
     assert found["truths"] == [True, False]

@@ -63,7 +63,7 @@ def with_head(folder: Path, head: torch.Tensor, apart: bool, dtype: torch.dtype 
     if apart:
         weight_map = {key: name for name, part in parts.items() for key in part}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    digests.accept(folder, ["config.json", *parts, "model.safetensors.index.json"])
+    digests.replace_list(folder, ["config.json", *parts, "model.safetensors.index.json"])
     return model
 
 
@@ -172,7 +172,7 @@ def index_to(file: str) -> Callable[[Path], None]:
 def test_an_invalid_folder_is_refused(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
     export_model(Llama(TIED), tmp_path / "out")
     damage(tmp_path / "out")
-    digests.accept(tmp_path / "out", [file.name for file in (tmp_path / "out").glob("*.[js]*[!6]")])
+    digests.replace_list(tmp_path / "out", [file.name for file in (tmp_path / "out").glob("*.[js]*[!6]")])
     with pytest.raises(UserError, match=message) as caught:
         import_model(tmp_path / "out")
     assert "\n" not in str(caught.value)

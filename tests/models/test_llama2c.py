@@ -11,7 +11,7 @@ import torch
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.generate import generate
-from planaria.models.llama2c import Llama2cTokenizer, import_llama2c
+from planaria.models.llama2c import open_llama2c
 from planaria.models.llama_stages import Llama
 
 TIED = ModelConfig(vocab=20, dim=16, layers=2, heads=4, kv_heads=2, hidden=24, context=8, norm_eps=1e-5, init_std=0.3)
@@ -41,13 +41,6 @@ def checkpoint(model: Llama) -> bytes:
     return header + b"".join(t.contiguous().numpy().tobytes() for t in tensors)
 
 
-def vocabulary(*pieces: tuple[bytes, float]) -> bytes:
-    entries = [(b"<unk>", 0.0), (b"\n<s>\n", 0.0), (b"\n</s>\n", 0.0)]
-    entries += [(b"<0x%02X>" % byte, 0.0) for byte in range(256)] + list(pieces)
-    longest = max(len(piece) for piece, _ in entries)
-    return struct.pack("<i", longest) + b"".join(struct.pack("<fi", score, len(p)) + p for p, score in entries)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_tensor_is_imported(tied: bool, tmp_path: Path) -> None:
     model = Llama(TIED.model_copy(update={"tied": tied}), seed=3)
@@ -55,7 +48,7 @@ def test_every_tensor_is_imported(tied: bool, tmp_path: Path) -> None:
         for parameter in model.parameters():
             parameter.uniform_(-1, 1)
     (tmp_path / "m.bin").write_bytes(checkpoint(model))
-    found = import_llama2c(tmp_path / "m.bin")
+    found = open_llama2c(tmp_path / "m.bin").model()
     before, after = model.global_state(), found.global_state()
     assert found.config.model_copy(update={"init_std": 0.3}) == model.config
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
@@ -79,56 +72,25 @@ def test_a_damaged_checkpoint_is_refused(damage: object, message: str, tmp_path:
     assert callable(damage)
     (tmp_path / "m.bin").write_bytes(damage(checkpoint(Llama(TIED))))
     with pytest.raises(UserError, match=message) as caught:
-        import_llama2c(tmp_path / "m.bin")
+        open_llama2c(tmp_path / "m.bin").model()
     assert "m.bin" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_best_scored_pair_is_merged_first(tmp_path: Path) -> None:
-    pieces = [(b" ", -9.0), (b"a", -9.0), (b"b", -9.0), (b"c", -9.0), (b"ab", -2.0), (b"bc", -1.0), (b" a", -3.0)]
-    (tmp_path / "t.bin").write_bytes(vocabulary(*pieces))
-    tokenizer = Llama2cTokenizer(tmp_path / "t.bin")
-
-    def pieces_of(text: str) -> list[bytes]:
-        return [tokenizer.pieces[t] for t in tokenizer.encode(text)]
-
-    assert pieces_of("abc") == [b"\n<s>\n", b" a", b"bc"]
-    assert pieces_of("") == [b"\n<s>\n"]
-    assert tokenizer.encode("a", bos=False) == [265]
-    assert pieces_of("é") == [b"\n<s>\n", b" ", b"<0xC3>", b"<0xA9>"]
-    assert tokenizer.decode(tokenizer.encode("abc é\n")) == "abc é\n"
-    assert tokenizer.decode([265, 2]) == " a"
+def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone.bin: cannot be read"):
+        open_llama2c(tmp_path / "gone.bin")
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (vocabulary()[:-3], "a token of 6 bytes"),
-        (vocabulary() + b"abc", "ends within a token"),
-        (vocabulary() + struct.pack("<fi", 0.0, -1), "a token of -1 bytes"),
-        (vocabulary() + struct.pack("<fi", 0.0, 7) + b"1234567", "a token of 7 bytes"),
-        (b"", "no token for byte 0"),
-    ],
-)
-def test_a_damaged_tokenizer_is_refused(data: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "t.bin").write_bytes(data)
-    with pytest.raises(UserError, match=message):
-        Llama2cTokenizer(tmp_path / "t.bin")
-
-
-def test_missing_files_are_refused(tmp_path: Path) -> None:
-    for read in (import_llama2c, Llama2cTokenizer):
-        with pytest.raises(UserError, match=r"gone.bin: cannot be read"):
-            read(tmp_path / "gone.bin")
+ONCE_UPON_A_TIME = [1, 403, 407, 261, 378]
+"""token ids of the published tokenizer, with the beginning of a text"""
+WAS_A_GIRL = [432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338, 401, 396, 267, 337, 410, 408, 419, 292, 411]
+""", there was a little girl named Lily. She loved to play outs"""
 
 
 def test_stories260k_generates_a_likely_story(shared_data: Path) -> None:
-    tokenizer = Llama2cTokenizer(shared_data / "stories260K" / "tok512.bin")
-    model = import_llama2c(shared_data / "stories260K" / "stories260K.bin")
-    prompt = tokenizer.encode("Once upon a time")
-    story = tokenizer.decode(prompt + list(generate(model, prompt, 60, stops=(1,))))
-    assert story.startswith(
-        "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
-    )
+    model = open_llama2c(shared_data / "stories260K" / "stories260K.bin").model()
+    prompt = ONCE_UPON_A_TIME
+    assert list(generate(model, prompt, len(WAS_A_GIRL), stops=(1,))) == WAS_A_GIRL
 
     free = prompt + list(generate(model, prompt, 200, temperature=1.0, seed=1, stops=(1,)))
     shuffled = torch.tensor(free)[torch.randperm(len(free), generator=torch.Generator().manual_seed(0))].tolist()

@@ -42,7 +42,7 @@ seeds = st.integers(0, 2**31)
 @given(seeds, seeds, seeds)
 def test_every_number_is_exactly_one_models(a: int, b: int, c: int) -> None:
     safe, tuned, mask = weights(a), weights(b, 1e-3), some_mask(c)
-    found = masking.chosen(safe, tuned, mask)
+    found = masking.select_by_mask(safe, tuned, mask)
     for name, tensor in found.items():
         wanted = [
             t if m else s for s, t, m in zip(*(x[name].flatten().tolist() for x in (safe, tuned, mask)), strict=True)
@@ -165,14 +165,16 @@ def test_the_straight_through_gradient_is_that_of_a_soft_mask() -> None:
 @given(seeds)
 def test_a_shuffled_mask_has_the_same_density_per_tensor(seed: int) -> None:
     mask = some_mask(seed)
-    assert masking.kept(masking.shuffled(mask, torch.Generator().manual_seed(seed))) == masking.kept(mask)
+    assert masking.kept_shares(masking.random_mask(mask, torch.Generator().manual_seed(seed))) == masking.kept_shares(
+        mask
+    )
 
 
 def test_full_and_empty_masks_give_the_merged_model_and_its_parent() -> None:
     parent, added = weights(0), task_vectors.task_arithmetic([weights(1), weights(2)], 0.3)
     everything = {name: torch.ones(shape, dtype=torch.bool) for name, shape in SHAPES.items()}
     nothing = {name: ~bits for name, bits in everything.items()}
-    whole, none = (masking.blended(parent, added, [mask, mask]) for mask in (everything, nothing))
+    whole, none = (masking.merge_masked(parent, added, [mask, mask]) for mask in (everything, nothing))
     assert task_vectors.digest(whole) == task_vectors.digest(task_vectors.add_contributions(parent, added))
     assert task_vectors.digest(none) == task_vectors.digest(parent)
 

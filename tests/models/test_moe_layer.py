@@ -20,7 +20,7 @@ from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_
 from planaria.models.llama_stages import Llama
 from planaria.models.moe_layer import Routing
 from planaria.models.transformers.family import decoder_of
-from planaria.models.transformers.whole import assembled
+from planaria.models.transformers.whole import assemble
 from planaria.runtime.engine.weight_sources import open_weights
 from planaria.runtime.import_export import export_again
 
@@ -64,7 +64,7 @@ def test_a_mixtral_from_elsewhere_is_left_to_transformers(tmp_path: Path) -> Non
         import_model(tmp_path / "out")
     assert not is_ours(tmp_path / "out")
     weights = open_weights(tmp_path / "out", family="")
-    theirs = assembled(decoder_of(weights.config), weights.tensor)
+    theirs = assemble(decoder_of(weights.config), weights.tensor)
     with torch.inference_mode():
         torch.testing.assert_close(theirs(TOKENS).logits, logits(model), rtol=0, atol=1e-4)
 
@@ -131,7 +131,7 @@ def test_an_invalid_config_is_refused(
     export_model(made(), folder := tmp_path / "out")
     file = folder / "config.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    digests.accept(folder, [one.name for one in folder.iterdir() if one.name != digests.FILE])
+    digests.replace_list(folder, [one.name for one in folder.iterdir() if one.name != digests.FILE])
     with pytest.raises(UserError, match=complaint) as caught:
         import_model(folder)
     assert "\n" not in str(caught.value)

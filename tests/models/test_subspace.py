@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.dense import dense_state
 from torch import Tensor
 
 import planaria
@@ -17,7 +18,6 @@ from planaria.config.schema import ModelConfig, RunConfig
 from planaria.lab.inline.engine import InlineEngine
 from planaria.models.families import build_stage
 from planaria.models.llama_stages import Llama, parameter_count, stage_parameters
-from planaria.models.one_array import dense_state
 from planaria.models.subspace import Subspace
 from planaria.runtime.checkpoint.loading import atoms_of
 from planaria.runtime.engine import run_folders

@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.families import family
 from planaria.models.transformers.alike import unlike_stages
-from planaria.models.transformers.check import MAX_RELATIVE_DIFFERENCE, compared, require_cuttable
+from planaria.models.transformers.check import MAX_RELATIVE_DIFFERENCE, compare_with_whole, require_cuttable
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.family import model_section
 from planaria.models.transformers.files import open_decoder
@@ -37,7 +37,7 @@ MIXTURES = {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"}
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_a_cut_model_equals_the_whole_one(kind: str) -> None:
-    found = compared(small(kind))
+    found = compare_with_whole(small(kind))
     assert found.loss == 0 and found.gradient <= (1e-6 if kind in MIXTURES else 0) and found.future == 0
     assert (found.leak > MAX_RELATIVE_DIFFERENCE) == (kind in LEAKING)
 

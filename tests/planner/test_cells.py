@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import problems, published, random_plan, small_problem
 
-from planaria.planner.cells import apart, by_cells, celled, part
-from planaria.planner.guidelines import broken
+from planaria.planner.cells import by_cells, divide_into_cells, independent_groups, part
+from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.search import SearchBudget, search, step_ns
 from planaria.planner.tables import NO_SUMS
@@ -40,10 +40,10 @@ def many(nodes: int, sites: int, data: int, stages: int, visits: int, seed: int 
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(3, 6), st.sampled_from([2, 3]))
 def test_cells_obey_every_rule(seed: int, sites: int, stages: int, visits: int) -> None:
     problem = many(70, sites, 14, stages, visits, seed)
-    begun = celled(problem, random.Random(seed))
+    begun = divide_into_cells(problem, random.Random(seed))
     assert begun is not None
     solution, cells = begun
-    assert broken(problem, solution) == []
+    assert find_violations(problem, solution) == []
     assert sorted(node for nodes in cells for node in nodes) == list(range(70)) and len(cells) > 1
     for nodes in cells:  # no microbatch leaves its cell
         inside = np.isin(solution.origin, nodes)
@@ -54,14 +54,14 @@ def test_given_data_nodes_keep_their_role() -> None:
     problem = many(60, 4, 12, 3, 2)
     role = np.full(60, ROLES.index("worker"))
     role[::5] = ROLES.index("data")
-    begun = celled(replace(problem, role=role), random.Random(0))
+    begun = divide_into_cells(replace(problem, role=role), random.Random(0))
     assert begun is not None
     assert begun[0].members(0) == list(range(0, 60, 5))
-    assert broken(replace(problem, role=role), begun[0]) == []
+    assert find_violations(replace(problem, role=role), begun[0]) == []
 
 
 def test_a_small_network_has_no_cells() -> None:
-    assert celled(many(8, 2, 1, 5, 3), random.Random(0)) is None
+    assert divide_into_cells(many(8, 2, 1, 5, 3), random.Random(0)) is None
 
 
 @settings(max_examples=60)
@@ -70,7 +70,7 @@ def test_a_step_takes_as_long_as_its_slowest_part(problem: PlanningProblem, seed
     problem = replace(problem, sums=NO_SUMS)  # sums span all parts
     solution = random_plan(problem, seed)
     whole = part(problem, solution, range(problem.nodes))
-    groups = apart(whole)
+    groups = independent_groups(whole)
     parts = [part(problem, solution, nodes) for nodes in groups]
     assert sorted(node for nodes in groups for node in nodes) == list(range(problem.nodes))
     assert max(step_ns(own.problem, own.solution) for own in parts) == step_ns(problem, solution)
@@ -78,7 +78,7 @@ def test_a_step_takes_as_long_as_its_slowest_part(problem: PlanningProblem, seed
 
 def test_a_part_is_put_back_in_its_place() -> None:
     problem = many(40, 4, 8, 3, 2)
-    begun = celled(problem, random.Random(1))
+    begun = divide_into_cells(problem, random.Random(1))
     assert begun is not None
     solution, cells = begun
     before = solution.copy()
@@ -106,7 +106,7 @@ def test_plans_never_get_worse_and_near_cells_help_the_slowest(monkeypatch: pyte
     reported: list[float] = []
     found = search(problem, 0, SearchBudget(moves=150_000), lambda now: reported.append(now.step_s))
     assert reported == sorted(reported, reverse=True)
-    assert broken(problem, found.solution) == []
+    assert find_violations(problem, found.solution) == []
     assert found.step_s < steps[0] / 1e9
 
 
@@ -120,7 +120,7 @@ def test_the_same_seed_finds_the_same_cells(seed: int) -> None:
 def test_a_network_whose_stages_are_out_of_reach_is_searched_as_a_whole() -> None:
     """Jumps of one place skip no stage, so no cell can use its stages in another proportion."""
     problem = replace(many(60, 5, 12, 3, 3), jump=1)
-    assert broken(problem, search(problem, 0, SearchBudget(moves=2000)).solution) == []
+    assert find_violations(problem, search(problem, 0, SearchBudget(moves=2000)).solution) == []
     assert published().nodes < 60
 
 

@@ -28,7 +28,7 @@ from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.all_routes import routes_of
 from planaria.planner.bound import DataNodeChoice, StepCertificate, certificate, closer
 from planaria.planner.evaluate import NEVER
-from planaria.planner.guidelines import broken
+from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.search import SearchBudget, search, step_ns
 
@@ -132,7 +132,7 @@ def test_the_best_known_plan_with_the_published_data_nodes_is_optimal() -> None:
     problem = published()
     problem.role[:] = ROLES.index("worker")
     problem.role[[0, 3, 4, 10, 11]] = ROLES.index("data")
-    assert broken(problem, BEST) == []
+    assert find_violations(problem, BEST) == []
     assert certificate(problem).step_s == step_ns(problem, BEST) / 1e9 == 32.487054324
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from instances import CA, NO_TC2, SKIP, Paths, problems, published, published_plan, random_plan
 
 from planaria.planner.evaluate import NEVER
-from planaria.planner.guidelines import PlannedPasses, Violation, broken, planned_passes
+from planaria.planner.guidelines import PlannedPasses, Violation, find_violations, planned_passes
 from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.search import step_ns
 
@@ -55,7 +55,7 @@ def with_role(node: int, role: str) -> PlanningProblem:
 
 @pytest.mark.parametrize("paths", [CA, NO_TC2, SKIP])
 def test_published_plans_are_valid(paths: Paths) -> None:
-    assert broken(PROBLEM, published_plan(paths)) == []
+    assert find_violations(PROBLEM, published_plan(paths)) == []
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_published_plans_are_valid(paths: Paths) -> None:
 def test_random_plans_are_valid_unless_they_deadlock(problem: PlanningProblem, seed: int) -> None:
     plan = random_plan(problem, seed)
     assume(step_ns(problem, plan) < NEVER)
-    assert broken(problem, plan) == []
+    assert find_violations(problem, plan) == []
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_random_plans_are_valid_unless_they_deadlock(problem: PlanningProblem, s
     ],
 )
 def test_routes_that_violate_a_rule(plan: Solution, violation: Violation) -> None:
-    assert violation in broken(PROBLEM, plan)
+    assert violation in find_violations(PROBLEM, plan)
 
 
 @pytest.mark.parametrize(
@@ -94,15 +94,15 @@ def test_routes_that_violate_a_rule(plan: Solution, violation: Violation) -> Non
     ],
 )
 def test_stages_out_of_order_violate_only_cc3(problem: PlanningProblem, plan: Solution, where: str) -> None:
-    violations = broken(problem, plan)
+    violations = find_violations(problem, plan)
     assert violations[0] == Violation("CC3", where)
     assert {violation.rule for violation in violations} == {"CC3"}
 
 
 def test_a_node_that_holds_more_than_its_slots_violates_tc1() -> None:
-    assert broken(PROBLEM, PLAN, PASSES) == []
+    assert find_violations(PROBLEM, PLAN, PASSES) == []
     for node in (0, 14):
-        assert broken(with_slots(node, 2), PLAN, PASSES) == [
+        assert find_violations(with_slots(node, 2), PLAN, PASSES) == [
             Violation("TC1", f"node {node} holds 3 microbatches at once and has 2 slots")
         ]
 
@@ -111,8 +111,10 @@ def test_two_passes_at_once_on_one_node_violate_tc2() -> None:
     """Microbatches 0 and 5 are the first two of data node 0, and neither waits for input."""
     assert PASSES.starts[5, 0] == PASSES.ends[0, 0]
     for passes in (timed("starts", 5, 0, -1), timed("ends", 0, 0, 1)):
-        assert Violation("TC2", "node 0 works on microbatches 0 and 5 at once") in broken(PROBLEM, PLAN, passes)
-    assert broken(PROBLEM, PLAN, timed("starts", 5, 0, -1)) == [
+        assert Violation("TC2", "node 0 works on microbatches 0 and 5 at once") in find_violations(
+            PROBLEM, PLAN, passes
+        )
+    assert find_violations(PROBLEM, PLAN, timed("starts", 5, 0, -1)) == [
         Violation("TC2", "node 0 works on microbatches 0 and 5 at once")
     ]
 
@@ -123,12 +125,12 @@ def test_a_pass_before_its_input_violates_order(number: int, node: int) -> None:
     early = int(PASSES.ends[0, number - 1]) - int(PASSES.starts[0, number])
     passes = timed("starts", 0, number, early)
     where = f"microbatch 0, pass {number} at node {node}, begins before its input is there"
-    assert Violation("order", where) in broken(PROBLEM, PLAN, passes)
+    assert Violation("order", where) in find_violations(PROBLEM, PLAN, passes)
 
 
 def test_a_message_one_nanosecond_late_violates_order() -> None:
     where = "microbatch 0, pass 1 at node 14, begins before its input is there"
-    assert broken(PROBLEM, PLAN, timed("starts", 0, 1, -1)) == [Violation("order", where)]
+    assert find_violations(PROBLEM, PLAN, timed("starts", 0, 1, -1)) == [Violation("order", where)]
 
 
 @pytest.mark.parametrize(
@@ -140,13 +142,13 @@ def test_a_message_one_nanosecond_late_violates_order() -> None:
     ],
 )
 def test_nodes_in_forbidden_stages_are_named(problem: PlanningProblem, where: str) -> None:
-    assert Violation("arrangement", where) in broken(problem, PLAN)
+    assert Violation("arrangement", where) in find_violations(problem, PLAN)
 
 
 def test_a_plan_that_deadlocks_violates_tc1() -> None:
     """Two microbatches, one slot at each node, and the same two nodes in opposite orders."""
     problem = replace(published(2), slots=np.ones(20, np.int64), sizes=(2, 9, 9), microbatches=1)
     plan = Solution(np.array([0, 0, *[1, 2] * 9]), np.array([0, 1]), np.array([[2, 3], [3, 2]]))
-    [violation] = broken(problem, plan)
+    [violation] = find_violations(problem, plan)
     assert violation.rule == "TC1"
     assert "memory deadlocks: the forward of microbatch 1 at node 2 waits" in violation.where

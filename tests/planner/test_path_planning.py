@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from benchmarks.paths import leaf_spine, optimum, ring, small_instance, with_dead
+from benchmarks.paths import better_of_two, in_turn, leaf_spine, optimum, ring, small_instance, with_dead
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,12 +17,10 @@ from planaria.planner import paths
 from planaria.planner.paths import (
     Assignment,
     SiteFlow,
-    better_of_two,
-    hashed,
     improved,
-    in_turn,
     largest_load,
     plan,
+    random_paths,
     shifted,
     tightest_cut,
 )
@@ -70,7 +68,7 @@ def test_the_bound_is_below_the_optimum_and_the_optimum_below_the_plan(seed: int
 @given(seeds)
 def test_each_move_from_a_hashed_start_lowers_loads(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed))
-    chosen = hashed(flows, ways, seed)
+    chosen = random_paths(flows, ways, seed)
     for _ in range(1000):
         better = improved(flows, ways, chosen)
         if better is None:
@@ -146,9 +144,9 @@ def test_a_plan_of_many_flows_tries_a_limited_number_of_exchanges(monkeypatch: p
 @given(seeds)
 def test_baselines_choose_live_paths(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed))
-    for chosen in (hashed(flows, ways, seed), better_of_two(flows, ways, seed), in_turn(flows, ways)):
+    for chosen in (random_paths(flows, ways, seed), better_of_two(flows, ways, seed), in_turn(flows, ways)):
         assert all(p in ways.living(f.source, f.target) for f, p in zip(flows, chosen, strict=True))
-    assert hashed(flows, ways, seed) == hashed(flows, ways, seed)
+    assert random_paths(flows, ways, seed) == random_paths(flows, ways, seed)
 
 
 def test_round_robin_uses_all_paths() -> None:

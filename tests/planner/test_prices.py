@@ -13,9 +13,9 @@ from instances import problems, published, random_plan
 from planaria.planner.all_routes import routes_of, shortest, turns
 from planaria.planner.bound import best_choice
 from planaria.planner.limits import _between, _least, elsewhere
-from planaria.planner.prices import Prices, least_s, room
+from planaria.planner.prices import Prices, least_s, step_resources
 from planaria.planner.problem import PlanningProblem
-from planaria.planner.relaxed import relaxed
+from planaria.planner.relaxed import relaxed_bound
 from planaria.planner.search import step_ns
 
 
@@ -34,7 +34,7 @@ def test_no_prices_give_more_than_the_step_of_a_plan(problem: PlanningProblem, s
     prices = Prices(*(drawn * [[1], [1], [1], [1e-9]]), long, away)
     for least in (0.0, float(chance.random()) * step):
         for most in (np.inf, share * step):
-            bound = least_s(problem, ways, room(problem, ways, data, least, most), prices)
+            bound = least_s(problem, ways, step_resources(problem, ways, data, least, most), prices)
             assert min(bound, most) <= step * (1 + 1e-9)
 
 
@@ -44,8 +44,8 @@ def test_the_best_prices_give_more_than_others(problem: PlanningProblem, seed: i
     ways, plan, chance = routes_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
     assert ways is not None
     data = np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size))
-    there_is = room(problem, ways, data, 0.0)  # no step is assumed, so only prices matter
-    best, prices = relaxed(problem, ways, there_is)
+    there_is = step_resources(problem, ways, data, 0.0)  # no step is assumed, so only prices matter
+    best, prices = relaxed_bound(problem, ways, there_is)
     assert best == least_s(problem, ways, there_is, prices) <= step_ns(problem, plan) / 1e9 * (1 + 1e-9)
     for _ in range(5):
         other = Prices(*(each * np.exp(chance.normal(0, 0.3, each.shape)) for each in prices))

@@ -15,10 +15,10 @@ from instances import CA, problems, published, published_plan
 
 from planaria.planner.cells import remaining
 from planaria.planner.evaluate import NEVER
-from planaria.planner.guidelines import broken
+from planaria.planner.guidelines import find_violations
 from planaria.planner.initial_plans import greedy, random_routes
 from planaria.planner.problem import PlanningProblem, Solution
-from planaria.planner.replan import measured, replan
+from planaria.planner.replan import replan, with_measured_links
 from planaria.planner.search import step_ns
 
 
@@ -38,7 +38,7 @@ def test_a_new_plan_obeys_the_rules_that_the_old_plan_obeyed(
     stages = [old.members(stage) for stage in range(len(problem.sizes))]
     if data.draw(st.booleans()):
         disorderly = random_routes(problem, stages, rng, problem.swaps)
-        old = old if broken(problem, disorderly) else disorderly
+        old = old if find_violations(problem, disorderly) else disorderly
     one_of_each = {rng.choice(members) for members in stages}
     others = sorted(set(range(problem.nodes)) - one_of_each)
     assume(others)
@@ -46,7 +46,7 @@ def test_a_new_plan_obeys_the_rules_that_the_old_plan_obeyed(
     nodes = [n for n in range(problem.nodes) if n not in gone]
     found, step_s, _ = replan(problem, old, nodes, seed)
     left, new = remaining(problem, old, nodes), numbered_anew(found, nodes)
-    assert broken(left, new) == []
+    assert find_violations(left, new) == []
     assert step_ns(left, new) / 1e9 == step_s
 
 
@@ -57,7 +57,7 @@ def test_the_published_plan_without_some_of_its_nodes() -> None:
         nodes = [n for n in range(20) if n not in gone]
         found, step_s, _ = replan(problem, old, nodes, 0)
         left, new = remaining(problem, old, nodes), numbered_anew(found, nodes)
-        assert broken(left, new) == []
+        assert find_violations(left, new) == []
         assert left.count == 30, "no microbatch is lost with a data node"
         assert whole * 0.8 < step_s < whole * 2.5
 
@@ -68,16 +68,16 @@ def test_a_slow_link_is_avoided() -> None:
     nodes = list(range(problem.nodes))
     hops = Counter(hop for path in old.path.tolist() for hop in pairwise(path))
     (source, target), _ = hops.most_common(1)[0]
-    slower = measured(
+    slower = with_measured_links(
         problem, {(source, target): float(problem.link[problem.site[source], problem.site[target]]) / 1e9 + 1}
     )
 
     found, step_s, before_s = replan(slower, old, nodes, 0)
 
-    assert broken(slower, found) == []
+    assert find_violations(slower, found) == []
     assert before_s == step_ns(slower, old) / 1e9
     assert step_s < before_s, "the search kept the old routes"
-    assert measured(problem, {(source, source): 9.0}).link.tolist() == problem.link.tolist(), "within a site"
+    assert with_measured_links(problem, {(source, source): 9.0}).link.tolist() == problem.link.tolist(), "within a site"
 
 
 def test_the_same_nodes_and_seed_give_the_same_plan() -> None:

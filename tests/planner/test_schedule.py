@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from instances import CA, problems, published, published_plan, random_plan
 
 from planaria.common.errors import UserError
-from planaria.planner.guidelines import broken
+from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, read, schedule_of, write
 
@@ -168,4 +168,4 @@ def test_inconsistent_parts_are_rejected(tree: Tree, tmp_path: Path, change: Tre
     except UserError as error:
         assert str(error).startswith(f"{path}: ")
     else:
-        assert broken(found.problem, found.solution)
+        assert find_violations(found.problem, found.solution)

@@ -19,7 +19,7 @@ from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.anneal import _in_order
 from planaria.planner.baselines import COLUMNS, PLANNED, RANDOM, ROWS, baselines, random_skipping
 from planaria.planner.bound import certificate
-from planaria.planner.guidelines import broken
+from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem
 from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
 
@@ -35,7 +35,7 @@ class Reports:
         self.moves: list[int] = []
 
     def __call__(self, found: SearchResult) -> None:
-        assert broken(self.problem, found.solution) == []
+        assert find_violations(self.problem, found.solution) == []
         assert found.step_s == step_ns(self.problem, found.solution) / 1e9
         self.steps.append(found.step_s)
         self.moves.append(found.moves)
@@ -113,7 +113,7 @@ def test_a_plan_is_found_whichever_stages_are_drawn_first() -> None:
     """Half of eight stages: after a draw of the first four, the last four would be out of reach for the next route."""
     problem = replace(published(4), sizes=(4, *[2] * 8), microbatches=4)
     for seed in range(10):
-        assert broken(problem, search(problem, seed, SearchBudget(moves=200)).solution) == []
+        assert find_violations(problem, search(problem, seed, SearchBudget(moves=200)).solution) == []
 
 
 def test_roles_are_respected() -> None:
@@ -123,7 +123,7 @@ def test_roles_are_respected() -> None:
     problem.role[must], problem.role[never] = ROLES.index("data"), ROLES.index("worker")
     found = search(problem, 0, SearchBudget(moves=20_000))
     assert found.solution.members(0) == must
-    assert broken(problem, found.solution) == []
+    assert find_violations(problem, found.solution) == []
 
 
 def test_skipping_alone_helps_if_all_links_are_equal() -> None:

@@ -20,9 +20,9 @@ from planaria.pipeline.network import topology
 from planaria.pipeline.plan.build import first_come
 from planaria.planner.bound import ALL, best_of_all, certificate, plans
 from planaria.planner.evaluate import NEVER
-from planaria.planner.guidelines import broken
+from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem, Solution, central_first, problem_of
-from planaria.planner.replan import measured
+from planaria.planner.replan import with_measured_links
 from planaria.planner.schedule import read
 from planaria.planner.search import SearchBudget, search, step_ns
 from planaria.planner.tables import NO_SUMS
@@ -62,7 +62,7 @@ def test_a_step_ends_when_all_nodes_have_their_sums(problem: PlanningProblem, se
 def test_a_search_reports_the_step_of_its_plan(problem: PlanningProblem, seed: int) -> None:
     found = search(problem, seed % 100, SearchBudget(moves=500))
     assert found.step_s == step_ns(problem, found.solution) / 1e9
-    assert not broken(problem, found.solution)
+    assert not find_violations(problem, found.solution)
 
 
 def two_sites(block: int) -> PlanningProblem:
@@ -121,7 +121,7 @@ def test_all_plans_of_a_tiny_problem_are_tried(seed: int) -> None:
     tried = list(plans(problem))
     keys = {(*plan.stage.tolist(), *plan.origin.tolist(), *plan.path.ravel().tolist()) for plan in tried}
     assert len(keys) == len(tried)
-    assert not any(rule.rule != "TC1" for plan in tried for rule in broken(problem, plan))
+    assert not any(rule.rule != "TC1" for plan in tried for rule in find_violations(problem, plan))
     drawn = random_plan(problem, seed)
     assert (*drawn.stage.tolist(), *drawn.origin.tolist(), *drawn.path.ravel().tolist()) in keys
     best = best_of_all(problem)
@@ -251,7 +251,7 @@ def test_a_network_in_which_nothing_takes_time_is_searched() -> None:
 
 
 def test_slower_links_also_slow_gradients() -> None:
-    slower = measured(two_sites(1000), {(1, 3): 30e-9})
+    slower = with_measured_links(two_sites(1000), {(1, 3): 30e-9})
     assert slower.link[0, 1] == 30
     assert slower.sums[1].tolist() == [[0, 3000], [1000, 0]]
 

@@ -9,7 +9,7 @@ from stage_states import agree, assert_same_state, state
 
 from planaria.models.packing import PackingError
 from planaria.models.state import StageState
-from planaria.recovery.checkfree_plus import MirrorHolder, MirrorSender, due
+from planaria.recovery.checkfree_plus import MirrorHolder, MirrorSender, is_renewal_due
 
 GRADIENTS = StageState({})
 EVENTS = st.lists(st.sampled_from(["commit", "commit", "drop", "lose sender", "lose both"]), max_size=40)
@@ -20,9 +20,9 @@ def make(every: int) -> tuple[MirrorSender, MirrorHolder]:
 
 
 def test_a_copy_is_due_in_the_first_step_and_every_kth_one() -> None:
-    assert [due(step, 3, False) for step in range(7)] == [False, False, True, False, False, True, False]
-    assert all(due(step, 3, True) for step in range(7))
-    assert all(due(step, 1, False) for step in range(7))
+    assert [is_renewal_due(step, 3, False) for step in range(7)] == [False, False, True, False, False, True, False]
+    assert all(is_renewal_due(step, 3, True) for step in range(7))
+    assert all(is_renewal_due(step, 1, False) for step in range(7))
 
 
 @given(st.integers(1, 4), EVENTS)

@@ -109,4 +109,4 @@ def test_the_best_slices_follow_from_the_codes_traffic(kind: str, tolerate: int,
     """Each of 8 stages sends one block, a k-th of its state, per parity in k stripes."""
     best = Snapshot(code=kind, tolerate=tolerate, every="best")
     at = MachineProperties(8, step_s=1.0, state_bytes=1000, bandwidth=1000.0, memory_bandwidth=None, hourly=0.01)
-    assert best.sent(8) == sent and best.settled(at)["slices"] == 4 * sent
+    assert best.sent(8) == sent and best.resolve_best(at)["slices"] == 4 * sent

@@ -78,7 +78,7 @@ def reported(config: SwarmConfig, folder: Path) -> None:
     """Build the run's report through the page, once in this process for each set of optional sections."""
     sections = (config.task.reward, config.defence.consensus, config.receipts.committee)
     if sections not in REPORTED:
-        page.drawn(swarm_report.body(folder, config, read_outcome(folder)))
+        page.build_parts(swarm_report.body(folder, config, read_outcome(folder)))
         REPORTED.add(sections)
 
 

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import CONTEXT, policy
 
-from planaria.swarm.attacks.attacker import TRIES, Attacker, changed, of_row, of_tokens
+from planaria.swarm.attacks.attacker import TRIES, Attacker, changed_positions, of_row, of_tokens
 from planaria.swarm.checks.base import Check
-from planaria.swarm.checks.tokens import DuplicatesCheck, SurprisalCheck, tail
+from planaria.swarm.checks.tokens import DuplicatesCheck, SurprisalCheck, binomial_tail
 from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.learning.learner import pulls
+from planaria.swarm.learning.learner import logit_pulls
 from planaria.swarm.learning.loss import policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy.policies import LlamaPolicy
@@ -250,7 +250,9 @@ class TestAdaptive:
     def test_it_repeats_itself_no_more_than_its_own_check_allows(self, own: LlamaPolicy) -> None:
         (copied,) = written(configured(), own, 1)
         p = math.exp(as_cases(own, [copied])[0].reading.drawn)
-        level = math.sqrt(tail(2, 6, p) * tail(2, 6 * TRIES, p))  # two copies among all its tries would pass
+        level = math.sqrt(
+            binomial_tail(2, 6, p) * binomial_tail(2, 6 * TRIES, p)
+        )  # two copies among all its tries would pass
         found = written(configured(adaptive=True), own, 6, [DuplicatesCheck(level=level)])
         assert sum(w.poison for w in found) == 1
         assert not DuplicatesCheck(level=level).examine(as_cases(own, found[:2]), CONTEXT).refused
@@ -278,7 +280,7 @@ def pull(kind: str, claims: np.ndarray, advantage: float) -> list[float]:
     everywhere = torch.ones(len(LOGPS), 1, dtype=torch.bool)
     config = LossConfig.model_validate({"kind": kind})
     advantages = torch.full((len(LOGPS),), advantage)
-    return pulls(policy_loss(config, logp, claimed, advantages, everywhere, divisor=1).loss, logp).tolist()
+    return logit_pulls(policy_loss(config, logp, claimed, advantages, everywhere, divisor=1).loss, logp).tolist()
 
 
 @pytest.mark.parametrize("kind", ["tis", "f_tis", "vis", "f_vis"])
@@ -304,7 +306,7 @@ def test_claims_for_the_payload_leave_little_weight_to_the_rest() -> None:
 
 @given(ids, ids)
 def test_unchanged_positions_are_the_source_in_order(of: list[int], source: list[int]) -> None:
-    places = set(changed(of, source))
+    places = set(changed_positions(of, source))
     rest = iter(source)
     assert all(one in rest for one in [i for n, i in enumerate(of) if n not in places])
-    assert changed(source, source) == []
+    assert changed_positions(source, source) == []

@@ -22,7 +22,7 @@ from planaria.models.chat import Template
 from planaria.models.llama_stages import Llama
 from planaria.report import page
 from planaria.swarm.audit import results
-from planaria.swarm.audit.files import look
+from planaria.swarm.audit.files import check_files
 from planaria.swarm.audit.measurement import Counter, MeasurementPlan, ReplyReader, Turn, measure
 from planaria.swarm.audit.questions import Question, QuestionPart
 from planaria.swarm.audit.results import Audit
@@ -225,7 +225,7 @@ def test_forbidden_files_fail_the_audit(model: Path, tmp_path: Path, name: str, 
     shutil.copytree(model, folder)
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(content)
-    assert any(fault in one for one in look(folder).faults), look(folder).faults
+    assert any(fault in one for one in check_files(folder).faults), check_files(folder).faults
     if name in ("model.py", "config.json"):  # one that opens all the same, and one that does not
         assert [part.name for part in gate(1, tmp_path / "out", folder).failed] == ["files"]
 
@@ -234,7 +234,7 @@ def test_weights_with_wrong_shapes_fail_without_being_opened(model: Path, tmp_pa
     folder = tmp_path / "model"
     shutil.copytree(model, folder)
     (folder / "planaria.sha256").unlink()
-    assert "is gone" in look(folder).faults[0]
+    assert "is gone" in check_files(folder).faults[0]
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")

@@ -19,7 +19,7 @@ from planaria.models.chat import Template, template_of
 from planaria.models.llama_stages import Llama
 from planaria.swarm.assemble import policy_of
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.policy.base import held, weights_fingerprint
+from planaria.swarm.policy.base import likelihood_digest, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.prompts import EXAMPLES, worked_examples
 from planaria.swarm.rollout import ask
@@ -57,7 +57,7 @@ def folder(tmp_path: Path, **settings: Any) -> Path:
     LlamaPolicy(Llama(MODEL.model_copy(update={"vocab": 260, "context": 1024}), seed=1), TOKENIZER).export(made)
     config = made / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | settings))
-    digests.accept(made, [file.name for file in made.iterdir() if file.name != digests.FILE])
+    digests.replace_list(made, [file.name for file in made.iterdir() if file.name != digests.FILE])
     return made
 
 
@@ -144,9 +144,9 @@ def test_peers_with_equal_weights_and_prompts_have_equal_fingerprints(tmp_path: 
     made = folder(tmp_path, chat_template=CHATML)
     chatting, again, shown = opened(made), opened(made), opened(made, examples=2)
     assert weights_fingerprint(chatting.module) == weights_fingerprint(shown.module)
-    assert held(chatting) == held(again) != held(shown)
+    assert likelihood_digest(chatting) == likelihood_digest(again) != likelihood_digest(shown)
     bare = opened(made, chat="never")
-    assert held(bare) == weights_fingerprint(bare.module)
+    assert likelihood_digest(bare) == weights_fingerprint(bare.module)
 
 
 @pytest.mark.parametrize(

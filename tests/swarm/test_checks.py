@@ -14,8 +14,15 @@ from tiny_swarm import CONTEXT, case, reading
 
 from planaria.swarm.checks.defence import Quarantine
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
-from planaria.swarm.checks.tokens import ClaimsCheck, DuplicatesCheck, SupportCheck, SurprisalCheck, outside, tail
-from planaria.swarm.completion_intake import RoundAllowance, unscheduled
+from planaria.swarm.checks.tokens import (
+    ClaimsCheck,
+    DuplicatesCheck,
+    SupportCheck,
+    SurprisalCheck,
+    binomial_tail,
+    first_outside_top_k,
+)
+from planaria.swarm.completion_intake import RoundAllowance, unscheduled_completions
 from planaria.swarm.rollout import Rollout
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
@@ -30,7 +37,7 @@ class TestSupport:
 
     @given(st.lists(st.integers(0, 10)), st.integers(1, 10))
     def test_the_first_token_outside_is_reported(self, ranks: list[int], k: int) -> None:
-        place = outside(ranks, k)
+        place = first_outside_top_k(ranks, k)
         if place is None:
             assert all(rank < k for rank in ranks)
         else:
@@ -65,10 +72,10 @@ class TestDuplicates:
     def test_the_tail_is_the_exact_sum(self, n: int, p: Fraction, data: st.DataObject) -> None:
         count = data.draw(st.integers(0, n + 1))
         exact = sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(count, n + 1))
-        assert tail(count, n, float(p)) == pytest.approx(float(exact), rel=1e-9, abs=1e-300)
+        assert binomial_tail(count, n, float(p)) == pytest.approx(float(exact), rel=1e-9, abs=1e-300)
 
     def test_probabilities_outside_0_to_1_are_clamped(self) -> None:
-        assert tail(3, 3, 1 + 1e-9) == 1 and tail(1, 3, -0.0) == 0
+        assert binomial_tail(3, 3, 1 + 1e-9) == 1 and binomial_tail(1, 3, -0.0) == 0
 
     def test_a_confident_policy_may_repeat_itself(self) -> None:
         sure = [case(index=n, read=reading([-0.05])) for n in range(12)]
@@ -77,7 +84,7 @@ class TestDuplicates:
     def test_only_copies_beyond_chance_are_refused(self) -> None:
         copies = [case(index=n, read=reading([-8.0])) for n in range(12)]
         refused = DuplicatesCheck(level=1e-6).examine(copies, CONTEXT).refused
-        first = next(c for c in range(2, 13) if tail(c, 12, math.exp(-8)) < 1e-6)
+        first = next(c for c in range(2, 13) if binomial_tail(c, 12, math.exp(-8)) < 1e-6)
         assert set(refused) == set(range(first - 1, 12)) and 1 < first < 12
 
     def test_copies_are_counted_by_peer_problem_and_text(self) -> None:
@@ -190,19 +197,19 @@ class TestSchedule:
     schedule = RoundAllowance(frozenset({3, 5}), training=100, groups=2, completions=2)
 
     def test_completions_beyond_the_schedule_are_refused(self) -> None:
-        assert not unscheduled([("a", 3), ("a", 5), ("b", 3), ("a", 3), ("a", 5)], self.schedule)
-        assert unscheduled([("a", 4), ("a", 3)], self.schedule).keys() == {0}, "a problem of another round"
-        refused = unscheduled([("a", 3), ("a", 3), ("b", 3), ("a", 3), ("a", 5)], self.schedule)
+        assert not unscheduled_completions([("a", 3), ("a", 5), ("b", 3), ("a", 3), ("a", 5)], self.schedule)
+        assert unscheduled_completions([("a", 4), ("a", 3)], self.schedule).keys() == {0}, "a problem of another round"
+        refused = unscheduled_completions([("a", 3), ("a", 3), ("b", 3), ("a", 3), ("a", 5)], self.schedule)
         assert refused == {3: "more than 2 completions of one problem"}
 
     def test_held_out_problems_are_never_trained_on(self) -> None:
         free = RoundAllowance(None, training=100, groups=2, completions=2)
-        assert unscheduled([("a", 99), ("a", 100), ("a", 2**62)], free).keys() == {1, 2}
+        assert unscheduled_completions([("a", 99), ("a", 100), ("a", 2**62)], free).keys() == {1, 2}
 
     @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 12)), max_size=60))
     def test_where_peers_choose_their_number_of_problems_is_limited(self, sent: list[tuple[str, int]]) -> None:
         free = RoundAllowance(None, training=10, groups=2, completions=3)
-        refused = unscheduled(sent, free)
+        refused = unscheduled_completions(sent, free)
         kept = [entry for place, entry in enumerate(sent) if place not in refused]
         for peer in "ab":
             own = [problem for sender, problem in kept if sender == peer]

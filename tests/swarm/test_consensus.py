@@ -24,7 +24,7 @@ from planaria.swarm.checks.defence import Defence
 from planaria.swarm.completion_intake import Scoring
 from planaria.swarm.config import DefenceConfig, SwarmConfig
 from planaria.swarm.learning.advantages import round_advantages
-from planaria.swarm.peer_recovery import Evaluation, accuracy_drop, best
+from planaria.swarm.peer_recovery import Evaluation, accuracy_drop, best_evaluation
 from planaria.swarm.random_draws import of_messages
 from planaria.swarm.recipe import load
 from planaria.swarm.records.lines import PEERS, Evaluated, Finished
@@ -171,7 +171,7 @@ def test_a_declining_run_stops_with_its_best_state(tmp_path: Path, pupil: Path) 
     assert len(stopped) == 2 and all("held-out accuracy fell from" in line and "\n" not in line for line in stopped)
     for name in ("p0", "p1"):
         looks = [Evaluation(r.round, r.accuracy.rate or 0) for r in log(tmp_path, name) if isinstance(r, Evaluated)]
-        assert looks[-1].round < 40 and rounds_kept(tmp_path / PEERS / name) == [best(looks).round]
+        assert looks[-1].round < 40 and rounds_kept(tmp_path / PEERS / name) == [best_evaluation(looks).round]
         assert not any(isinstance(record, Finished) for record in log(tmp_path, name))
 
 
@@ -215,7 +215,7 @@ def test_an_attacker_sends_wrong_answers(tmp_path: Path, pupil: Path) -> None:
         ({"defence": {"consensus": True}}, "defence.consensus: needs tests"),
         ({"task": {"reward": "consensus", "agreement": 1.0}}, "task.agreement.*less than 1"),
         ({"task": {"reward": "consensus", "agreement": 0.0}}, "task.agreement.*greater than 0"),
-        ({"task": {"brake": 0.1}, "evaluate": {"every": 0}}, "task.brake: needs evaluations"),
+        ({"task": {"max_accuracy_drop": 0.1}, "evaluate": {"every": 0}}, "task.max_accuracy_drop: needs evaluations"),
         ({"optim": {"warmup": 5}}, r"set a learning rate \(optim.lr\)"),
     ],
 )
@@ -257,9 +257,9 @@ def test_problems_without_tests_need_a_vote_and_have_no_brake(tmp_path: Path) ->
         task_of(SwarmConfig.model_validate({"task": named}))
     task = task_of(SwarmConfig.model_validate({"task": named | {"reward": "consensus"}}))
     (warning,) = (found for found in [ConsensusReward(agreement=0.5).warning(replace(CONTEXT, task=task))] if found)
-    assert "nothing can brake" in warning and ConsensusReward(agreement=0.5).warning(CONTEXT) == ""
-    with pytest.raises(UserError, match=r"task.brake = 0.1: no held-out problem"):
-        task_of(SwarmConfig.model_validate({"task": named | {"reward": "consensus", "brake": 0.1}}))
+    assert "max_accuracy_drop cannot stop" in warning and ConsensusReward(agreement=0.5).warning(CONTEXT) == ""
+    with pytest.raises(UserError, match=r"task.max_accuracy_drop = 0.1: no held-out problem"):
+        task_of(SwarmConfig.model_validate({"task": named | {"reward": "consensus", "max_accuracy_drop": 0.1}}))
 
 
 @needs_sandbox

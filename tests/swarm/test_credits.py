@@ -6,27 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.credits import AMOUNT, EACH, HOPS, MEMBERS, WRITES, Route, plain, settled
+from benchmarks.credits import AMOUNT, EACH, HOPS, MEMBERS, WRITES, Route, expected, plain, settled
+from benchmarks.credits_board import BoardMember, PeerSigner, publish, take_part, verify_peer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.credits.board_transport import BoardMember, publish, take_part
 from planaria.swarm.credits.messages import (
     CreditOrder,
-    PeerSigner,
     StandIn,
     Statement,
     StatementCertificate,
     Vote,
     quorum,
     valid,
-    verify_peer,
 )
 from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
-from planaria.swarm.credits.simulate import PaymentScene, SyncScene, expected, simulate, simulate_sync
+from planaria.swarm.credits.simulate import PaymentScene, SyncScene, simulate, simulate_sync
 
 SEEDS = range(6)
 

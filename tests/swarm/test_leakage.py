@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.audit import QUESTION, planted, refusals
+from benchmarks.audit import QUESTION, planted, refusals, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from command_line import refused
 from planaria.common.errors import UserError
-from planaria.swarm.audit.leakage import ReplyChannel, estimate, exact, leak, most, sampled, silence, silenced
+from planaria.swarm.audit.leakage import ReplyChannel, estimate, exact, leak, most, silence, silenced
 from planaria.swarm.audit.measurement import Counter, Turn, named_value
 from planaria.swarm.audit.questions import INVISIBLE, Question, QuestionPart, closed_up, plain, read, replies_of
 

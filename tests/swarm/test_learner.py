@@ -16,7 +16,7 @@ from planaria.config.schema import OptimConfig
 from planaria.swarm.config import SamplingConfig, SwarmConfig
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.learning import learner as module
-from planaria.swarm.learning.learner import Learner, UpdateResult, masses, parts, pulls, scales
+from planaria.swarm.learning.learner import Learner, UpdateResult, logit_pulls, parts, peer_weights, scales
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer import Shadow
 from planaria.swarm.policy.base import SampledCompletion, weights_fingerprint
@@ -270,14 +270,14 @@ def scaled(weighed: list[tuple[str, float]], share: float) -> list[tuple[str, fl
 
 @given(weights, shares)
 def test_no_peer_exceeds_its_share_or_an_equal_part(weighed: list[tuple[str, float]], share: float) -> None:
-    after = masses(scaled(weighed, share))
+    after = peer_weights(scaled(weighed, share))
     bound = max(share, 1 / max(1, len(after)))
     assert all(value <= bound * sum(after.values()) * (1 + 1e-6) for value in after.values())
 
 
 @given(weights, shares)
 def test_only_peers_at_the_bound_are_scaled_and_only_down(weighed: list[tuple[str, float]], share: float) -> None:
-    factors, after = scales(weighed, share), masses(scaled(weighed, share))
+    factors, after = scales(weighed, share), peer_weights(scaled(weighed, share))
     bound = max(share, 1 / max(1, len(after)))
     for peer, factor in factors.items():
         assert 0 < factor <= 1
@@ -311,13 +311,13 @@ def test_scaled_weights_are_at_most_the_share(
     weighed: list[tuple[str, float]], share: float, expected: dict[str, float]
 ) -> None:
     assert scales(weighed, share).keys() == expected.keys()
-    assert masses(scaled(weighed, share)) == pytest.approx(expected)
+    assert peer_weights(scaled(weighed, share)) == pytest.approx(expected)
 
 
 @given(weights, shares)
 def test_shares_sum_to_one_and_stay_within_the_bound(weighed: list[tuple[str, float]], share: float) -> None:
     found = parts(weighed, scales(weighed, share))
-    assert found.keys() == masses(weighed).keys()
+    assert found.keys() == peer_weights(weighed).keys()
     assert not found or sum(found.values()) == pytest.approx(1)
     assert all(part <= max(share, 1 / len(found)) * (1 + 1e-6) for part in found.values())
 
@@ -329,10 +329,10 @@ def test_a_pull_is_half_the_gradient_norm_at_the_logits(rows: list[list[float]],
     factors = torch.arange(1.0, len(rows) + 1, dtype=torch.float64)[:, None]
     (gradient,) = torch.autograd.grad((logp * factors).sum(), logits)
     leaf = logp.detach().requires_grad_()
-    found = pulls((leaf * factors).sum(), leaf)
+    found = logit_pulls((leaf * factors).sum(), leaf)
     torch.testing.assert_close(found, gradient.abs().sum(1) / 2, rtol=1e-9, atol=1e-12)
 
 
 def test_padding_has_no_pull() -> None:
     leaf = torch.tensor([[-1.0, float("nan")]], requires_grad=True)
-    assert pulls(leaf[:, :1].sum(), leaf).tolist() == pytest.approx([1 - 0.36787944])
+    assert logit_pulls(leaf[:, :1].sum(), leaf).tolist() == pytest.approx([1 - 0.36787944])

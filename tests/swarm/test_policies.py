@@ -240,7 +240,7 @@ def test_other_architectures_are_opened_by_transformers(tmp_path: Path, tokenize
 def test_the_folder_s_settings_define_the_end_token(folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder, tmp_path / "other")
     (other / "generation_config.json").write_text('{"eos_token_id": [10, 256]}')
-    digests.accept(other, [file.name for file in other.glob("*.[js]*[!6]")])
+    digests.replace_list(other, [file.name for file in other.glob("*.[js]*[!6]")])
     found = open_policy(str(other))
     assert found.end == 10 and found.decode([65, 10]) == found.decode([65])
 
@@ -295,7 +295,7 @@ def broken(folder: Path, tmp_path: Path, **changes: str | None) -> str:
         (copy / name).unlink(missing_ok=True)
         if content is not None:
             (copy / name).write_text(content)
-    digests.accept(copy, [file.name for file in copy.glob("*.[js]*[!6]")])
+    digests.replace_list(copy, [file.name for file in copy.glob("*.[js]*[!6]")])
     return str(copy)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig
-from planaria.swarm.assemble import device_of, placed
+from planaria.swarm.assemble import device_of, place_policy
 from planaria.swarm.config import PolicyConfig
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.learning.loss_config import LossConfig
@@ -104,7 +104,7 @@ def test_missing_hardware_is_reported_before_the_start(monkeypatch: pytest.Monke
 
 
 def test_logits_mb_sets_the_limit() -> None:
-    assert placed(policy(), PolicyConfig(logits_mb=1)).room == 2**18  # type: ignore[attr-defined]
+    assert place_policy(policy(), PolicyConfig(logits_mb=1)).room == 2**18  # type: ignore[attr-defined]
     with pytest.raises(ValidationError):
         PolicyConfig(threads=0)
 
@@ -154,7 +154,7 @@ def test_a_transformers_model_is_split_unless_it_transforms_its_logits(kind: str
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_policy_on_a_gpu_reads_samples_and_learns(precision: str) -> None:
     config = PolicyConfig.model_validate({"device": "cuda", "precision": precision})
-    here, there = policy(), placed(policy(), config)
+    here, there = policy(), place_policy(policy(), config)
     ours, theirs = (read(who, PAIRS, 1.0)[3].logps for who in (here, there))
     np.testing.assert_allclose(ours, theirs, atol=0.1 if precision == "bf16" else 1e-3)
     assert len(there.sample([[1, 2], [3]], 2, 5, 1.0, 0, torch.Generator().manual_seed(1))[1]) == 2

@@ -19,7 +19,7 @@ from planaria.common.errors import UserError
 from planaria.models.llama_stages import Llama
 from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.policy.base import weights_fingerprint
-from planaria.swarm.policy.sources import graduate, strayed, teach
+from planaria.swarm.policy.sources import school_model, teach, with_stray_letters
 from planaria.swarm.tasks.base import Task, TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
@@ -45,15 +45,15 @@ def taught(**model: int) -> PolicyConfig:
 
 
 def schooled(folder: Path, config: SchoolConfig = SCHOOL, **model: int) -> str:
-    found, tokenizer = graduate(Sums(), config, taught(**model), folder)
+    found, tokenizer = school_model(Sums(), config, taught(**model), folder)
     assert tokenizer.vocab == 257
     return weights_fingerprint(found)
 
 
 def test_a_school_is_cached(tmp_path: Path) -> None:
     progress: list[str] = []
-    first, _ = graduate(Sums(), SCHOOL, PUPIL, tmp_path, progress.append)
-    again, _ = graduate(Sums(), SCHOOL, PUPIL, tmp_path, progress.append)
+    first, _ = school_model(Sums(), SCHOOL, PUPIL, tmp_path, progress.append)
+    again, _ = school_model(Sums(), SCHOOL, PUPIL, tmp_path, progress.append)
     assert weights_fingerprint(first) == weights_fingerprint(again) != weights_fingerprint(Llama(MODEL, seed=0))
     assert progress == ["school: 3 steps on worked solutions of sums"]
 
@@ -67,16 +67,16 @@ def test_the_cache_distinguishes_schools_tasks_and_models(tmp_path: Path) -> Non
     schooled(tmp_path, SCHOOL.model_copy(update={"seed": 1}))
     schooled(tmp_path, SCHOOL.model_copy(update={"noise": 0.5}))
     schooled(tmp_path, dim=32)
-    graduate(Sums(style="words"), SCHOOL, PUPIL, tmp_path)
-    graduate(Sums(digits=3), SCHOOL, PUPIL, tmp_path)
+    school_model(Sums(style="words"), SCHOOL, PUPIL, tmp_path)
+    school_model(Sums(digits=3), SCHOOL, PUPIL, tmp_path)
     files = sorted(tmp_path.glob("school-*.safetensors"))
     assert len(files) == 6 == len({file.read_bytes() for file in files})
 
 
 def test_a_learned_tokenizer_depends_on_the_task_only_and_is_lossless(tmp_path: Path) -> None:
     pairs = taught(vocab=300).model_copy(update={"tokenizer": "bpe"})
-    _, first = graduate(Sums(), SCHOOL, pairs, tmp_path)
-    _, other = graduate(Sums(), SCHOOL.model_copy(update={"seed": 1}), pairs, tmp_path)
+    _, first = school_model(Sums(), SCHOOL, pairs, tmp_path)
+    _, other = school_model(Sums(), SCHOOL.model_copy(update={"seed": 1}), pairs, tmp_path)
     assert first.to_json() == other.to_json()
     solution = Sums().solution(Sums().problem(7), random.Random(0))
     assert first.decode(first.encode(solution)) == solution and len(first.encode(solution)) < len(solution)
@@ -85,13 +85,13 @@ def test_a_learned_tokenizer_depends_on_the_task_only_and_is_lossless(tmp_path: 
 
 def test_a_task_without_solutions_has_no_school(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'Dumb' has no worked solutions .*policy\.kind"):
-        graduate(Dumb(), SCHOOL, PUPIL, tmp_path)
+        school_model(Dumb(), SCHOOL, PUPIL, tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_a_context_too_short_for_a_solution_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy\.model\.context = 16.* 2\d or more"):
-        graduate(Sums(), SCHOOL, taught(context=16), tmp_path)
+        school_model(Sums(), SCHOOL, taught(context=16), tmp_path)
 
 
 def test_a_concurrent_process_waits_for_the_same_school(tmp_path: Path) -> None:
@@ -102,7 +102,9 @@ def test_a_concurrent_process_waits_for_the_same_school(tmp_path: Path) -> None:
     progress: queue.Queue[str] = queue.Queue()
     found: list[Llama] = []
     with locked(lock, lambda: None):  # a file lock, which blocks threads like processes
-        late = threading.Thread(target=lambda: found.append(graduate(Sums(), SCHOOL, PUPIL, tmp_path, progress.put)[0]))
+        late = threading.Thread(
+            target=lambda: found.append(school_model(Sums(), SCHOOL, PUPIL, tmp_path, progress.put)[0])
+        )
         late.start()
         assert progress.get(timeout=60) == "waiting for another process that teaches the same"
         kept.rename(file)
@@ -121,7 +123,7 @@ def test_teaching_reduces_the_loss() -> None:
 
 @given(st.text(string.digits + "+=,;[]\n", max_size=40), st.randoms(use_true_random=False))
 def test_stray_letters_are_inserted_between_steps(solution: str, rng: random.Random) -> None:
-    found = strayed(solution, rng)
+    found = with_stray_letters(solution, rng)
     added = len(found) - len(solution)
     assert 1 <= added <= 4
     place = next(

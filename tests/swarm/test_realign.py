@@ -231,14 +231,14 @@ def test_a_drill_repairs_a_poisoned_peer_once_with_all_strategies(
     monkeypatch.setattr(exams, "MEASURED", 20)
     monkeypatch.setattr(drill, "RepairPlan", functools.partial(RepairPlan, steps=30))
     config = of_run(done)
-    found = drill.repaired(config, done, "TEXT")
+    found = drill.repair_run(config, done, "TEXT")
     assert found is not None and found.peer == "p0" and found.before.accuracy.eligible == 20
     assert [way.by for way in found.ways] == ["back", "mix", "tune", "mask", "random", "anew", "layers"]
     masked, shuffled = (next(way for way in found.ways if way.by == by) for by in ("mask", "random"))
     assert masked.told == shuffled.told and masked.told.endswith("% kept")
-    assert drill.repaired(config.model_copy(update={"peers": {}}), done, "TEXT") is None, "no attacker"
+    assert drill.repair_run(config.model_copy(update={"peers": {}}), done, "TEXT") is None, "no attacker"
     monkeypatch.setattr(drill, "_repaired", None)  # a second repair would fail
-    assert drill.repaired(config, done, "TEXT") == found
+    assert drill.repair_run(config, done, "TEXT") == found
 
     page = Drill(name="d", last=1, watch=["text"], arms=[], repairs=[found, found])
     rows = repair_table(page).rows

@@ -28,11 +28,11 @@ from planaria.swarm.board.receipts import (
     Committee,
     MessageList,
     RunCertificate,
-    agreed,
     cannot_reach_quorum,
     check,
-    followed,
+    majority_list,
     message_list_in,
+    quorum_digest,
     rewards_in,
     rewards_text,
     text_of,
@@ -138,8 +138,8 @@ def test_the_followed_list_is_independent_of_reading_order(
     closings: dict[str, MessageList], quorum: int, early: frozenset[str]
 ) -> None:
     voters = frozenset("abcdef")
-    found = followed(closings, voters, voters, quorum, early)
-    back = followed(dict(reversed(closings.items())), voters, voters, quorum, early)
+    found = majority_list(closings, voters, voters, quorum, early)
+    back = majority_list(dict(reversed(closings.items())), voters, voters, quorum, early)
     assert found == back
     if found is not None:
         named = [peer for peer, listed in closings.items() if listed == found and peer in voters]
@@ -179,7 +179,7 @@ def simulated(seed: int, byzantine: int) -> tuple[set[str], list[str]]:
     for peer in rng.sample(honest, len(honest)):
         seen = {p: listed for p, listed in closings.items() if rng.random() < 0.7}
         seen |= {byzantine_member: rng.choice(lies) for byzantine_member in "abcd"[:byzantine]}
-        mine = followed(seen, committee.members, committee.members, 2, frozenset(views[peer])) or views[peer]
+        mine = majority_list(seen, committee.members, committee.members, 2, frozenset(views[peer])) or views[peer]
         closings[peer] = mine
         signed[peer] = [_signed(peer, mine)]
     for byzantine_member in "abcd"[:byzantine]:
@@ -194,7 +194,7 @@ def simulated(seed: int, byzantine: int) -> tuple[set[str], list[str]]:
             1.0,
         ):  # what it reads of a Byzantine member differs from look to look, each file is shown twice
             shown = [rng.choice(one) for one in signed.values() if rng.random() < chance] * 2
-            if (digest := agreed(shown, committee)) is not None:
+            if (digest := quorum_digest(shown, committee)) is not None:
                 certified.add(digest)
                 mine = next(r.text for r in shown if r.digest == digest)
         if digest_of(mine) in certified:

@@ -124,7 +124,7 @@ def test_a_peer_contradicted_by_a_certificate_rolls_back(tmp_path: Path, pupil: 
 
     def odd() -> None:
         lone = peer(config, "p3", tmp_path)
-        meeting, gather = lone.meeting, lone.meeting.gather
+        meeting, gather = lone.quorum, lone.quorum.gather
         missed = own_identity(config, "p0", tmp_path).peer
         overruled = meeting.overruled
 

@@ -208,7 +208,7 @@ def test_the_token_is_sent_and_never_logged(
     monkeypatch.setenv("MY_TOKEN", "melon")
     other, _ = server_of(config, tmp_path)
     assert other.draw(0, PROMPTS, 1) is None
-    assert other.found.local == "/v1/completions was answered with 401 (who[31m are you?)"
+    assert other.found.local == "/v1/completions was answered with 401 (who [31m are you?)"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def thread_of(
 
     def live() -> None:
         mortal = peer(config, name, folder)
-        publish = mortal.meeting.publish
+        publish = mortal.quorum.publish
 
         def last_words(rollouts: Rollouts) -> None:
             if rollouts.round != rounds_only or published:
@@ -46,7 +46,7 @@ def thread_of(
             if rollouts.round == rounds_only:
                 raise Death
 
-        mortal.meeting.publish = last_words  # type: ignore[method-assign]
+        mortal.quorum.publish = last_words  # type: ignore[method-assign]
         with contextlib.suppress(Death):
             mortal.run()
 
@@ -159,14 +159,14 @@ def test_no_peer_learns_from_a_late_message(tmp_path: Path, pupil: Path) -> None
 
     def late() -> None:
         sleeper = peer(config, "p2", tmp_path)
-        publish = sleeper.meeting.publish
+        publish = sleeper.quorum.publish
 
         def tardy(rollouts: Rollouts) -> None:
             if rollouts.round == 1:
                 until(lambda: (tmp_path / "board" / "peers" / first / "closings" / "000001.json").is_file())
             publish(rollouts)
 
-        sleeper.meeting.publish = tardy  # type: ignore[method-assign]
+        sleeper.quorum.publish = tardy  # type: ignore[method-assign]
         sleeper.run()
 
     with threads(*[thread_of(config, name, tmp_path) for name in ("p0", "p1")], late):

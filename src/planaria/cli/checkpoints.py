@@ -61,11 +61,11 @@ def _convert(
             raise UserError(f"checkpoint convert {run}: give --to FOLDER, or --from FORMAT for another program's")
         notes = convert(run, checkpoint, settings, to)
     else:
-        from planaria.cli.commands.checkpoint import bring
+        from planaria.cli.commands.checkpoint import start_from_folder
 
         refuse({"to": to, "checkpoint": checkpoint}, "is for a checkpoint of a run; --from writes a run, OUT/NAME")
         if recipe is None:
             raise UserError(f"--from {kind}: give --recipe RECIPE, the new run's recipe or a run with that recipe")
-        notes = bring(run, recipe, settings, kind, names)
+        notes = start_from_folder(run, recipe, settings, kind, names)
     print("\n".join(notes))
     return 0

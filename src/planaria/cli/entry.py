@@ -25,8 +25,9 @@ from planaria.cli.flags import program as command_of
 from planaria.cli.mistakes import explained, require_known
 from planaria.common.errors import LedgerError, RunStopped, UserError
 from planaria.common.logs import command_logs
+from planaria.common.printing import escaped
 from planaria.common.signals import interrupted
-from planaria.common.stdio import ensure, lasting
+from planaria.common.stdio import ensure, tolerate_closed_output
 from planaria.config import consent
 
 CORE = (
@@ -111,7 +112,7 @@ def _code(call: Callable[[], int]) -> int:
 
 def one_line(message: str) -> str:
     """Return a message as one line of printable text, shortened in the middle if it is too long."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    shown = escaped(message)
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
 
 
@@ -150,7 +151,7 @@ def _around(may_fork: bool, how: Invocation) -> Iterator[None]:
         from planaria.runtime.fleet import spawner
 
         spawner.expect_fork()
-    outlet = lasting() if how.lasting else nullcontext()
+    outlet = tolerate_closed_output() if how.lasting else nullcontext()
     with command_logs(how.log_level, how.log_json), consent.allowing(how.allow_code), outlet:
         yield
 

@@ -58,6 +58,8 @@ FLAGS = {
     ("experts merge", "--add"): "experts edit MODEL --add EXPERT --to FOLDER",
     ("experts merge", "--remove"): "experts edit MODEL --remove NAME --to FOLDER",
     ("report", "--perfetto="): "report RUN --perfetto --to FILE",
+    ("compare", "--together"): "compare RECIPE --adjacent-probability P",
+    ("compare", "--lost"): "compare RECIPE --failure-domain DOMAIN",
     ("swarm drill", "--settlement"): "python -m planaria.swarm.settlement",
 }
 """command and the beginning of a flag that it had → the spelling of that"""
@@ -150,9 +152,11 @@ def _as_option(flag: str, ctx: Any) -> str:
     if not isinstance(ctx.command, Settings):
         return ""
     from planaria.config import recipe
-    from planaria.config.section import section_of
+    from planaria.config.section import present_name, section_of
 
     head, _, key = flag.removeprefix("--").rpartition(".")
     fields = {name: field for root in ctx.command.roots() for name, field in root.model_fields.items()}
     section = section_of(fields[head].annotation) if head in fields else None
+    if section is not None and (name := present_name(section, key)) != key:
+        return f"write --{head}.{name}"
     return "" if section is None else recipe.as_option(key, section, f"--{head}.")

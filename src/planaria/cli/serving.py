@@ -63,7 +63,7 @@ def token_in(file: Path) -> str:
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~(stat.S_IRGRP | stat.S_IXGRP):
             raise UserError(f"{file}: other users can read or change it; fix that with `chmod 600 {file}`")
         with file.open("rb") as opened:
-            token = documents.bounded(opened, 4 * LONGEST_TOKEN).decode().strip()
+            token = documents.read_bounded(opened, 4 * LONGEST_TOKEN).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     plain = token.isascii() and token.replace("-", "").replace("_", "").isalnum()

@@ -64,7 +64,7 @@ class _Compiled:
 
 
 def _cache(function: Callable[..., object], folder: Path) -> Any:
-    """Return a cache of machine code in ``folder``. Files that cannot be read or written cost only a compilation."""
+    """Return a cache of machine code in ``folder``. An unreadable or unwritable file only causes a recompilation."""
     import numba
 
     caching: Any = import_module("numba.core.caching")

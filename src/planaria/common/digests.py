@@ -60,7 +60,9 @@ def write(folder: Path, sums: Mapping[str, Iterable[str]]) -> None:
 
 
 def put(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder and its list, atomically each; no file looks changed if the process is killed.
+    """Write files into a folder and add them to its list of digests.
+
+    Each write is atomic: if the process is killed, no file looks damaged.
 
     :raises OSError: if the folder is not writable or its disk is full.
     """
@@ -72,7 +74,7 @@ def put(folder: Path, files: Mapping[str, bytes]) -> None:
     write(folder, before | new)
 
 
-def accept(folder: Path, names: Iterable[str]) -> list[str]:
+def replace_list(folder: Path, names: Iterable[str]) -> list[str]:
     """Replace a folder's list by the current digests of these files; return the names that had changed."""
     try:
         before = read(folder)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
 from planaria.common.errors import UserError, nearest
 
@@ -33,6 +33,11 @@ class Record(BaseModel):
     """Base of written records: immutable, no unknown keys; non-finite numbers are JSON strings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+def renamed_to(name: str) -> AfterValidator:
+    """Return a validator with which a field that accepts several spellings holds the present one, ``name``."""
+    return AfterValidator(lambda _: name)
 
 
 def former_names(**renamed: str) -> Any:
@@ -59,7 +64,7 @@ def data(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> bytes:
         if path.exists() and not path.is_file():  # reading a pipe blocks, and a device has no end
             raise UserError(f"{path}: is not a file; {fix}")
         with path.open("rb") as file:
-            result = bounded(file, most)
+            result = read_bounded(file, most)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         raise UserError(f"{path}: cannot be read ({reason}); {fix}") from None
@@ -68,7 +73,7 @@ def data(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> bytes:
     return result
 
 
-def bounded(file: BinaryIO, most: int) -> bytes:
+def read_bounded(file: BinaryIO, most: int) -> bytes:
     """Read a stream to its end, or ``most`` + 1 bytes, in pieces: memory use follows the content, not the bound."""
     pieces, left = list[bytes](), most + 1
     while left and (piece := file.read(min(left, _PIECE))):

@@ -20,6 +20,7 @@ from json import dumps
 from typing import TextIO
 
 from planaria.common.errors import UserError
+from planaria.common.printing import escaped
 
 VARIABLE = "PLANARIA_LOG"
 LEVELS = ("debug", "info", "warning", "error")
@@ -66,7 +67,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "context", {})
         source = ", ".join(f"{name} {fields[name]}" for name in _SHOWN if name in fields)
-        message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.getMessage().strip())
+        message = escaped(record.getMessage().strip())
         time = f"{self.formatTime(record, '%H:%M:%S')}.{int(record.msecs):03d}"
         line = f"{time} {record.levelname} {source or record.name}: {message}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

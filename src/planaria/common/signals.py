@@ -50,7 +50,7 @@ def interrupted() -> Iterator[None]:
         yield
 
 
-def ending(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Describe how a process ended, by its exit code as Python reports it."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"stopped with exit code {code}"
 

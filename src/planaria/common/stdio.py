@@ -48,7 +48,7 @@ class _Outlet:
 
 
 @contextmanager
-def lasting() -> Iterator[None]:
+def tolerate_closed_output() -> Iterator[None]:
     """Discard output that can no longer be written, instead of failing."""
     _lost.clear()
     before = sys.stdout, sys.stderr

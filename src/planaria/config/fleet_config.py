@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from planaria.config import bounds
 from planaria.config.bounds import Natural, Positive, Seconds
-from planaria.config.section import Section
+from planaria.config.section import Section, formerly
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 RelayName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,100}$")]
+
+
+Diagnosis = Annotated[
+    Literal["off", "report", "act"], BeforeValidator(lambda value: "report" if value == "tell" else value)
+]
+"""reaction to slow workers and links; ``tell`` in recipes and logs of older versions"""
 
 
 class RelayConfig(Section):
@@ -30,11 +36,11 @@ class FleetConfig(Section):
     """ray: auto (the cluster of this machine), embedded (one started here), HOST:PORT or ray://HOST:PORT"""
     spares: bounds.Spares = 1
     """idle workers kept ready to take over any stage"""
-    own: Natural | None = None
+    local_workers: Annotated[Natural | None, formerly("local_workers", "own")] = None
     """number of workers that this machine, or the Ray cluster, has room for; others run on machines that join; 0: all
     do; by default all workers and spares run here"""
     join_s: Annotated[Seconds, Field(gt=0)] = 600.0
-    """with own: how long the run waits for machines to join when it lacks workers"""
+    """with local_workers: how long the run waits for machines to join when it lacks workers"""
     threads: bounds.Threads = 1
     """CPU threads of each worker"""
     gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -50,8 +56,8 @@ class FleetConfig(Section):
     """start a new worker for each one that dies; if false, the run continues with the remaining ones"""
     heartbeat_s: bounds.Heartbeat = 0.25
     """seconds between a worker's heartbeats"""
-    missed: Positive = 4
-    """missed heartbeats after which a worker counts as dead"""
+    missed_heartbeats: Annotated[Positive, formerly("missed_heartbeats", "missed")] = 4
+    """number of missed heartbeats after which a worker counts as dead"""
     start_timeout_s: Annotated[Seconds, Field(gt=0)] = 120.0
     """longest time for the imports shared by a machine's workers, and from a worker's start to its first heartbeat"""
     stop_s: Annotated[Seconds, Field(gt=0)] = 10.0
@@ -62,8 +68,8 @@ class FleetConfig(Section):
     run's own steps take long"""
     disk_timeout_s: Annotated[Seconds, Field(gt=0)] = 120.0
     """longest time for a worker to read or write one stage; extended if this run's own saves take long"""
-    diagnose: Literal["off", "tell", "act"] = "tell"
-    """name slow workers and links (tell), and also hand a slow worker's stage to a spare if that pays (act)"""
+    diagnose: Diagnosis = "report"
+    """report slow workers and links (report), and also hand a slow worker's stage to a spare if that pays (act)"""
     host: str = "127.0.0.1"
     """address at which the controller listens; on a Ray cluster, its node's address by default"""
     port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -12,7 +12,7 @@ from planaria.config.options import Options
 from planaria.config.section import DERIVED, Section
 
 
-def even(layers: int, stages: int) -> tuple[int, ...] | None:
+def even_layers(layers: int, stages: int) -> tuple[int, ...] | None:
     """Return the layers of each block stage, distributed evenly; None if some stage would have none.
 
     >>> even(10, 4) (3, 3, 2, 2)

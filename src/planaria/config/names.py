@@ -66,7 +66,7 @@ STAGE_FILE = r"stage-[0-9]{4,}(-at-[0-9]+)?\.safetensors"
 """pattern of the file of a stage in a checkpoint"""
 
 
-def plain(name: str) -> str:
+def path_component(name: str) -> str:
     """Return ``name`` if it is one visible component of a path.
 
     :raises PydanticCustomError: if it is not.
@@ -78,11 +78,11 @@ def plain(name: str) -> str:
 
 
 def _plainly_named(path: Path) -> Path:
-    plain(path.name)
+    path_component(path.name)
     return path
 
 
-FileName = Annotated[str, AfterValidator(plain)]
+FileName = Annotated[str, AfterValidator(path_component)]
 """one component of a path"""
 NamedPath = Annotated[Path, AfterValidator(_plainly_named)]
 """a path whose last component may be used as the name of another file"""

@@ -19,7 +19,7 @@ from planaria.common.errors import UserError, nearest
 from planaria.config import names, shipped
 from planaria.config.options import CHOICES, NAME
 from planaria.config.schema import RunConfig, Section
-from planaria.config.section import DERIVED, entry_of, meaning, section_of
+from planaria.config.section import DERIVED, entry_of, meaning, present_name, section_of
 
 MAX_RECIPE_BYTES = 1 << 20
 RUN = "config.json"
@@ -248,7 +248,8 @@ def refuse_unknown(
     tree: Mapping[str, Any], section: type[Section], location: str, prefix: str = "", root: type[Section] = RunConfig
 ) -> None:
     """Raise UserError for unknown keys, before types are checked."""
-    for key, value in tree.items():
+    for written, value in tree.items():
+        key = present_name(section, written)
         if key not in section.model_fields:
             elsewhere = [name for name, _ in fields(root) if name.rpartition(".")[2] == key]
             option = as_option(key, section, prefix)

@@ -114,15 +114,15 @@ class Registry(Generic[Chosen]):
 
     def _made(self, name: str, chosen: type[Chosen], options: Mapping[str, Any]) -> Chosen:
         own = {option: value for option, value in options.items() if option in chosen.model_fields}
-        apart = options.get(name, {})
-        if not isinstance(apart, Mapping):
+        own_options = options.get(name, {})
+        if not isinstance(own_options, Mapping):
             raise UserError(
-                f"{self._location}.{name} = {documents.shown(apart)}: is a table of the options of {name!r}"
+                f"{self._location}.{name} = {documents.shown(own_options)}: is a table of the options of {name!r}"
             )
-        if unknown := next((option for option in apart if option not in chosen.model_fields), None):
+        if unknown := next((option for option in own_options if option not in chosen.model_fields), None):
             raise UserError(f"{self._location}.{name}.{unknown}: unknown; {nearest(unknown, chosen.model_fields)}")
         try:
-            return chosen.model_validate_json(json.dumps(own | dict(apart)))
+            return chosen.model_validate_json(json.dumps(own | dict(own_options)))
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join([self._location, *(str(part) for part in first["loc"])])
@@ -172,7 +172,7 @@ def _imported(module: str, named: str) -> ModuleType:
         raise UserError(f"{named}: cannot be imported: {describe_error(error)}") from None
 
 
-def foreign(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
+def custom_choices(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
     """Return the classes, and their bases, that are not planaria's own."""
     lines = {line for chosen in choices for line in chosen.__mro__ if issubclass(line, Choice)}
     results = [line for line in lines if line.__module__.partition(".")[0] != "planaria"]

@@ -15,7 +15,7 @@ from planaria.config.bounds import Fraction, Natural, Positive, Seconds
 from planaria.config.data_config import DataConfig as DataConfig
 from planaria.config.fleet_config import FleetConfig as FleetConfig
 from planaria.config.model_config import ModelConfig as ModelConfig
-from planaria.config.model_config import SubspaceConfig, even
+from planaria.config.model_config import SubspaceConfig, even_layers
 from planaria.config.names import Name
 from planaria.config.network_config import NetworkConfig as NetworkConfig
 from planaria.config.options import Options
@@ -258,7 +258,9 @@ class RunConfig(Section):
             if self.pipeline.layers is None:
                 raise ValueError("model.block_layers follows from pipeline.layers; give that")
             layers, left = self.pipeline.layers, self.model.layers - self.model.ends_layers
-            cut = even(left, self.pipeline.stages) if layers == "auto" else layers  # until the machines are measured
+            cut = (
+                even_layers(left, self.pipeline.stages) if layers == "auto" else layers
+            )  # until the machines are measured
             self.__dict__["model"] = self.model.model_copy(update={"block_layers": cut})
         if self.model.subspace != (space := self.pipeline.subspace(self.seed)):
             if self.model.subspace is not None:

@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 DERIVED: JsonDict = {"derived": True}
@@ -21,6 +21,19 @@ class Section(BaseModel):
     """Base of all sections: immutable, no unknown keys, no silent conversions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def formerly(name: str, was: str) -> Any:
+    """Return the metadata of a field ``name`` that recipes of older versions call ``was``."""
+    return Field(validation_alias=AliasChoices(name, was))
+
+
+def present_name(section: type[BaseModel], key: str) -> str:
+    """Return the present name of the field that recipes of older versions call ``key``; ``key`` if there is none."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.validation_alias, AliasChoices) and key in field.validation_alias.choices:
+            return name
+    return key
 
 
 def section_of(annotation: object) -> type[Section] | None:

@@ -13,7 +13,6 @@ from planaria.control import apply_decisions as resolved
 from planaria.control import apply_membership as losses
 from planaria.control import events as e
 from planaria.control.apply_base import (
-    answering,
     apply,
     failed_starts,
     freeze,
@@ -21,6 +20,7 @@ from planaria.control.apply_base import (
     handles,
     out_of_round,
     reconsider_all,
+    replica_answered_by,
     report,
     reported,
     set_host,
@@ -86,7 +86,7 @@ def _(fact: e.HostLeft, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.Linked, run: RunState) -> RunState:
-    replica = answering(run, fact, "link")
+    replica = replica_answered_by(run, fact, "link")
     if replica is None:
         return run
     run = fast_replace(run, gauges=run.gauges.linked(fact.link_s + fact.transfer_s + fact.rebuild_s))
@@ -101,7 +101,7 @@ def _(fact: e.Linked, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.StageReady, run: RunState) -> RunState:
-    replica = answering(run, fact, "run") or answering(run, fact, "evaluate")
+    replica = replica_answered_by(run, fact, "run") or replica_answered_by(run, fact, "evaluate")
     if replica is None or fact.step != replica.step:
         return run
     if fact.received:
@@ -111,7 +111,7 @@ def _(fact: e.StageReady, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.StageCommitted, run: RunState) -> RunState:
-    replica = answering(run, fact, "commit")
+    replica = replica_answered_by(run, fact, "commit")
     if replica is None or fact.step != replica.step:
         return run
     return report(run, replica, fact.worker)
@@ -150,7 +150,7 @@ def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
 
 def _save_requested(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFailed) -> ReplicaState | None:
     """Return the replica that waits for this worker's part of a checkpoint; None if that was cancelled (-1)."""
-    replica = answering(run, fact, "save")
+    replica = replica_answered_by(run, fact, "save")
     return replica if replica is not None and replica.saved in (fact.step, -1) else None
 
 
@@ -205,29 +205,29 @@ def _(fact: e.UpdateReceived | e.UpdateRejected, run: RunState) -> RunState:
     if isinstance(fact, e.UpdateRejected) and not run.rule.interval:
         return _refused_in_step(fact, run)
     replica = run.replica_of(fact.worker)
-    meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
-    if replica is None or meeting is None or meeting.round != fact.round:
+    open_round = None if replica is None or replica.generation != fact.generation else replica.open_round
+    if replica is None or open_round is None or open_round.round != fact.round:
         return run
     news = fact.node, fact.replica
     if isinstance(fact, e.UpdateReceived):
         if (
             run.rule.weighing is not None
-            and not {fact.replica, *meeting.products_at(fact.node)} <= fact.products.keys()
+            and not {fact.replica, *open_round.products_at(fact.node)} <= fact.products.keys()
         ):
             return run  # its received updates are useless
-        meeting = meeting.having_received(fact.node, fact.replica, fact.digest, fact.products)
-        replica = updated(replica, meeting=meeting)
+        open_round = open_round.having_received(fact.node, fact.replica, fact.digest, fact.products)
+        replica = updated(replica, open_round=open_round)
         return (
             with_replica(run, replica) if replica.has_received(fact.replica) else with_unindexed_replica(run, replica)
         )
     # An update rejected by one member is not used by the others.
     return with_replica(
-        reconsider_all(run), updated(replica, meeting=replace(meeting, refused=meeting.refused | {news}))
+        reconsider_all(run), updated(replica, open_round=replace(open_round, refused=open_round.refused | {news}))
     )
 
 
 def _refused_in_step(fact: e.UpdateRejected, run: RunState) -> RunState:
-    replica = answering(run, fact, "run")
+    replica = replica_answered_by(run, fact, "run")
     if replica is None or fact.round != replica.step:
         return run
     column = replica.held.nodes(fact.stage)
@@ -240,13 +240,13 @@ def _refused_in_step(fact: e.UpdateRejected, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.RoundApplied, run: RunState) -> RunState:
-    replica = answering(run, fact, "settle")
+    replica = replica_answered_by(run, fact, "settle")
     return run if replica is None else report(run, replica, fact.worker)
 
 
 @handles
 def _(fact: e.PatienceOver, run: RunState) -> RunState:
-    return reconsider_all(replace(run, late=run.late | {(fact.replica, fact.round, fact.meeting)}))
+    return reconsider_all(replace(run, late=run.late | {(fact.replica, fact.round, fact.in_round)}))
 
 
 @handles

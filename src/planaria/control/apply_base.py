@@ -68,22 +68,24 @@ def out_of_round(replica: ReplicaState) -> ReplicaState:
     In synchronised exchanges the round remains ahead: it is repeated, or adopted if others settle it.
     """
     rule = exchange(replica.settings.exchange)
-    if replica.meeting is None or not rule.synchronised:
-        return replace(replica, meeting=None)
-    return replace(replica, meeting=None, rounds=replica.meeting.round, inner=replica.inner + (rule.interval or 0))
+    if replica.open_round is None or not rule.synchronised:
+        return replace(replica, open_round=None)
+    return replace(
+        replica, open_round=None, rounds=replica.open_round.round, inner=replica.inner + (rule.interval or 0)
+    )
 
 
-def call_off(run: RunState, meeting: OpenRound | None) -> RunState:
+def call_off(run: RunState, open_round: OpenRound | None) -> RunState:
     """Remove a departed replica from its round and notify the rest.
 
     A synchronised replica that remains alone joins a later round.
     """
-    if meeting is None:
+    if open_round is None:
         return run
-    left = [r for r in run.live.values() if r.meeting and r.meeting.round == meeting.round]
+    left = [r for r in run.live.values() if r.open_round and r.open_round.round == open_round.round]
     if len(left) == 1 and run.rule.synchronised:
         return with_replica(run, out_of_round(left[0]))
-    return concerning(run, left)
+    return reconsider(run, left)
 
 
 def give_up_save(run: RunState) -> RunState:
@@ -134,7 +136,7 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
     return fast_replace(run, replicas=run.replicas.having(replica), allotment=allotment, undecided=undecided)
 
 
-def concerning(run: RunState, replicas: Iterable[ReplicaState]) -> RunState:
+def reconsider(run: RunState, replicas: Iterable[ReplicaState]) -> RunState:
     """Return the run after a change that may affect what these replicas do next."""
     if run.undecided is None:
         return run
@@ -151,12 +153,12 @@ def reconsider_all(run: RunState) -> RunState:
     return replace(run, undecided=None)
 
 
-def taken(run: RunState, allotment: Allotment) -> RunState:
+def step_started(run: RunState, allotment: Allotment) -> RunState:
     """Return the run after a replica started a step, which affects no other."""
     return fast_replace(run, allotment=allotment)
 
 
-def decided(run: RunState) -> RunState:
+def mark_undecided(run: RunState) -> RunState:
     """Return the run after ``decide`` returned None, until something changes."""
     return run if run.undecided == NOTHING else fast_replace(run, undecided=NOTHING)
 
@@ -165,7 +167,7 @@ def freeze(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
     return MappingProxyType(mapping)
 
 
-def answering(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
+def replica_answered_by(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
     """Return the replica whose current phase and generation this report answers."""
     replica = run.replicas.of(fact.worker)
     if replica is None or replica.phase != phase or replica.generation != fact.generation:

@@ -7,20 +7,20 @@ from dataclasses import replace
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply_base import (
-    concerning,
     freeze,
     give_up_save,
     handles,
     out_of_round,
+    reconsider,
     reconsider_all,
     set_host,
     set_workers,
-    taken,
+    step_started,
     with_replica,
 )
-from planaria.control.apply_membership import void
+from planaria.control.apply_membership import invalidate_states
 from planaria.control.fast_replace import fast_replace
-from planaria.control.feature_state import begun
+from planaria.control.feature_state import initial_progress
 from planaria.control.replica import NOBODY, OpenRound, WorkerSet, after_commit, updated
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, WorkerState
@@ -50,7 +50,7 @@ def _(fact: d.Release, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.TurnAway, run: RunState) -> RunState:
+def _(fact: d.RemoveMachine, run: RunState) -> RunState:
     return set_host(run, fact.host, Host(workers=0))
 
 
@@ -58,11 +58,11 @@ def _(fact: d.TurnAway, run: RunState) -> RunState:
 def _(fact: d.RunStep, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.mode == "train":
-        run = taken(run, run.allotment.take(fact.replica, fact.block))
+        run = step_started(run, run.allotment.take(fact.replica, fact.block))
         if replica.memory is not None:
             replica = updated(replica, memory=replica.memory.begun(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
-    progress = begun(run) if fact.mode == "train" else None
+    progress = initial_progress(run) if fact.mode == "train" else None
     changes = {"phase": phase, "progress": progress, "waiting": WorkerSet(replica.holders.values())}
     return with_replica(run, updated(replica, **changes, received=freeze({}), refused=freeze({})))
 
@@ -93,12 +93,12 @@ def _(fact: d.Commit, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.Meet, run: RunState) -> RunState:
+def _(fact: d.BeginRound, run: RunState) -> RunState:
     delay = run.rule.overlap
     for number in fact.members:
         replica = run.replicas[number]
-        meeting = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
-        run = with_replica(run, updated(replica, meeting=meeting, rounds=fact.round + 1, inner=0))
+        open_round = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
+        run = with_replica(run, updated(replica, open_round=open_round, rounds=fact.round + 1, inner=0))
     # Some may have been in this round before and timed out.
     met = {(number, fact.round) for number in fact.members}
     return replace(run, late=frozenset(key for key in run.late if key[:2] not in met))
@@ -106,15 +106,17 @@ def _(fact: d.Meet, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.Settle, run: RunState) -> RunState:
-    meetings = {number: meeting for number in fact.members if (meeting := run.replicas[number].meeting) is not None}
+    meetings = {
+        number: open_round for number in fact.members if (open_round := run.replicas[number].open_round) is not None
+    }
     refused = {number: {other for _, other in m.refused} | {*fact.byzantine} for number, m in meetings.items()}
     run = replace(run, suspicion=run.suspicion.ended(fact.round, {n: of for n, of in refused.items() if of}, run.rule))
-    met = {n for meeting in meetings.values() for n in meeting.members}
-    run = concerning(run, [run.replicas[number] for number in met])  # remaining members may continue, possibly alone
+    met = {n for open_round in meetings.values() for n in open_round.members}
+    run = reconsider(run, [run.replicas[number] for number in met])  # remaining members may continue, possibly alone
     for number in fact.members:
         replica = run.replicas[number]
-        inner = replica.inner if replica.meeting else 0
-        settling = updated(replica, phase="settle", waiting=WorkerSet(replica.holders.values()), meeting=None)
+        inner = replica.inner if replica.open_round else 0
+        settling = updated(replica, phase="settle", waiting=WorkerSet(replica.holders.values()), open_round=None)
         run = with_replica(run, updated(settling, rounds=fact.round + 1, inner=inner))
     return _forget_rounds(run)
 
@@ -122,8 +124,8 @@ def _(fact: d.Settle, run: RunState) -> RunState:
 def _forget_rounds(run: RunState) -> RunState:
     """Forget rounds that all replicas have completed."""
     behind = min(replica.rounds for replica in run.live.values())
-    meeting = [replica.meeting.round for replica in run.live.values() if replica.meeting]
-    first = min([behind, *meeting])
+    open_round = [replica.open_round.round for replica in run.live.values() if replica.open_round]
+    first = min([behind, *open_round])
     groups = {number: groups for number, groups in run.groups.items() if number >= first}
     introduced = {number: links for number, links in run.introduced.items() if number >= first}
     late = frozenset(key for key in run.late if key[1] >= first)
@@ -143,7 +145,7 @@ def _(fact: d.Introduce, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.Adopt, run: RunState) -> RunState:
-    return with_replica(run, void(run.replicas[fact.replica]))
+    return with_replica(run, invalidate_states(run.replicas[fact.replica]))
 
 
 @handles
@@ -210,7 +212,7 @@ def _(fact: d.Disband, run: RunState) -> RunState:
         step=replica.step + (replica.phase == "commit"),
         holders=freeze({}),
         waiting=NOBODY,
-        meeting=None,
+        open_round=None,
         links=freeze({}),
         lost=frozenset(replica.arrangement.stage),
         leavers=freeze({}),
@@ -222,7 +224,7 @@ def _(fact: d.Disband, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.SendAway, run: RunState) -> RunState:
+def _(fact: d.ExcludeMember, run: RunState) -> RunState:
     """Mark workers as leaving: they count as lost when they exit and get no orders until then.
 
     This includes all workers of their machines, if those have joined.
@@ -255,7 +257,7 @@ def _(fact: e.WorkerMeasurements, run: RunState) -> RunState:
         return run
     run = fast_replace(run, gauges=run.gauges.measured(fact))
     # Whether to act on slow workers depends on a clock that all replicas share.
-    return concerning(run, run.live.values() if run.blamed else [replica])
+    return reconsider(run, run.live.values() if run.blamed else [replica])
 
 
 @handles

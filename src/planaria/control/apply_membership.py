@@ -66,7 +66,7 @@ def _lose(run: RunState, replica: ReplicaState, worker: str, lost: frozenset[int
     """Record the death of a member that held the nodes ``lost``."""
     run = reconsider_all(replace(run, failed_starts=0))  # a lost spare may free a slot; retry the stage
     return give_up_if_none_is_saved(
-        call_off(with_replica(run, _without_holder(replica, worker, lost)), replica.meeting)
+        call_off(with_replica(run, _without_holder(replica, worker, lost)), replica.open_round)
     )
 
 
@@ -121,7 +121,7 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.generation != replica.generation or not replica.suspects or replica.phase == "left" or run.over:
         return run
-    meeting = replica.meeting
+    open_round = replica.open_round
     links = {pair: link for pair, link in replica.links.items() if pair not in replica.suspects}
     if links.keys() != replica.links.keys():  # workers drop received updates when they form
         replica = replace(out_of_round(replica), links=freeze(links), shunned=_shunned(replica))
@@ -132,7 +132,7 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
     if replica.broken and replica.phase not in ("commit", "settle", "save"):
         replica = replace(replica, phase="idle", waiting=NOBODY)
     run = with_replica(run, replica)
-    return run if replica.meeting else call_off(run, meeting)
+    return run if replica.open_round else call_off(run, open_round)
 
 
 @handles
@@ -147,11 +147,11 @@ def _silent(run: RunState, relay: str, error: str) -> RunState:
         left = {pair: link for pair, link in replica.links.items() if replica.over.get(pair) != relay}
         if left.keys() == replica.links.keys() or run.cut_off:
             continue
-        meeting, replica = replica.meeting, replace(out_of_round(replica), links=freeze(left))
+        open_round, replica = replica.open_round, replace(out_of_round(replica), links=freeze(left))
         if replica.phase not in ("commit", "settle", "save"):  # these use no edges, and end first
             replica = replace(replica, phase="idle", waiting=NOBODY)
         run = with_replica(run, replica)
-        run = run if replica.meeting else call_off(run, meeting)
+        run = run if replica.open_round else call_off(run, open_round)
     return run
 
 
@@ -199,7 +199,7 @@ def _(fact: d.Form, run: RunState) -> RunState:
 
 
 def _follow(run: RunState, leader: ReplicaState) -> RunState:
-    """Follow a replica that rolled back because a stage was lost everywhere.
+    """Roll back with a replica that lost a stage of which no copy was left.
 
     Synchronised replicas that also lack the stage and have settled no more rounds copy the leader whole, since their
     remaining states may have been rebuilt since.
@@ -208,14 +208,14 @@ def _follow(run: RunState, leader: ReplicaState) -> RunState:
         return run
     for other in run.live.values():
         if other.number != leader.number and other.rounds <= leader.rounds and other.lost - other.leavers.keys():
-            run = with_replica(run, void(other))
+            run = with_replica(run, invalidate_states(other))
     return run
 
 
-def void(replica: ReplicaState) -> ReplicaState:
+def invalidate_states(replica: ReplicaState) -> ReplicaState:
     """Mark all states of the replica as to be copied from another one."""
     nodes = frozenset(replica.arrangement.stage)
-    return replace(replica, lost=nodes, leavers=freeze({}), origins=freeze({}), meeting=None)
+    return replace(replica, lost=nodes, leavers=freeze({}), origins=freeze({}), open_round=None)
 
 
 def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:

@@ -121,7 +121,7 @@ def nothing_to_save(run: RunState) -> bool:
 def all_idle(run: RunState) -> bool:
     """Return whether every replica is idle with no round ahead."""
     live = run.live.values()
-    at_rest = all(r.phase in ("idle", "save") and run.can_save(r) and not r.meeting for r in live)
+    at_rest = all(r.phase in ("idle", "save") and run.can_save(r) and not r.open_round for r in live)
     return at_rest and (bool(run.stopping) or not any(is_round_due(run, replica) for replica in run.live.values()))
 
 
@@ -177,7 +177,7 @@ def seal(run: RunState) -> d.Seal | None:
         first_block=used.floor,
         blocks_ahead=sorted(used.beyond),
         digests={r.number: dict(sorted(r.digests.items())) for r in replicas if r.digests},
-        unequal=unequal(_weights(run)),
+        unequal=stages_with_unequal_weights(_weights(run)),
     )
 
 
@@ -200,7 +200,7 @@ def _weights(run: RunState) -> dict[int, dict[int, str]]:
     return result
 
 
-def unequal(weights: Mapping[int, Mapping[int, str]]) -> list[d.UnequalReplicas]:
+def stages_with_unequal_weights(weights: Mapping[int, Mapping[int, str]]) -> list[d.UnequalReplicas]:
     """Return the stages whose replicas reported different digests of their weights.
 
     The odd ones differ from more than half of at least three replicas; of two, neither can be identified.

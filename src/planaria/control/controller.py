@@ -20,21 +20,21 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
-from planaria.control.apply_base import decided
+from planaria.control.apply_base import mark_undecided
 from planaria.control.broken_edges import BrokenEdges
 from planaria.control.checkpoint_decisions import CheckpointCadence
 from planaria.control.deadlines import Deadlines, RoundWaits, underlying_error
 from planaria.control.decide import decide
 from planaria.control.decisions import state_link
+from planaria.control.failover import FailoverState
 from planaria.control.feature_facts import Ordered
 from planaria.control.log_lines import log_fact
 from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.state import RunState
 from planaria.control.state_file import STATE, StateWriter
-from planaria.control.takeover import Takeover
-from planaria.control.worker_assignment import exposed
-from planaria.runtime.checkpoint.store import MANIFEST, CheckpointManifest, CheckpointStore, named
+from planaria.control.worker_assignment import machine_loss_costs
+from planaria.runtime.checkpoint.store import MANIFEST, CheckpointManifest, CheckpointStore, replica_file
 from planaria.runtime.fleet.base import Elastic, FaultRequested, Joined, Leaving, Left, Notice, Reported, WorkerEnded
 
 log = logging.getLogger(__name__)
@@ -55,15 +55,15 @@ class Controller:
         chaos: FaultSource,
         planner: RoutePlanner | None = None,
         relays: RelayWatch | None = None,
-        takeover: Takeover | None = None,
+        failover: FailoverState | None = None,
     ) -> None:
         """:param started: start of this part of the run.
-        :param takeover: continue a run whose controller was lost.
+        :param failover: continue a run whose controller was lost.
         :param planner: replans the routes of runs with a schedule when nodes are lost.
         :param relays: watches relays, in runs that use them.
         """
-        self.state = RunState.start(started) if takeover is None else takeover.state
-        self._takeover = takeover
+        self.state = RunState.start(started) if failover is None else failover.state
+        self._failover = failover
         self._config, self._fleet, self._folder = config, fleet, folder
         self._observer, self._chaos, self._planner = observer, chaos, planner
         self._relays = relays
@@ -87,10 +87,10 @@ class Controller:
 
         :param stop_asked: returns a reason once a stop is requested.
         """
-        if self._takeover is None:
+        if self._failover is None:
             self._process_event(self.state.settings)
         else:
-            self._continue(self._takeover)
+            self._continue(self._failover)
         while not self.state.over:
             for notice in self._fleet.poll(self._patience()):
                 self._handle(notice)
@@ -106,17 +106,17 @@ class Controller:
         assert self._ending is not None
         return self._ending
 
-    def _continue(self, takeover: Takeover) -> None:
+    def _continue(self, failover: FailoverState) -> None:
         """Lead a run whose controller was lost: log that, repeat its last orders, and decide what is due."""
         now = time.monotonic()
         started = e.LeaderStarted(
-            term=takeover.state.term + 1, pid=os.getpid(), cause=takeover.cause, wall_time=time.time(),
-            silent_s=max(0.0, now - takeover.silent_since), lost_s=max(0.0, now - takeover.noticed),
+            term=failover.state.term + 1, pid=os.getpid(), cause=failover.cause, wall_time=time.time(),
+            silent_s=max(0.0, now - failover.silent_since), lost_s=max(0.0, now - failover.noticed),
         )  # fmt: skip
         self._record(now, started)
         for replica in self.state.live.values():
             self._deadlines.ask(now, replica.waiting)
-        for decision in takeover.repeat:
+        for decision in failover.repeat:
             self._carry_out(decision)
         self._decide_all(self._lost_machines())
 
@@ -208,7 +208,7 @@ class Controller:
 
     def _turn_away(self, report: Reported) -> None:
         """Dismiss a worker that counts as dead and reported again; its stage has a new holder."""
-        self._fleet.dismiss(report.worker, report.incarnation, d.Leave().model_dump_json().encode())
+        self._fleet.send_to_incarnation(report.worker, report.incarnation, d.Leave().model_dump_json().encode())
         if (report.worker, report.incarnation) not in self._zombies:
             self._zombies.add((report.worker, report.incarnation))
             kind = "an invalid report"
@@ -250,7 +250,7 @@ class Controller:
         for next_event in [*further, *([chosen] if chosen else [])]:
             self._process_event(next_event)
         trouble = self._waits.note(time.monotonic(), self.state)
-        self.state = decided(self.state)
+        self.state = mark_undecided(self.state)
         self._waits.note_save(time.monotonic(), self.state)
         if trouble is not None:
             self._process_event(trouble)
@@ -258,7 +258,7 @@ class Controller:
 
     def _warnings(self) -> list[e.Event]:
         """Return warnings about machines that hold more than the others could recover; one per machine and holding."""
-        now = exposed(self.state)
+        now = machine_loss_costs(self.state)
         new = [text for host, text in now.items() if self._exposed.get(host) != text]
         self._exposed = now
         return [e.Trouble(detail=text) for text in new]
@@ -282,8 +282,8 @@ class Controller:
                 self._fleet.spawn(decision.worker, decision.incarnation, decision.host)
             case d.Release():
                 self._order(d.Leave(), [decision.worker])
-            case d.TurnAway():
-                self._fleet.turn_away(decision.host, decision.reason)
+            case d.RemoveMachine():
+                self._fleet.remove_machine(decision.host, decision.reason)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
                 requested = self.state.replicas[decision.replica].waiting
                 to_write = isinstance(decision, d.Save) and decision.background
@@ -295,7 +295,7 @@ class Controller:
                     self._borrow(decision)
             case _ if isinstance(decision, d.LeaveOut | Ordered):
                 self._order(decision, self.state.replicas[decision.replica].holders.values())
-            case d.Introduce() | d.Meet() | d.Settle():
+            case d.Introduce() | d.BeginRound() | d.Settle():
                 for number in decision.members:
                     members = self.state.replicas[number].holders.values()
                     if isinstance(decision, d.Settle):
@@ -303,7 +303,7 @@ class Controller:
                     self._order(decision, members)
             case d.Disband():
                 self._order(decision, decision.workers)
-            case d.SendAway():
+            case d.ExcludeMember():
                 for worker in decision.workers:
                     self._fleet.signal(worker, self.state.workers[worker].incarnation, signal.SIGKILL)
             case d.Replan():
@@ -354,7 +354,7 @@ class Controller:
             blocks_ahead=seal.blocks_ahead,
             positions=seal.positions,
             digests={
-                named(file, replica, settings.replicas): sha256
+                replica_file(file, replica, settings.replicas): sha256
                 for replica, files in seal.digests.items()
                 for file, sha256 in files.items()
             },

@@ -17,9 +17,9 @@ from planaria.control.events import Heartbeat, Worked
 from planaria.control.features import FEATURES
 from planaria.control.replica import ReplicaState
 from planaria.control.roster import identity_order
-from planaria.control.rounds import quorate, waiting
+from planaria.control.rounds import has_quorum, waiting_replica
 from planaria.control.state import RunState
-from planaria.control.worker_assignment import lacking
+from planaria.control.worker_assignment import workers_to_join
 from planaria.runtime.transport.address import parse
 from planaria.runtime.transport.listener import unreachable
 
@@ -43,7 +43,7 @@ def _held_up(run: RunState, replica: ReplicaState) -> str:
             return f"the edges{whose} were not open: no report from stages {late}"
         case "idle" | "replan" if not replica.whole and not replica.cannot:
             return f"no worker had the state of stages {', '.join(map(str, _missing(replica)))}{whose}"
-    return f"round {replica.meeting.round}{whose} was not settled" if replica.meeting else ""
+    return f"round {replica.open_round.round}{whose} was not settled" if replica.open_round else ""
 
 
 def _missing(replica: ReplicaState) -> list[int]:
@@ -173,8 +173,8 @@ class RoundWaits:
             ):  # the previous event may have started another wait
                 continue
             del self.impatient[number]
-            if wait.who == waiting(state(), state().replicas[number]):
-                yield e.PatienceOver(replica=wait.who[0], round=wait.who[1], meeting=wait.who[2])
+            if wait.who == waiting_replica(state(), state().replicas[number]):
+                yield e.PatienceOver(replica=wait.who[0], round=wait.who[1], in_round=wait.who[2])
 
     def note(self, now: float, run: RunState) -> e.Trouble | None:
         """Record current waits of the replicas that changed; return a warning for the user, if any."""
@@ -185,14 +185,14 @@ class RoundWaits:
         self._stop = min(self._stop, now + self._stop_s) if stops else math.inf
         changed = run.undecided
         for number in run.replicas if changed is None else changed:
-            who = waiting(run, run.replicas[number])
+            who = waiting_replica(run, run.replicas[number])
             if who is None:
                 self.impatient.pop(number, None)
                 continue
             wait = self.impatient.get(number)
             if wait is None or wait.who != who:
                 wait = self.impatient[number] = RoundWait(who, now, now + self._patience_s)
-            if self._patience_s == math.inf or not quorate(run, run.replicas[number]):
+            if self._patience_s == math.inf or not has_quorum(run, run.replicas[number]):
                 continue
             if (until := now + max(LEAST_S, now - wait.began)) < wait.until:
                 self.impatient[number] = wait._replace(until=until)
@@ -212,7 +212,7 @@ class RoundWaits:
         return e.Trouble(detail=f"no relay answers: {named}; waiting for {self._join_s:g} s (fleet.join_s)")
 
     def _note_lacking(self, now: float, run: RunState) -> e.Trouble | None:
-        wanted = lacking(run)
+        wanted = workers_to_join(run)
         if wanted == self._lacking[1]:
             return None
         self._lacking = now + self._join_s if wanted else math.inf, wanted

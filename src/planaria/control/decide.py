@@ -7,7 +7,7 @@ decides a replica's next phase and the end of a run. Other modules decide:
 - ``control/formation.py``: new generations, with lost stages replaced;
 - ``control/rounds.py``: rounds of the exchange and their groups;
 - ``control/features.py``: features such as gradient coding, whose steps continue without stragglers;
-- ``control/dismissal.py``: the removal of members whose updates are repeatedly invalid;
+- ``control/exclusion.py``: the removal of members whose updates are repeatedly invalid;
 - ``exchange/robust/controller.py``: steps that continue without Byzantine replicas;
 - ``control/worker_assignment.py``: workers to start and to release;
 - ``control/diagnosis.py``, ``control/slow_parts.py``: slow workers and links, and reactions to them.
@@ -30,7 +30,7 @@ from planaria.control.checkpoint_decisions import (
     seal,
 )
 from planaria.control.diagnosis import diagnose, stuck_link
-from planaria.control.dismissal import dismiss
+from planaria.control.exclusion import exclude_member
 from planaria.control.features import next_feature_decision
 from planaria.control.formation import (
     end_if_unstaffed,
@@ -119,7 +119,9 @@ def _decide_for(run: RunState, replica: ReplicaState) -> d.Decision | None:
             return _decide_idle(run, replica)
         return (None if run.silent else stuck_link(run, replica)) or form_generation(run, replica)
     about_slowness = diagnose(run, replica) or relieve_slow_worker(run, replica) or reroute(run, replica)
-    return about_slowness or dismiss(run, replica) or hand_over_stages(run, replica) or _decide_idle(run, replica)
+    return (
+        about_slowness or exclude_member(run, replica) or hand_over_stages(run, replica) or _decide_idle(run, replica)
+    )
 
 
 def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -127,7 +129,7 @@ def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     Skipped steps are not saved."""
     settings, step, number = run.settings, replica.step, replica.number
     done, block = run.allotment.done, next_block(run, replica)
-    if replica.meeting and step >= replica.meeting.settle_at:
+    if replica.open_round and step >= replica.open_round.settle_at:
         return None
     if is_round_due(run, replica) and not run.stopping:
         return None

@@ -10,20 +10,20 @@ from typing import Annotated, ClassVar, Literal, TypeGuard, get_args
 
 from pydantic import Field, TypeAdapter
 
-from planaria.common.documents import former_names
+from planaria.common.documents import former_names, renamed_to
 from planaria.control.events import Fact, Mode
 from planaria.control.feature_facts import Ordered
 from planaria.control.gauges import SlowLink as SlowLink
 from planaria.control.members import BEFORE as BEFORE
 from planaria.control.members import PEER as PEER
 from planaria.control.members import Adopt as Adopt
+from planaria.control.members import BeginRound as BeginRound
 from planaria.control.members import DrawGroups as DrawGroups
 from planaria.control.members import Fresh as Fresh
 from planaria.control.members import Handover as Handover
 from planaria.control.members import Introduce as Introduce
 from planaria.control.members import Keep as Keep
 from planaria.control.members import Load as Load
-from planaria.control.members import Meet as Meet
 from planaria.control.members import Member as Member
 from planaria.control.members import MemberLink as MemberLink
 from planaria.control.members import Rebuild as Rebuild
@@ -103,10 +103,10 @@ class Release(Fact):
     worker: str
 
 
-class TurnAway(Fact):
+class RemoveMachine(Fact):
     """A joined machine is unusable; its workers leave with it."""
 
-    kind: Literal["turn_away"] = "turn_away"
+    kind: Annotated[Literal["remove_machine", "turn_away"], renamed_to("remove_machine")] = "remove_machine"
     host: str
     reason: str
 
@@ -209,10 +209,10 @@ class Disband(Fact):
     reason: str
 
 
-class SendAway(Fact):
+class ExcludeMember(Fact):
     """A replica's updates were invalid too often: its workers leave and are replaced."""
 
-    kind: Literal["send_away"] = "send_away"
+    kind: Annotated[Literal["exclude_member", "send_away"], renamed_to("exclude_member")] = "exclude_member"
     member: int
     """its number among the members of the exchange"""
     workers: list[str]
@@ -224,8 +224,7 @@ class SendAway(Fact):
 class ReplicaRestarted(Fact):
     """There are workers for a disbanded replica: it restarts as a copy of another one."""
 
-    kind: Literal["replica_restarted", "found"] = "replica_restarted"
-    """``found`` in logs of versions before 0.3"""
+    kind: Annotated[Literal["replica_restarted", "found"], renamed_to("replica_restarted")] = "replica_restarted"
     replica: int
 
 
@@ -286,7 +285,7 @@ class Leave(Fact):
 Decision = Annotated[
     Spawn
     | Release
-    | TurnAway
+    | RemoveMachine
     | Form
     | Replan
     | RunStep
@@ -299,11 +298,11 @@ Decision = Annotated[
     | Reroute
     | DrawGroups
     | Introduce
-    | Meet
+    | BeginRound
     | Settle
     | Adopt
     | Disband
-    | SendAway
+    | ExcludeMember
     | ReplicaRestarted
     | Save
     | Seal
@@ -319,7 +318,7 @@ Order = Annotated[
     | Ordered
     | Commit
     | Introduce
-    | Meet
+    | BeginRound
     | Settle
     | Donate
     | Disband

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from planaria.control import decisions as d
 from planaria.control.gauges import RECENT, Gauges, NodeGauge, Pair
 from planaria.control.replica import ReplicaState
-from planaria.control.slow_parts import Known, SlowPart, ease, slow_data, slow_workers
+from planaria.control.slow_parts import Known, SlowPart, slow_data, slow_workers, threshold_factor
 from planaria.control.state import RunState
 from planaria.control.verdicts import Fault
 
@@ -48,7 +48,7 @@ def diagnose(run: RunState, replica: ReplicaState) -> d.Blamed | d.Cleared | Non
         return None
     known = frozenset(key for key in run.blamed if set(key[1]) <= replica.arrangement.stage.keys())
     hosts = tuple((node, run.workers[gauge.worker].host) for node, gauge in sorted(gauges.items()))
-    result = run.gauges.once(verdicts, hosts, tuple(run.settings.work), known)
+    result = run.gauges.once(verdicts, hosts, tuple(run.settings.stage_work), known)
     step = max(gauge.last.step for gauge in gauges.values())
     for key in sorted(known - {(verdict.fault, verdict.nodes) for verdict in result}):
         return d.Cleared(replica=replica.number, step=step, fault=run.blamed[key].fault, nodes=list(key[1]))
@@ -149,7 +149,7 @@ def _hot(edges: Mapping[Pair, TravelTimes], known: Known) -> tuple[set[Pair], se
     scatter = median(abs(times.low - middle) for times in edges.values())
     hot, lately = set(), set()
     for pair, times in edges.items():
-        eased = min(ease(known, fault, pair) for fault in ("slow link", "slow sender", "slow receiver"))
+        eased = min(threshold_factor(known, fault, pair) for fault in ("slow link", "slow sender", "slow receiver"))
         usual = max(middle, times.past, 0.0)
         limit = eased * max(middle + SCATTER * scatter, HOT * usual, usual + LEAST_WAY_S)
         if times.low > limit and times.low > OF_HOTTEST * hottest:
@@ -195,7 +195,7 @@ def _flaky(
             result.append(SlowPart("flaky link", (low, high), travel.high, travel.past, 0.0))
     highs = [travel.high for travel in edges.values()]
     for pair, travel in sorted(edges.items()):
-        eased = ease(known, "flaky link", pair)
+        eased = threshold_factor(known, "flaky link", pair)
         late = travel.high > eased * LATE * max(median(highs), travel.past, 0.0) and travel.high > eased * LATE_S
         if late and pair not in hot and not any({*v.nodes} == {*pair} for v in result):
             result.append(SlowPart("flaky link", pair, travel.high, travel.past, median(highs)))

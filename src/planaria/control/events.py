@@ -92,12 +92,13 @@ class GraceExpired(Fact):
 
 
 class PatienceOver(Fact):
-    """A replica has waited ``exchange.patience_s`` for its group to arrive or, if ``meeting``, for its updates."""
+    """A replica has waited ``exchange.patience_s`` for its group to arrive or, if ``in_round``, for its updates."""
 
+    _former = former_names(in_round="meeting")
     kind: Literal["patience_over"] = "patience_over"
     replica: int
     round: int
-    meeting: bool
+    in_round: bool
 
 
 class WorkersStarting(Fact):

@@ -18,13 +18,13 @@ from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import MAX_FAILED_STARTS
 from planaria.control.state import RunState
 from planaria.control.worker_assignment import (
+    assign_spares,
     can_be_copied,
-    filled,
+    fill_vacancies,
     has_room,
     lending_replicas,
     more_to_come,
     no_more_workers,
-    taken_over,
 )
 from planaria.pipeline.network.multipath import Path, PathNetwork
 from planaria.pipeline.routing.arrangement import Pair
@@ -62,7 +62,7 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return None
     if answer.reason:
         return end_replica(run, replica, answer.reason, sorted(lost))
-    holders = filled(run, replica)
+    holders = fill_vacancies(run, replica)
     short = len(holders) < len(replica.holders) + len(replica.vacant)
     if short and (answer.rollback or not _may_skip(run, replica)):
         return end_if_unstaffed(run, replica)
@@ -94,11 +94,11 @@ def hand_over_stages(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """
     leaving = [n for n, w in replica.holders.items() if w in run.roster.leaving] if run.roster.leaving else []
     slow = [n for n, w in replica.holders.items() if run.workers[w].slow] if run.relieved is not None else []
-    if not (leaving or slow) or replica.meeting or run.stopping or run.allotment.done:
+    if not (leaving or slow) or replica.open_round or run.stopping or run.allotment.done:
         return None
     taking = {
         node: spare
-        for node, spare in taken_over(run, replica, [*leaving, *slow]).items()
+        for node, spare in assign_spares(run, replica, [*leaving, *slow]).items()
         if node in leaving or not run.workers[spare].slow
     }
     if taking:

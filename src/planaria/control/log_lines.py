@@ -11,7 +11,7 @@ _IMPORTANT = (
     *(e.WorkerJoined, e.WorkerLost, e.WorkerLeaving, e.WorkerFailed, e.HostJoined, e.HostLeft, e.EdgeBroken),
     *(e.GraceExpired, e.SaveFailed, e.UpdateRejected, e.RelaySilent, e.RelayAnswers, e.RelaysGivenUp, e.NobodyJoined),
     *(e.Trouble, e.StopRequested, e.StopOverdue, e.FaultInjected, e.ZombieIgnored),
-    *(d.Spawn, d.Form, d.Seal, d.Discard, d.TurnAway, d.Disband, d.SendAway, d.Finish),
+    *(d.Spawn, d.Form, d.Seal, d.Discard, d.RemoveMachine, d.Disband, d.ExcludeMember, d.Finish),
 )
 """logged at ``info``; all others, most of them once per step, at ``debug``"""
 _CONTEXT = ("worker", "replica", "stage", "generation", "step")

@@ -68,7 +68,7 @@ def packed(path: Path, number: int) -> Path:
     return path.parent / FOLDER / f"{path.stem}-{number:06}{path.suffix}.gz"
 
 
-def plain(path: Path, number: int) -> Path:
+def uncompressed_path(path: Path, number: int) -> Path:
     """Return the path of the segment before compression."""
     return packed(path, number).with_suffix("")
 
@@ -80,7 +80,7 @@ def numbers(path: Path, suffix: str) -> set[int]:
     return {int(number) for number in digits if number.isascii() and number.isdigit() and len(number) < 12}
 
 
-def mark(path: Path) -> LogEnd:
+def end_of_log(path: Path) -> LogEnd:
     """Return the current end of the log ``path``, also during writes."""
     segments = max(numbers(path, ".gz") | numbers(path, ""), default=0)
     while True:
@@ -89,7 +89,7 @@ def mark(path: Path) -> LogEnd:
         except FileNotFoundError:
             tail = 0
         # If the measured file has become a segment meanwhile, measure the next one.
-        if not (packed(path, segments + 1).exists() or plain(path, segments + 1).exists()):
+        if not (packed(path, segments + 1).exists() or uncompressed_path(path, segments + 1).exists()):
             return LogEnd(segments, tail)
         segments += 1
 
@@ -126,7 +126,7 @@ def _within(since: LogPosition, number: int) -> LogPosition:
 
 def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
     """Open the segment of this number; None if there is none. Three attempts, as compression may replace it."""
-    for file in (packed(path, number), plain(path, number), packed(path, number)):
+    for file in (packed(path, number), uncompressed_path(path, number), packed(path, number)):
         try:
             opened = file.open("rb")
         except FileNotFoundError:
@@ -134,7 +134,7 @@ def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
         if file.suffix != ".gz":
             return file, opened
         with opened:
-            return file, BytesIO(_inflated(file, documents.bounded(opened, LARGEST)))
+            return file, BytesIO(_inflated(file, documents.read_bounded(opened, LARGEST)))
     return None
 
 
@@ -227,7 +227,7 @@ class RotatingLog:
 
     def _begin_anew(self) -> None:
         """Turn the current file into a segment. If no new file can be created, keep appending."""
-        segment = plain(self._path, self._number + 1)
+        segment = uncompressed_path(self._path, self._number + 1)
         segment.parent.mkdir(exist_ok=True)
         self._path.rename(segment)
         try:
@@ -251,7 +251,7 @@ def pack(path: Path) -> None:
     """Compress the full segments of the log ``path``, each atomically."""
     try:
         for number in sorted(numbers(path, "")):
-            full = plain(path, number)
+            full = uncompressed_path(path, number)
             if number not in numbers(path, ".gz"):
                 if full.stat().st_size > LARGEST:  # one large file of an older version: too much to inflate at once
                     continue

@@ -20,7 +20,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Commit, Decision, Form
 from planaria.control.events import Event, Fact, FaultInjected, RunStarted, Worked
-from planaria.control.log_segments import FULL, START, LogLine, RotatingLog, mark, read, read_on
+from planaria.control.log_segments import FULL, START, LogLine, RotatingLog, end_of_log, read, read_on
 from planaria.control.run_record import Metric, StreamedSequence, Timed
 from planaria.control.run_record import RunRecord as RunRecord
 from planaria.control.run_started import SnapshotLabel
@@ -37,11 +37,11 @@ def identity(folder: Path) -> str:
     """
     mark = folder / ID
     if not mark.exists():
-        draw(folder)
+        write_identity(folder)
     return documents.text(mark)
 
 
-def draw(folder: Path, known: bytes | None = None) -> None:
+def write_identity(folder: Path, known: bytes | None = None) -> None:
     """Write a new identity, or the ``known`` one of the same run."""
     digests.put(folder, {ID: known or secrets.token_hex(16).encode()})
 
@@ -206,7 +206,7 @@ def read_run(folder: Path) -> RunRecord:
 
 def _require_beginning(path: Path, began: bool) -> None:
     """Raise UserError if a run that has started has no record of its start, which is required to interpret it."""
-    first = next(map(_entry, read(path, mark(path))), None)
+    first = next(map(_entry, read(path, end_of_log(path))), None)
     if first is None and began:
         raise UserError(f"{path}: is missing or empty although the run has started; restore it")
     if first is not None and not isinstance(first.timed()[1], RunStarted):
@@ -215,7 +215,7 @@ def _require_beginning(path: Path, began: bool) -> None:
 
 def history_of(folder: Path) -> Sequence[Timed]:
     """Return a run's events and decisions in the controller's order, as :func:`read_run`."""
-    events, faults = mark(folder / EVENTS), mark(folder / CHAOS)
+    events, faults = end_of_log(folder / EVENTS), end_of_log(folder / CHAOS)
 
     def entries() -> Iterator[_Entry]:
         # Merge, do not sort: after a resumption the clock may be smaller, and the file's order is right.
@@ -232,7 +232,7 @@ _NOTICE = re.compile(rb', "notice": (\d+)\}$')
 def last_notice(folder: Path) -> int:
     """Return the number of the last notice that the log has an event of, in the current part of the run; 0: none."""
     events, number = folder / EVENTS, 0
-    for entry in map(_entry, read(events, mark(events))):
+    for entry in map(_entry, read(events, end_of_log(events))):
         if entry.kind == "run_started":
             number = 0
         elif numbered := _NOTICE.search(entry.line.text):
@@ -246,7 +246,7 @@ def turns_of(folder: Path) -> Iterator[Turn]:
     :raises UserError: naming file and line of a damaged line.
     """
     events, commit = folder / EVENTS, list[_Entry]()
-    for entry in map(_entry, read(events, mark(events))):
+    for entry in map(_entry, read(events, end_of_log(events))):
         if entry.kind == "commit":
             commit = [entry]
         elif entry.kind in ("run_started", "form"):
@@ -257,7 +257,7 @@ def turns_of(folder: Path) -> Iterator[Turn]:
 
 def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:
     """Return all items of a log with one kind of lines; empty if the log does not exist."""
-    upto = mark(path)
+    upto = end_of_log(path)
     sequence = StreamedSequence(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
     return list(sequence) if upto.size <= IN_MEMORY else sequence
 
@@ -276,7 +276,7 @@ class LogFollower:
     @property
     def ahead(self) -> int:
         """Approximate bytes of unread events."""
-        result, position = mark(self.folder / EVENTS), self._places[EVENTS]
+        result, position = end_of_log(self.folder / EVENTS), self._places[EVENTS]
         return (result.segments - position.segments) * FULL + result.tail - position.tail
 
     def more(self, without: frozenset[str] = frozenset()) -> Iterator[tuple[float, News]]:
@@ -294,7 +294,7 @@ class LogFollower:
 
     def _lines(self, name: str) -> Iterator[LogLine]:
         path = self.folder / name
-        for position, line in read_on(path, mark(path), self._places[name]):
+        for position, line in read_on(path, end_of_log(path), self._places[name]):
             self._places[name] = position
             yield line
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planaria.common.documents import former_names
+from planaria.common.documents import former_names, renamed_to
 from planaria.config.names import FileName
 from planaria.control.run_started import Fact, SnapshotLabel
 from planaria.runtime.transport.address import waits_best
@@ -123,10 +123,10 @@ class Introduce(Fact):
     """between nodes of different members"""
 
 
-class Meet(Fact):
+class BeginRound(Fact):
     """A round of the exchange: members exchange updates, stage by stage."""
 
-    kind: Literal["meet"] = "meet"
+    kind: Annotated[Literal["begin_round", "meet"], renamed_to("begin_round")] = "begin_round"
     round: int
     members: list[int]
     generations: list[int]

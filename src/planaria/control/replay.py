@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planaria.control import events as e
 from planaria.control.apply import apply
-from planaria.control.apply_base import decided
+from planaria.control.apply_base import mark_undecided
 from planaria.control.decide import decide
 from planaria.control.decisions import Decision, is_decision
 from planaria.control.state import RunState
@@ -48,15 +48,15 @@ def replay(history: Iterable[e.Event | Decision]) -> Replay:
         else:
             events += 1
             # Failures during a decision (a seal on a full disk), and a new controller, come before the next decision.
-            beside = isinstance(fact, e.FaultInjected | e.Trouble | e.LeaderStarted) or (
+            unlogged = isinstance(fact, e.FaultInjected | e.Trouble | e.LeaderStarted) or (
                 isinstance(fact, e.SaveFailed) and fact.worker == e.CONTROLLER
             )
-            if expected is not None and not beside:
+            if expected is not None and not unlogged:
                 problems.append(f"record {number}: {fact.kind} was logged where {expected!r} was due")
         state = apply(fact, state)
         expected = decide(state)
         if expected is None:
-            state = decided(state)
+            state = mark_undecided(state)
     if state is None:
         raise ValueError("the log is empty")
     return Replay(state, events, decisions, problems)

@@ -178,7 +178,7 @@ class ReplicaState:
     """rounds of the exchange, settled or cancelled"""
     inner: int = 0
     """steps since the last round"""
-    meeting: OpenRound | None = None
+    open_round: OpenRound | None = None
     progress: Any = None
     """a feature's state of the current step (``feature_state.py``)"""
     received: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
@@ -280,8 +280,8 @@ class ReplicaState:
 
     def has_received(self, other: int) -> bool:
         """Return whether every node has received another replica's update in the current round."""
-        assert self.meeting is not None
-        return all((node, other) in self.meeting.received for node in self.arrangement.stage)
+        assert self.open_round is not None
+        return all((node, other) in self.open_round.received for node in self.arrangement.stage)
 
     @property
     def position(self) -> ReplicaPosition:

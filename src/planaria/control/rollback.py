@@ -44,7 +44,7 @@ class RollbackPoint:
 
     @classmethod
     def begin(cls, settings: RunStarted) -> RollbackPoint:
-        """Return the target at the start of a run: the seed's weights, or those it loads."""
+        """Return the rollback target at the start of a run: initial weights, or the loaded ones."""
         stages = range(settings.stages + 1)
         whole = settings.load.keys() == set(stages) and len(set(settings.load.values())) == 1
         return cls(

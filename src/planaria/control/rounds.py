@@ -14,8 +14,8 @@ from planaria.control import decisions as d
 from planaria.control.members import link
 from planaria.control.replica import Group, ReplicaState
 from planaria.control.state import RunState
-from planaria.control.worker_assignment import can_be_copied, settled
-from planaria.exchange.robust.controller import counted, remembered, suspects
+from planaria.control.worker_assignment import can_be_copied, settled_rounds
+from planaria.exchange.robust.controller import equivocating_replicas, excluded_replicas, settle_weights
 
 LENIENCE = 50
 """steps that a replica may lag before others help it, without rounds"""
@@ -25,7 +25,7 @@ LENIENCE_IN_TROUBLE = 1
 
 def is_round_due(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has made its steps since the last round."""
-    if replica.meeting or run.settings.replicas == 1:
+    if replica.open_round or run.settings.replicas == 1:
         return False
     rule, config = run.rule, run.settings.exchange
     own = config.inner[replica.number : replica.number + 1]  # replicas that join later have none
@@ -83,28 +83,28 @@ def stale_replicas(run: RunState) -> frozenset[int]:
     """Return the replicas without which synchronised others settled a round; they must copy one of these."""
     if run.settings.replicas == 1 or not run.rule.synchronised:
         return frozenset()
-    rounds = {number: settled(replica) for number, replica in run.live.items()}
+    rounds = {number: settled_rounds(replica) for number, replica in run.live.items()}
     latest = max(rounds.values())
     return frozenset(number for number, own in rounds.items() if own < latest)
 
 
-def waiting(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | None:
+def waiting_replica(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | None:
     """Return (replica, round, whether it is meeting already) of a replica that waits within its patience."""
     if run.settings.replicas == 1 or replica.phase == "left":
         return None
     result = None
-    if replica.meeting and _to_settle(run, replica):
-        result = replica.number, replica.meeting.round, True
+    if replica.open_round and _to_settle(run, replica):
+        result = replica.number, replica.open_round.round, True
     elif _ready(run, replica):
         result = replica.number, replica.rounds, False
     return None if result in run.late else result
 
 
-def quorate(run: RunState, replica: ReplicaState) -> bool:
+def has_quorum(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has received enough updates in its round to settle without silent members."""
-    if replica.meeting is None:
+    if replica.open_round is None:
         return False
-    others = [n for n in replica.meeting.members if n != replica.number]
+    others = [n for n in replica.open_round.members if n != replica.number]
     enough = run.rule.quorum(len(others) + 1)
     return enough < len(others) and sum(map(replica.has_received, others)) >= enough
 
@@ -115,9 +115,9 @@ def _at_rest(run: RunState, replica: ReplicaState) -> bool:
 
 def _to_settle(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has completed its round, as far as it can."""
-    if not replica.meeting or not _at_rest(run, replica):
+    if not replica.open_round or not _at_rest(run, replica):
         return False
-    return replica.step >= replica.meeting.settle_at or bool(run.stopping) or next_block(run, replica) is None
+    return replica.step >= replica.open_round.settle_at or bool(run.stopping) or next_block(run, replica) is None
 
 
 def _ready(run: RunState, replica: ReplicaState) -> bool:
@@ -140,18 +140,18 @@ def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
     generations = [live[n].generation for n in present]
     if len(present) == 1:
         return d.Settle(round=round, members=present, generations=generations)
-    return d.Meet(round=round, members=present, generations=generations, links=_links(run, round, present))
+    return d.BeginRound(round=round, members=present, generations=generations, links=_links(run, round, present))
 
 
 def _introduce(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Let a group whose members have all settled the previous round send prefetched parts."""
     round, live = replica.rounds, run.live
-    if replica.broken or replica.phase == "link" or replica.meeting:
+    if replica.broken or replica.phase == "link" or replica.open_round:
         return None
     if round not in run.groups:
         return _draw(run, round)
     members = [n for n in _group(run.groups[round], replica.number) if n in live]
-    away = [n for n in members if live[n].rounds != round or live[n].broken or live[n].meeting]
+    away = [n for n in members if live[n].rounds != round or live[n].broken or live[n].open_round]
     if len(members) == 1 or away or any(live[n].phase == "link" for n in members):
         return None
     links = _links(run, round, members)
@@ -199,31 +199,33 @@ def _links(run: RunState, round: int, members: list[int]) -> list[d.MemberLink]:
 
 def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """End a round with all remaining members or, after a timeout, with a consistent subset."""
-    meeting, live = replica.meeting, run.live
-    assert meeting is not None
+    open_round, live = replica.open_round, run.live
+    assert open_round is not None
     party = [
-        n for n in meeting.members if n in live and (m := live[n].meeting) is not None and m.round == meeting.round
+        n
+        for n in open_round.members
+        if n in live and (m := live[n].open_round) is not None and m.round == open_round.round
     ]
     if run.rule.synchronised:
-        rest = [live[n] for n in meeting.members if n in live and n not in party]
-        if ahead := [r for r in rest if r.rounds > meeting.round and not r.is_stateless]:
-            return _catch_up(replica, meeting.round, ahead)
-    useless = remembered(run)
+        rest = [live[n] for n in open_round.members if n in live and n not in party]
+        if ahead := [r for r in rest if r.rounds > open_round.round and not r.is_stateless]:
+            return _catch_up(replica, open_round.round, ahead)
+    useless = excluded_replicas(run)
     party = [n for n in _accepted(run, party) if n not in useless] or [replica.number]
     if replica.number not in party:  # the others continue first, without its update
         return None
     resting = [n for n in party if _to_settle(run, live[n])]
-    late = any((n, meeting.round, True) in run.late for n in party)
+    late = any((n, open_round.round, True) in run.late for n in party)
     if late and resting:
         party = _all_received(run, resting)
     elif resting != party or _all_received(run, party) != party:
         return None
-    result = suspects(run, party)
+    result = equivocating_replicas(run, party)
     party = [n for n in party if n not in result.left_out] or [replica.number]
-    useless = {n: why for n, why in useless.items() if n in meeting.members and n not in party}
-    coefficients, rivals = counted(run, meeting.round, party)
+    useless = {n: why for n, why in useless.items() if n in open_round.members and n not in party}
+    coefficients, rivals = settle_weights(run, open_round.round, party)
     return d.Settle(
-        round=meeting.round,
+        round=open_round.round,
         members=party,
         generations=[live[n].generation for n in party],
         left_out={**result.left_out, **useless},
@@ -239,7 +241,9 @@ def _accepted(run: RunState, party: list[int]) -> list[int]:
     Members in conflict with most others are removed first, then those rejected by most. A member that rejects everyone
     is excluded like one rejected by everyone.
     """
-    refusals = {n: {of for _, of in meeting.refused} for n in party if (meeting := run.live[n].meeting) is not None}
+    refusals = {
+        n: {of for _, of in open_round.refused} for n in party if (open_round := run.live[n].open_round) is not None
+    }
     while any(refusals[n] for n in party):
         refused = {n: sum(n in refusals[other] for other in party) for n in party}
         odds = {n: sum(n in refusals[other] or other in refusals[n] for other in party) for n in party}
@@ -271,5 +275,7 @@ def _received(run: RunState, one: int, other: int) -> bool:
 
 def _reports_own(run: RunState, replica: int) -> bool:
     """Return whether the members of its round report what they received, for comparison or weighting."""
-    meeting = run.replicas[replica].meeting
-    return meeting is not None and (run.rule.weighing is not None or run.rule.witnessed(len(meeting.members)))
+    open_round = run.replicas[replica].open_round
+    return open_round is not None and (
+        run.rule.weighing is not None or run.rule.detects_equivocation(len(open_round.members))
+    )

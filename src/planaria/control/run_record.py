@@ -88,7 +88,7 @@ class StreamedSequence(Sequence[Item], Generic[Raw, Item]):
 
     def without(self, kinds: frozenset[str]) -> Iterator[Item]:
         """As :func:`sparse`."""
-        return map(self._item, sparse(self._raw(), self._kind, kinds))
+        return map(self._item, without_kinds(self._raw(), self._kind, kinds))
 
     def __len__(self) -> int:
         return sum(1 for _ in self._raw())
@@ -105,7 +105,7 @@ class StreamedSequence(Sequence[Item], Generic[Raw, Item]):
         raise IndexError(place)
 
 
-def sparse(facts: Iterable[Raw], kind: Callable[[Raw], str], kinds: frozenset[str]) -> Iterator[Raw]:
+def without_kinds(facts: Iterable[Raw], kind: Callable[[Raw], str], kinds: frozenset[str]) -> Iterator[Raw]:
     """Yield the events of all other kinds, and the last one of each part of a run, which dates that part's end."""
     last: Raw | None = None
     for fact in facts:
@@ -151,14 +151,14 @@ class RunRecord:
         """Yield ``history`` without per-step reports of stages, except the last event of each part of the run."""
         if isinstance(self.history, StreamedSequence):
             return self.history.without(REPORTS)
-        return sparse(self.history, _kind, REPORTS)
+        return without_kinds(self.history, _kind, REPORTS)
 
     @cached_property
     def landmarks(self) -> list[Timed]:
         """``history`` without per-step events, except the last event of each part of the run."""
         if isinstance(self.history, StreamedSequence):
             return list(self.history.without(ROUTINE))
-        return list(sparse(self.history, _kind, ROUTINE))
+        return list(without_kinds(self.history, _kind, ROUTINE))
 
     @cached_property
     def starts(self) -> list[tuple[float, RunStarted]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from planaria.common.documents import former_names
+from planaria.config.fleet_config import Diagnosis
 from planaria.config.schema import ExchangeConfig, RecoveryConfig
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class SnapshotLabel(Fact):
 class RunStarted(Fact):
     """The controller is up: the settings that its decisions depend on."""
 
-    _former = former_names(positions="standings", snapshot_nodes="remembering")
+    _former = former_names(positions="standings", snapshot_nodes="remembering", stage_work="work")
     kind: Literal["run_started"] = "run_started"
     name: str
     part: str = ""
@@ -158,9 +159,9 @@ class RunStarted(Fact):
     arrangement: list[list[int]] = []
     """a schedule's nodes of each stage; empty if node n is stage n"""
     recovery: RecoveryConfig = RecoveryConfig()
-    diagnose: Literal["off", "tell", "act"] = "off"
+    diagnose: Diagnosis = "off"
     """reaction to slow workers and links (``fleet.diagnose``)"""
-    work: list[float] = []
+    stage_work: list[float] = []
     """work of a pass of stages 0..S, in passes of a decoder layer; empty if all block stages have as many layers"""
     relays: dict[str, float] = {}
     """relay → bytes per second; empty: ends connect to each other directly"""

@@ -15,7 +15,7 @@ from planaria.control.gauges import RECENT, NodeGauge
 from planaria.control.replica import ReplicaState
 from planaria.control.state import RunState
 from planaria.control.verdicts import Fault
-from planaria.control.worker_assignment import is_slow, taken_over
+from planaria.control.worker_assignment import assign_spares, is_slow
 
 EASE = 0.7
 """factor on thresholds of parts already blamed, for hysteresis"""
@@ -34,7 +34,7 @@ class SlowPart(NamedTuple):
     usual: float
 
 
-def ease(known: Known, fault: Fault, nodes: Iterable[int]) -> float:
+def threshold_factor(known: Known, fault: Fault, nodes: Iterable[int]) -> float:
     """Return the factor on thresholds."""
     blamed = any(kind == fault and set(nodes) <= {*of} for kind, of in known)
     return EASE if blamed else 1.0
@@ -70,7 +70,11 @@ def slow_workers(
         usual = median(per_work[peer] for peer in peers) * _work(gauge, work) if peers and node in per_work else 0.0
         if not usual and _all_slower(own, peers or per_work.keys()):
             continue
-        limit = _limit(gauge.past_s, usual, min(ease(known, "slow worker", [node]), ease(known, "slow host", [node])))
+        limit = _limit(
+            gauge.past_s,
+            usual,
+            min(threshold_factor(known, "slow worker", [node]), threshold_factor(known, "slow host", [node])),
+        )
         if gauge.pass_s > limit:
             slow[node] = SlowPart("slow worker", (node,), gauge.pass_s, gauge.past_s, usual)
         if gauge.last.pass_s > limit:
@@ -129,7 +133,7 @@ def slow_data(own: Mapping[int, NodeGauge], known: Known) -> list[SlowPart]:
     result = []
     for node, gauge in own.items():
         now, past = gauge.read_s, gauge.past_read_s
-        eased = ease(known, "slow data", [node])
+        eased = threshold_factor(known, "slow data", [node])
         limit = eased * max(LATE * past, past + LEAST_READ_S, OF_STEP * gauge.step_s)
         if len(gauge.recent) == RECENT and now > limit:
             others = [other.read_s for peer, other in own.items() if peer != node and other.read_s > 0]
@@ -145,7 +149,7 @@ PAUSE_S = 30.0
 
 def relieve_slow_worker(run: RunState, replica: ReplicaState) -> d.Relieve | None:
     """Return the next slow worker that should hand its stage to a spare."""
-    if run.settings.diagnose != "act" or run.stopping or run.allotment.done or replica.meeting:
+    if run.settings.diagnose != "act" or run.stopping or run.allotment.done or replica.open_round:
         return None
     gauges = run.gauges.of(replica.holders)
     if not gauges or _too_soon(run):
@@ -154,7 +158,7 @@ def relieve_slow_worker(run: RunState, replica: ReplicaState) -> d.Relieve | Non
     if not nodes:
         return None
     step_s, cost = max(gauge.step_s for gauge in gauges.values()), run.gauges.linking_s
-    predicted = step_s * after(gauges, nodes)
+    predicted = step_s * remaining_share(gauges, nodes)
     if (step_s - predicted) * (run.settings.steps - replica.step) <= PAYS * cost * len(nodes):
         return None
     return d.Relieve(
@@ -172,7 +176,7 @@ def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None
     """With a schedule: search for routes around new slow links, and use them if that pays."""
     if run.settings.diagnose != "act" or not run.settings.arrangement or run.stopping or run.allotment.done:
         return None
-    if replica.vacant or replica.meeting:
+    if replica.vacant or replica.open_round:
         return None
     known = {(link.source, link.target) for link in replica.slow_links}
     slow = {nodes: blamed.seconds for (fault, nodes), blamed in run.blamed.items() if fault == "slow link"}
@@ -198,14 +202,14 @@ def _taken(run: RunState, replica: ReplicaState) -> d.Reroute | None:
 
 
 def _slow(run: RunState, replica: ReplicaState) -> list[int]:
-    """Return nodes of slow workers that have not been relieved, up to the number of spares that were not slow."""
+    """Return the nodes of slow workers that still need a replacement, at most one per spare that was not slow."""
     blamed = {node for fault, nodes in run.blamed if fault in ("slow worker", "slow host") for node in nodes}
     nodes = [n for n, worker in sorted(replica.holders.items()) if n in blamed and not run.workers[worker].slow]
-    taking = taken_over(run, replica, nodes) if nodes else {}
+    taking = assign_spares(run, replica, nodes) if nodes else {}
     return [node for node in nodes if node in taking and not is_slow(run, taking[node])]
 
 
-def after(gauges: Mapping[int, NodeGauge], nodes: Sequence[int]) -> float:
+def remaining_share(gauges: Mapping[int, NodeGauge], nodes: Sequence[int]) -> float:
     """Return the share of a step's time that remains if ``nodes`` return to their initial speed.
 
     Nodes that were always slow count with the others' median: a pipeline is as fast as its slowest stage.

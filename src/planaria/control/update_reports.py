@@ -100,6 +100,7 @@ class MessageCompressed(Fact):
 class RoundApplied(Fact):
     """A worker has settled a round: its stage continues with the result."""
 
+    _former = former_names(spread="apart")
     kind: Literal["round_made"] = "round_made"
     worker: str
     node: int
@@ -109,7 +110,7 @@ class RoundApplied(Fact):
     blocking_bytes: int
     """sent by this worker on the critical path"""
     prefetched_bytes: int
-    apart: float
+    spread: float
     """RMS distance of the members' received fast weights from their mean, with n − 1 in the denominator"""
 
 

@@ -25,9 +25,9 @@ def lending_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> di
     synchronised, hollow = run.rule.synchronised, lost == set(replica.arrangement.stages)
     others = [r for n, r in run.live.items() if n != replica.number and not r.is_stateless]
     if synchronised:
-        furthest = max((settled(r) for r in others), default=0) if hollow else replica.rounds
-        others = [r for r in others if settled(r) >= furthest]
-    ready = [r for r in others if r.phase != "link" and not r.origins and not (synchronised and r.meeting)]
+        furthest = max((settled_rounds(r) for r in others), default=0) if hollow else replica.rounds
+        others = [r for r in others if settled_rounds(r) >= furthest]
+    ready = [r for r in others if r.phase != "link" and not r.origins and not (synchronised and r.open_round)]
     turn = replica.number + replica.attempts
     if whole := [r for r in ready if not r.broken]:
         return dict.fromkeys(sorted(lost), whole[turn % len(whole)])
@@ -42,14 +42,14 @@ def lending_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> di
     return {stage: value[turn % len(value)] for stage, value in having.items()}
 
 
-def settled(replica: ReplicaState) -> int:
+def settled_rounds(replica: ReplicaState) -> int:
     """Return the rounds of the exchange that its state includes."""
-    return replica.meeting.round if replica.meeting else replica.rounds
+    return replica.open_round.round if replica.open_round else replica.rounds
 
 
 def can_be_copied(replica: ReplicaState) -> bool:
     """Return whether the replica is complete and in no round."""
-    return not (replica.broken or replica.meeting or replica.origins or replica.phase == "link")
+    return not (replica.broken or replica.open_round or replica.origins or replica.phase == "link")
 
 
 def _will_have(replica: ReplicaState, stage: int, synchronised: bool) -> bool:
@@ -58,16 +58,16 @@ def _will_have(replica: ReplicaState, stage: int, synchronised: bool) -> bool:
     return bool(kept) or (synchronised and replica.phase == "link")
 
 
-def filled(run: RunState, replica: ReplicaState) -> dict[int, str]:
+def fill_vacancies(run: RunState, replica: ReplicaState) -> dict[int, str]:
     """Return spares for vacant nodes; if there are too few, the leaving worker of a node keeps it."""
     vacant = sorted(replica.vacant, key=lambda node: node in replica.leavers)
     again = {node: worker for node, worker in replica.leavers.items() if node in vacant}
-    return {**replica.holders, **again, **taken_over(run, replica, vacant)}
+    return {**replica.holders, **again, **assign_spares(run, replica, vacant)}
 
 
-def taken_over(run: RunState, replica: ReplicaState, nodes: Iterable[int]) -> dict[int, str]:
+def assign_spares(run: RunState, replica: ReplicaState, nodes: Iterable[int]) -> dict[int, str]:
     """Return spares for these nodes, for the first ones if there are too few."""
-    spares, stage_of, work = spares_by_preference(run, replica), replica.arrangement.stage, run.settings.work
+    spares, stage_of, work = spares_by_preference(run, replica), replica.arrangement.stage, run.settings.stage_work
     if not work:
         return dict(zip(nodes, spares, strict=False))
     taken: dict[int, str] = {}
@@ -126,7 +126,7 @@ def spawn_if_needed(run: RunState) -> d.Spawn | None:
     if not (joined or _has_room(run)) or any(replica.cannot for replica in run.troubled):
         return None
     ending = run.stopping or run.allotment.done
-    if joined and not (ending and needed(run) <= 0):
+    if joined and not (ending and missing_workers(run) <= 0):
         return _start(run, joined[0])
     if not _has_room(run):
         return None
@@ -134,10 +134,10 @@ def spawn_if_needed(run: RunState) -> d.Spawn | None:
         return None
     moving = all(replica.formed < 0 or replica.step > replica.formed for replica in run.live.values())
     wanted = run.settings.spares if moving else 0
-    return _start(run, "") if needed(run) + wanted > 0 else None
+    return _start(run, "") if missing_workers(run) + wanted > 0 else None
 
 
-def needed(run: RunState) -> int:
+def missing_workers(run: RunState) -> int:
     """Return the number of nodes that need another worker with none present or starting.
 
     Workers that start on joined machines do not count, since that may take long.
@@ -163,7 +163,7 @@ def more_to_come(run: RunState) -> bool:
     return coming or _has_room(run) or bool(roster.with_room(run.settings.replace)) or _awaits_machines(run)
 
 
-def lacking(run: RunState) -> int:
+def workers_to_join(run: RunState) -> int:
     """Return the number of workers without which the run pauses until another machine joins; 0 if it does not."""
     if not _awaits_machines(run) or run.stopping or run.allotment.done:
         return 0
@@ -189,10 +189,10 @@ def _start(run: RunState, host: str) -> d.Spawn:
     return d.Spawn(worker=f"w{len(run.workers)}", incarnation=1, host=host)
 
 
-def release_leaving(run: RunState) -> d.Release | d.TurnAway | None:
+def release_leaving(run: RunState) -> d.Release | d.RemoveMachine | None:
     """Release leaving workers that hold nothing, and dismiss machines whose workers fail."""
     for host in run.roster.rejected:
-        return d.TurnAway(host=host, reason=run.hosts[host].rejection)
+        return d.RemoveMachine(host=host, reason=run.hosts[host].rejection)
     done = [worker for worker in run.with_status("spare") if worker in run.roster.leaving] if run.roster.leaving else []
     needed = handing_over(run) if done else set()
     return next((d.Release(worker=worker) for worker in done if worker not in needed), None)
@@ -220,7 +220,7 @@ _OLD = 1 << 30
 """commits after which every copy is complete"""
 
 
-def exposed(run: RunState) -> dict[str, str]:
+def machine_loss_costs(run: RunState) -> dict[str, str]:
     """Return joined machine → cost of its loss, given the stages that others could rebuild.
 
     Excludes the run's own machine, whose loss ends the run.

@@ -29,7 +29,7 @@ def names(inner: tokenizers.Tokenizer) -> dict[str, int]:
     return {name: number for name, number in result.items() if not _BYTE.fullmatch(name)}
 
 
-def unknown(inner: tokenizers.Tokenizer) -> int | None:
+def unknown_token(inner: tokenizers.Tokenizer) -> int | None:
     """Return the id that a model emits for unknown characters, if any."""
     if isinstance(inner.model, models.Unigram):
         result: int | None = json.loads(inner.to_str())["model"]["unk_id"]

@@ -261,7 +261,7 @@ def parts_of(folder: Path) -> list[str]:
 def _small(path: Path) -> bytes:
     """Read a description, truncated at the maximum size of a document."""
     with path.open("rb") as file:
-        return documents.bounded(file, documents.MAX_BYTES)
+        return documents.read_bounded(file, documents.MAX_BYTES)
 
 
 def _mixture_meta(folder: Path) -> MixtureMeta:

@@ -67,17 +67,17 @@ def chat_template(config: DataConfig) -> Template:
     :raises UserError: if there is none.
     """
     own = config.tokenizer in OWN
-    beside = None if own else expanded(config.tokenizer)
-    if beside is not None and beside.suffix == ".json":
-        beside = beside.parent
-    path = beside if config.template is None else expanded(config.template)
+    tokenizer_folder = None if own else expanded(config.tokenizer)
+    if tokenizer_folder is not None and tokenizer_folder.suffix == ".json":
+        tokenizer_folder = tokenizer_folder.parent
+    path = tokenizer_folder if config.template is None else expanded(config.template)
     if path is not None and not path.exists():
         raise UserError(f"data.template = {config.template!r}: no such file or folder; check the path")
-    named = template_of(beside) if beside is not None else None
-    if path is not None and path.is_file() and path != beside:
+    named = template_of(tokenizer_folder) if tokenizer_folder is not None else None
+    if path is not None and path.is_file() and path != tokenizer_folder:
         names = named.names if named is not None else (("bos_token", ""), ("eos_token", END))
         return jinja_file(path, names)
-    result = named if path == beside else template_of(path) if path is not None else None
+    result = named if path == tokenizer_folder else template_of(path) if path is not None else None
     if result is None:
         of = f"data.tokenizer = {config.tokenizer!r}" if config.template is None else f"data.template = {str(path)!r}"
         raise UserError(

@@ -47,7 +47,7 @@ class RemoteFile:
 
     def read_bytes(self) -> bytes:
         with self.open("rb") as file:
-            result = documents.bounded(file, MOST_TEXT)
+            result = documents.read_bounded(file, MOST_TEXT)
         if len(result) > MOST_TEXT:
             raise UserError(
                 f"data.source: {self} has more than {MOST_TEXT >> 20} MiB, too many for one document; cut it, or "

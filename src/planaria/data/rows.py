@@ -32,7 +32,7 @@ class DialogueCounts:
     learned: int = 0
 
 
-def fitting(dialogues: Iterable[Dialogue], length: int, count: DialogueCounts) -> Iterator[Dialogue]:
+def learnable_dialogues(dialogues: Iterable[Dialogue], length: int, count: DialogueCounts) -> Iterator[Dialogue]:
     """Yield the dialogues that can be learned from, cut to ``length`` tokens.
 
     The first token is never a target, because nothing precedes it.
@@ -91,7 +91,7 @@ class Packer:
             yield content
 
 
-def filled(content: Sequence[Dialogue], length: int, padding: int) -> Row:
+def padded_row(content: Sequence[Dialogue], length: int, padding: int) -> Row:
     """Return a row with these dialogues, and the id ``padding`` behind them as one more document."""
     ids, marks = np.full(length, padding, np.uint32), np.zeros(length, np.uint8)
     at = 0

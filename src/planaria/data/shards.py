@@ -30,7 +30,7 @@ from planaria.data.dataset import Dataset as Dataset
 from planaria.data.dataset import Split as Split
 from planaria.data.dialogues import Dialogue, dialogues, learned_template
 from planaria.data.mixture import quotas
-from planaria.data.rows import DialogueCounts, Packer, filled, fitting, split
+from planaria.data.rows import DialogueCounts, Packer, learnable_dialogues, padded_row, split
 from planaria.data.tokenizer import PIECE, Tokenizer, load_tokenizer
 from planaria.models.chat import Template
 
@@ -200,11 +200,13 @@ def _write_rows(
 
     def write(split: int, content: Sequence[Dialogue]) -> None:
         if content:
-            ids, marks = filled(content, length, tokenizer.end)
+            ids, marks = padded_row(content, length, tokenizer.end)
             for writer, part in zip(splits[split], (ids.astype(dtype), marks), strict=True):
                 writer.append(part)
 
-    for withheld, dialogue in split(fitting(dialogues(data, tokenizer, report), length, count), data.validation):
+    for withheld, dialogue in split(
+        learnable_dialogues(dialogues(data, tokenizer, report), length, count), data.validation
+    ):
         write(withheld, packers[withheld].add(dialogue))
         if count.tokens >> 20 > reported:
             reported = count.tokens >> 20

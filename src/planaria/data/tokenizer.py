@@ -168,7 +168,7 @@ class Tokenizer:
     @functools.cached_property
     def _barred(self) -> list[int]:
         """The ids that no text may yield."""
-        return sorted({*self.control_tokens.values()} - {control_tokens.unknown(self._inner)})
+        return sorted({*self.control_tokens.values()} - {control_tokens.unknown_token(self._inner)})
 
     def _as_text(self, text: str, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         """Return ``ids``; re-encode ``text`` if the model's own vocabulary yielded control tokens."""
@@ -184,7 +184,7 @@ class Tokenizer:
 
     def _joined(self, encode: windows.Encode, text: str) -> Iterator[list[int]]:
         try:
-            yield from windows.joined(encode, text, PIECE)
+            yield from windows.encode_in_windows(encode, text, PIECE)
         except UserError as error:
             raise UserError(f"{self._place}: {error}") from None
 
@@ -265,10 +265,10 @@ def _around(inner: tokenizers.Tokenizer, location: object) -> tuple[tuple[int, .
 
 def spread_sample(texts: Iterable[str], budget: int) -> list[str]:
     """Return :func:`spread` of texts, each cut to ``budget`` characters."""
-    return spread((text[:budget] for text in texts), budget, len)
+    return evenly_spaced((text[:budget] for text in texts), budget, len)
 
 
-def spread(items: Iterable[Item], budget: int, size: Callable[[Item], int]) -> list[Item]:
+def evenly_spaced(items: Iterable[Item], budget: int, size: Callable[[Item], int]) -> list[Item]:
     """Return every 2^k-th item, with the smallest k that keeps their total ``size`` within ``budget``.
 
     One pass, O(budget) memory: every second item is dropped whenever the total is too large.

@@ -54,7 +54,7 @@ _TEXT = (
 )
 
 
-def checked(argument: bytes) -> bytes:
+def check_tokenizer(argument: bytes) -> bytes:
     """Take a name, NUL, and a tokenizer.json; return {"growth": of its normalizers} as JSON.
 
     :raises UserError: naming the first part that is unbounded, unknown, or missing.

@@ -45,7 +45,7 @@ class _Window:
         return range(results[0], results[-1] + 1) if results else range(0)
 
 
-def joined(encode: Encode, text: str, size: int) -> Iterator[list[int]]:
+def encode_in_windows(encode: Encode, text: str, size: int) -> Iterator[list[int]]:
     """Yield the ids of ``text`` in parts; windows have ``size`` characters, or more where necessary.
 
     :raises UserError: if :data:`MOST` characters are too few.

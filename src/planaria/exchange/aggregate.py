@@ -114,7 +114,7 @@ class AggregatingExchange(Exchange, ABC):
 
         :raises UserError: if the exchange does not support this rule.
         """
-        if wrong := self.rule_objection(by, members):
+        if wrong := self.why_rule_unsupported(by, members):
             raise UserError(f"exchange.robust: {wrong}")
         if self.compression.feedback.estimates:
             raise UserError(
@@ -125,7 +125,7 @@ class AggregatingExchange(Exchange, ABC):
         made._robust = by
         return made
 
-    def rule_objection(self, by: RobustAggregator, members: int) -> str:
+    def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
         """Return why the exchange does not support this rule, or an empty string."""
         if by.continues and not self.synchronised:
             return "such a rule continues from a value that all members share, and here each has its own; use another"
@@ -138,11 +138,13 @@ class AggregatingExchange(Exchange, ABC):
             return "scope = 'replica': this kind does not decode its updates (decoded_values); leave scope out"
         return ""
 
-    def objection(self, members: int) -> str:
+    def why_unsupported(self, members: int) -> str:
         by = self._robust
-        if by is None or members >= by.least():
-            return "" if by is None else self.rule_objection(by, members)
-        return f"{members} replicas are too few to tolerate {by.rule.byzantine} Byzantine ones: {by.least()} or more"
+        if by is None or members >= by.min_members():
+            return "" if by is None else self.why_rule_unsupported(by, members)
+        return (
+            f"{members} replicas are too few to tolerate {by.rule.byzantine} Byzantine ones: {by.min_members()} or more"
+        )
 
     @property
     def tolerated(self) -> int:
@@ -177,8 +179,8 @@ class AggregatingExchange(Exchange, ABC):
     def codec(self, outer: StageOuterState) -> Compressor:
         return self.compression.codec(outer)
 
-    def anew(self, outer: StageOuterState) -> StageOuterState:
-        return self.compression.anew(outer)
+    def after_member_change(self, outer: StageOuterState) -> StageOuterState:
+        return self.compression.after_member_change(outer)
 
     def joined(self, outer: StageOuterState, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
         """Return the aggregate of the members' values in the round after ``outer``.
@@ -199,8 +201,8 @@ class AggregatingExchange(Exchange, ABC):
         """Return the aggregate of several members' values (member → tensors by name) with equal weights."""
         return AGGREGATORS[self.aggregator](decoded, equal(decoded))
 
-    def apart(self, outer: StageOuterState, updates: Updates) -> float:
-        return weight_message.apart(updates, self.codec(outer), outer.rounds)
+    def spread(self, outer: StageOuterState, updates: Updates) -> float:
+        return weight_message.rms_spread(updates, self.codec(outer), outer.rounds)
 
     def decoded(self, outer: StageOuterState, updates: Updates, like: Weights) -> dict[int, dict[str, Tensor]]:
         """Return the decoded blocking parts of valid ``updates`` of the round after ``outer``, by member."""

@@ -197,12 +197,12 @@ def one_group(members: Sequence[int]) -> list[tuple[int, ...]]:
 class Exchange(Choice, ABC):
     """A method by which the replicas of a stage agree; its fields are its options.
 
-    By default all replicas meet, no outer state is kept, and members wait for the whole update.
+    By default all replicas are one group, there is no outer state, and members wait for whole updates.
     """
 
     synchronised: ClassVar[bool] = False
-    """whether all replicas share one outer state; then a replica that missed a round must copy another's"""
-    lasting: ClassVar[tuple[str, ...]] = ()
+    """whether all replicas share one outer state, so that a replica that missed a round must copy another's"""
+    fixed_on_resume: ClassVar[tuple[str, ...]] = ()
     """options that define the outer state; they cannot change when a run resumes"""
 
     @property
@@ -257,8 +257,8 @@ class Exchange(Choice, ABC):
         """
         return self
 
-    def anew(self, outer: StageOuterState) -> StageOuterState:
-        """Return the state with which a replica continues after the members changed within a step."""
+    def after_member_change(self, outer: StageOuterState) -> StageOuterState:
+        """Return the outer state after members joined or left within a step."""
         return outer
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
@@ -273,7 +273,7 @@ class Exchange(Choice, ABC):
         """Number of other members of a group that a member must receive before it may settle without the rest."""
         return members - 1
 
-    def witnessed(self, members: int) -> bool:
+    def detects_equivocation(self, members: int) -> bool:
         """Whether members report digests of what they received, which exposes equivocation.
 
         True for exchanges with one shared value and more than two members; in exchanges of gradients only with a robust
@@ -286,7 +286,7 @@ class Exchange(Choice, ABC):
         """Whether all members' weights are bit-identical after every step; if so, saves compare them."""
         return False
 
-    def objection(self, members: int) -> str:
+    def why_unsupported(self, members: int) -> str:
         """Return why the exchange does not support this number of replicas, or an empty string."""
         return ""
 
@@ -324,7 +324,7 @@ class Exchange(Choice, ABC):
         :raises ValueError: if a message has the wrong size or dtype.
         """
 
-    def apart(self, outer: StageOuterState, updates: Updates) -> float:
+    def spread(self, outer: StageOuterState, updates: Updates) -> float:
         """Return the spread of these members' weights (``exchange.message.apart``), if updates determine it."""
         return 0.0
 

@@ -25,7 +25,7 @@ class DiLoCo(AggregatingExchange):
     """
 
     synchronised: ClassVar[bool] = True
-    lasting: ClassVar[tuple[str, ...]] = ("momentum",)
+    fixed_on_resume: ClassVar[tuple[str, ...]] = ("momentum",)
 
     every: Positive = 500
     """inner steps between rounds"""

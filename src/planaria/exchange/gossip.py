@@ -177,8 +177,8 @@ class SlowWeightExchange(AggregatingExchange, ABC):
             for member, drift in received.items()
         }
 
-    def apart(self, outer: StageOuterState, updates: Updates) -> float:
-        return super().apart(outer, updates) / (1.0 if self.two_parts else self.slow_factor)
+    def spread(self, outer: StageOuterState, updates: Updates) -> float:
+        return super().spread(outer, updates) / (1.0 if self.two_parts else self.slow_factor)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         prefetched = weight_message.packed_bytes(shapes) if self.two_parts else 0
@@ -194,15 +194,15 @@ class Gossip(SlowWeightExchange, ABC):
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return random_groups(round, members, self.group, seed)
 
-    def rule_objection(self, by: RobustAggregator, members: int) -> str:
-        smallest, least = min(map(len, self.groups(0, range(members), 0))), by.least()
+    def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
+        smallest, least = min(map(len, self.groups(0, range(members), 0))), by.min_members()
         if smallest < least:
             return (
                 f"{members} replicas in groups of {self.group} meet in some of {smallest}, and tolerating "
                 f"{by.rule.byzantine} Byzantine replicas needs groups of at least {least}; raise "
                 "exchange.options.group, or take exchange.kind = 'diloco'"
             )
-        return super().rule_objection(by, members)
+        return super().why_rule_unsupported(by, members)
 
 
 class PullingGossip(Gossip, ABC):

@@ -49,6 +49,8 @@ def settle(exchange: Exchange, of: dict[int, Replica], received: dict[int, dict[
         replica.fast, replica.outer = judged.rule.settle(replica.outer, replica.fast, judged.updates, member)
 
 
-def meet(exchange: Exchange, of: dict[int, Replica], round: int, seed: int, alone: Collection[int] = ()) -> None:
+def exchange_once(
+    exchange: Exchange, of: dict[int, Replica], round: int, seed: int, alone: Collection[int] = ()
+) -> None:
     """Carry out a round without delay: :func:`exchanged`, then :func:`settle`."""
     settle(exchange, of, exchanged(exchange, of, round, seed, alone))

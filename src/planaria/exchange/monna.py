@@ -45,7 +45,7 @@ class MoNNA(SlowWeightExchange):
     def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
         return self.model_copy(update={"byzantine": max(0, self.byzantine - refused)})
 
-    def objection(self, members: int) -> str:
+    def why_unsupported(self, members: int) -> str:
         if members > 2 * self.byzantine:
             return ""
         return (
@@ -53,7 +53,7 @@ class MoNNA(SlowWeightExchange):
             "more; lower exchange.options.byzantine, or add replicas"
         )
 
-    def rule_objection(self, by: RobustAggregator, members: int) -> str:
+    def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
         return "'monna' already selects neighbours; leave it out, and set exchange.options.byzantine"
 
     def quorum(self, members: int) -> int:

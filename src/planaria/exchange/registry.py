@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from planaria.common.errors import UserError
-from planaria.config.registry import Choice, Registry, blaming, foreign
+from planaria.config.registry import Choice, Registry, blaming, custom_choices
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.allreduce import AllReduce, NoExchange
@@ -55,9 +55,9 @@ def exchange(config: ExchangeConfig) -> Exchange:
         if not isinstance(made, AggregatingExchange):
             raise UserError(f"exchange.robust: {config.kind!r} makes no one value of several; leave it out")
         made = made.with_rule(robust_of(config.robust, config.replicas), config.replicas)
-    with blaming(lambda: foreign([type(made)])):
+    with blaming(lambda: custom_choices([type(made)])):
         every, overlap = made.interval, made.overlap
-        if config.replicas > 1 and (wrong := made.objection(config.replicas)):
+        if config.replicas > 1 and (wrong := made.why_unsupported(config.replicas)):
             raise UserError(f"exchange.kind = {config.kind!r}: {wrong}")
         if every is not None and (not isinstance(every, int) or every < 0):
             raise UserError(f"exchange.kind = {config.kind!r}: interval is {every!r}; give a number of steps, or None")

@@ -27,7 +27,7 @@ from planaria.exchange.diloco import DiLoCo
 class Streaming(DiLoCo):
     """DiLoCo by fragments: round r changes fragment r mod F, so each has a round every ``every`` inner steps."""
 
-    lasting: ClassVar[tuple[str, ...]] = ("momentum", "fragments")
+    fixed_on_resume: ClassVar[tuple[str, ...]] = ("momentum", "fragments")
 
     every: Positive = 100
     """inner steps between two rounds of the same fragment; rounds come ``fragments`` times as often"""
@@ -70,7 +70,7 @@ class Streaming(DiLoCo):
         return {**fast, **mixed}, settled
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
-        """Members do not wait for messages that take at most ``delay`` steps."""
+        """Return the bytes of a round. Messages that arrive within ``delay`` steps do not block members."""
         parts = fragments(shapes, self.fragments)
         blocking = sum(self.compression.bytes({n: shapes[n] for n in part}) for part in parts) / self.fragments
         cost = meeting_cost(one_group(range(members)), blocking)

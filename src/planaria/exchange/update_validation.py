@@ -52,7 +52,7 @@ def validate(
     :param left_out: members to reject, with the reason.
     :raises TooManyByzantine: if more updates are invalid than the exchange tolerates, with replicas and reasons.
     """
-    wrong = {**refused(updates, like, rule.codec(outer)), **left_out}
+    wrong = {**invalid_updates(updates, like, rule.codec(outer)), **left_out}
     if len(wrong) > rule.tolerated:
         reasons = (f"the update of replica {member} is invalid: {why}" for member, why in sorted(wrong.items()))
         bears = f" (exchange.robust tolerates {rule.tolerated})" if rule.tolerated else ""
@@ -61,7 +61,7 @@ def validate(
     return ValidUpdates(rule.after_rejecting(len(wrong), on_counted), sound, wrong)
 
 
-def refused(updates: Updates, like: Update, codec: Compressor) -> dict[int, str]:
+def invalid_updates(updates: Updates, like: Update, codec: Compressor) -> dict[int, str]:
     """Return members with an invalid update and the reason; ``like`` is valid, ``codec`` encodes blocking parts."""
     result = {}
     for member, update in updates.items():

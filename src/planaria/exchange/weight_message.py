@@ -23,7 +23,7 @@ def pieces(weights: Weights) -> list[Tensor]:
     return [weights[name].detach().float().cpu().reshape(-1) for name in sorted(weights)]
 
 
-def named(vector: Tensor, like: Weights) -> dict[str, Tensor]:
+def unflatten(vector: Tensor, like: Weights) -> dict[str, Tensor]:
     """Return the tensors of a flat vector, fp32, with the names, shapes and devices of ``like``; shares memory."""
     shapes = {name: like[name].shape for name in sorted(like)}
     pairs = zip(shapes.items(), torch.split(vector, [shape.numel() for shape in shapes.values()]), strict=True)
@@ -42,7 +42,7 @@ def unpack(message: Tensor | None, like: Weights, codec: Compressor = PLAIN, dra
     """
     if message is None:
         raise ValueError("an update lacks a required part")
-    return named(codec.decode(message, sum(tensor.numel() for tensor in like.values()), draw), like)
+    return unflatten(codec.decode(message, sum(tensor.numel() for tensor in like.values()), draw), like)
 
 
 def packed_bytes(shapes: Shapes) -> int:
@@ -50,7 +50,7 @@ def packed_bytes(shapes: Shapes) -> int:
     return PLAIN.bytes(sum(shape.numel() for shape in shapes.values()))
 
 
-def apart(updates: Updates, codec: Compressor, draw: int = 0) -> float:
+def rms_spread(updates: Updates, codec: Compressor, draw: int = 0) -> float:
     """Return the RMS distance of the members' values from their mean, over members and numbers; 0 for one member.
 
     Uses n − 1 in the denominator, so that it estimates the spread of all replicas.

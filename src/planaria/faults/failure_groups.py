@@ -12,21 +12,21 @@ from typing import Literal, cast, get_args
 
 from planaria.common.errors import UserError, nearest
 
-Lost = Literal["stage", "adjacent", "machine", "region"]
+FailureDomain = Literal["stage", "adjacent", "machine", "region"]
 """one stage; a stage and the next ("adjacent"); ``machine`` consecutive stages; or half of all stages ("region")"""
 
 
-def lost_of(name: str | None) -> Lost | None:
+def failure_domain_of(name: str | None) -> FailureDomain | None:
     """Return ``name`` as a kind of failure; None for None.
 
     :raises UserError: if it is unknown.
     """
-    if name is not None and name not in get_args(Lost):
-        raise UserError(f"--lost {name}: no such kind of failure; {nearest(name, get_args(Lost))}")
-    return cast(Lost | None, name)
+    if name is not None and name not in get_args(FailureDomain):
+        raise UserError(f"--failure-domain {name}: no such kind of failure; {nearest(name, get_args(FailureDomain))}")
+    return cast(FailureDomain | None, name)
 
 
-def groups_lost(lost: Lost, struck: Collection[int], stages: int, machine: int) -> list[tuple[int, ...]]:
+def failure_groups(domain: FailureDomain, struck: Collection[int], stages: int, machine: int) -> list[tuple[int, ...]]:
     """Return the sets of stages that fail together, restricted to ``struck``, of block stages 1..``stages`` and stage
     0.
 
@@ -36,15 +36,15 @@ def groups_lost(lost: Lost, struck: Collection[int], stages: int, machine: int) 
     [(1, 2), (3, 4), (5,)]
     """
     ring = [*range(1, stages + 1), *([0] if 0 in struck else [])]
-    if lost == "adjacent":
+    if domain == "adjacent":
         sets: Sequence[Sequence[int]] = list(pairwise([*ring, 1] if 0 in struck else ring))
     else:
-        size = {"stage": 1, "machine": machine, "region": -(-len(ring) // 2)}[lost]
+        size = {"stage": 1, "machine": machine, "region": -(-len(ring) // 2)}[domain]
         sets = [ring[n : n + size] for n in range(0, len(ring), size)]
     results = (tuple(stage for stage in one if stage in struck) for one in sets)
     return [one for one in results if one]
 
 
-def share(lost: Lost) -> float:
+def share(domain: FailureDomain) -> float:
     """Return a failure's probability relative to a stage's loss rate: an inner stage is in two pairs of neighbours."""
-    return 0.5 if lost == "adjacent" else 1.0
+    return 0.5 if domain == "adjacent" else 1.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.state import RunState
-from planaria.faults.trace import Fault, Trace, awaits, before_commit, order
+from planaria.faults.trace import Fault, Trace, before_commit, is_pending, order
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
 from planaria.runtime.fleet.base import Fleet
@@ -33,7 +33,7 @@ class TraceChaos:
     def __init__(self, trace: Trace, fleet: Fleet, checkpoints: Path, first_step: int = 0) -> None:
         """``first_step``: faults that ended before it belong to an earlier part of the run."""
         self._fleet, self._checkpoints = fleet, checkpoints
-        numbered = [(number, fault) for number, fault in enumerate(trace.faults) if awaits(fault, first_step)]
+        numbered = [(number, fault) for number, fault in enumerate(trace.faults) if is_pending(fault, first_step)]
         self._waiting = sorted(numbered, key=_in_turn)
         self._next = len(trace.faults)
         self._armed: dict[int, tuple[Fault, Struck]] = {}

@@ -14,7 +14,8 @@ from planaria.common import atomic, documents
 from planaria.common.errors import UserError, nearest
 from planaria.config.bounds import EXACT, Fraction, Natural, Stages, Steps
 from planaria.config.schema import Section
-from planaria.faults.failure_groups import Lost
+from planaria.config.section import formerly
+from planaria.faults.failure_groups import FailureDomain
 
 MAX_BYTES = 64 * 2**20
 """maximum size of a trace file, about half a million faults"""
@@ -119,9 +120,9 @@ class TraceArguments(Section):
     """whether neighbouring stages never fail in the same step"""
     ends: bool = False
     """whether stage 0 fails at the same rate"""
-    together: Fraction = 0.0
+    adjacent_probability: Annotated[Fraction, formerly("adjacent_probability", "together")] = 0.0
     """probability that a failure takes the next stage too, and so on"""
-    lost: Lost = "stage"
+    failure_domain: Annotated[FailureDomain, formerly("failure_domain", "lost")] = "stage"
     """what one failure takes: stage, adjacent (a stage and the next), machine, or region (half of all stages)"""
     machine: Stages = 2
     """consecutive stages that share a machine"""
@@ -130,23 +131,27 @@ class TraceArguments(Section):
     def _plain(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit unused bursts and failure kinds, so that older traces keep their file and digest."""
         result: dict[str, Any] = plain(self)
-        idle = {"together": not self.together, "lost": self.lost == "stage", "machine": self.lost != "machine"}
+        idle = {
+            "adjacent_probability": not self.adjacent_probability,
+            "failure_domain": self.failure_domain == "stage",
+            "machine": self.failure_domain != "machine",
+        }
         return {name: value for name, value in result.items() if not idle.get(name)}
 
     @model_validator(mode="after")
     def _neighbours_may_fail_together(self) -> Self:
-        if self.together and self.forbid_adjacent:
+        if self.adjacent_probability and self.forbid_adjacent:
             raise ValueError(
-                f"together = {self.together:g} takes neighbours in the same step, which forbid_adjacent forbids; leave "
-                "out one of them"
+                f"adjacent_probability = {self.adjacent_probability:g} takes neighbours in the same step, which "
+                "forbid_adjacent forbids; leave out one of them"
             )
         return self
 
     @model_validator(mode="after")
     def _one_way_to_lose_several(self) -> Self:
-        if self.lost != "stage" and (self.together or self.forbid_adjacent):
-            other = "together" if self.together else "forbid_adjacent"
-            raise ValueError(f"lost = '{self.lost}' says what is lost together; leave {other} out")
+        if self.failure_domain != "stage" and (self.adjacent_probability or self.forbid_adjacent):
+            other = "adjacent_probability" if self.adjacent_probability else "forbid_adjacent"
+            raise ValueError(f"failure_domain = '{self.failure_domain}' takes several stages; leave {other} out")
         return self
 
     @model_validator(mode="after")
@@ -190,7 +195,7 @@ def order(fault: Fault) -> tuple[bool, str, float]:
     return (fault.moment not in BEFORE_COMMIT, fault.moment, fault.offset)
 
 
-def awaits(fault: Fault, step: int) -> bool:
+def is_pending(fault: Fault, step: int) -> bool:
     """Whether the fault is still to begin or to end in a part of a run that begins with ``step``."""
     return fault.step >= step or (fault.until is not None and fault.until > step)
 

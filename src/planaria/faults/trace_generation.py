@@ -7,7 +7,7 @@ import random
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
-from planaria.faults.failure_groups import Lost, groups_lost, share
+from planaria.faults.failure_groups import FailureDomain, failure_groups, share
 from planaria.faults.trace import Fault, Trace, TraceArguments, first_complaint
 
 
@@ -38,8 +38,8 @@ def generate(
     exempt: set[int],
     forbid_adjacent: bool,
     ends: bool = False,
-    together: float = 0.0,
-    lost: Lost = "stage",
+    adjacent_probability: float = 0.0,
+    failure_domain: FailureDomain = "stage",
     machine: int = 2,
 ) -> Trace:
     """Kill block stages 1..``stages`` (and 0, with ``ends``) independently, with :func:`per_step_probability` per step.
@@ -48,11 +48,11 @@ def generate(
     draws, and a higher rate only adds failures. If ``forbid_adjacent`` is set and neighbours would fail together, the
     later stage is spared.
 
-    With probability ``together`` a failure also takes the next stage of the walk 0, 1, …, S, 0 at the same moment, then
-    perhaps the one after. A burst ends at a stage that never fails or already fails in this step, so bursts only add
-    failures.
+    With probability ``adjacent_probability`` a failure also takes the next stage of the walk 0, 1, …, S, 0 at the same
+    moment, then perhaps the one after. A burst ends at a stage that never fails or already fails in this step, so
+    bursts only add failures.
 
-    ``lost`` is the kind of failure, and ``machine`` the number of stages per machine
+    ``failure_domain`` is the kind of failure, and ``machine`` the number of stages per machine
     (:mod:`planaria.faults.failure_groups`); each failure group then has its own stream of random numbers.
 
     :raises UserError: naming the argument that is out of range.
@@ -67,8 +67,8 @@ def generate(
             exempt=tuple(sorted(exempt)),
             forbid_adjacent=forbid_adjacent,
             ends=ends,
-            together=together,
-            lost=lost,
+            adjacent_probability=adjacent_probability,
+            failure_domain=failure_domain,
             machine=machine,
         )
     except ValidationError as error:
@@ -81,18 +81,18 @@ def _faults(origin: TraceArguments) -> tuple[Fault, ...]:
     stages, p = origin.stages, per_step_probability(origin.hourly, origin.step_s)
     struck = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
     drawn: dict[tuple[int, int], float] = {}
-    if origin.lost != "stage":
-        p *= share(origin.lost)
+    if origin.failure_domain != "stage":
+        p *= share(origin.failure_domain)
         drawn = _with_groups(origin, struck, p)
     else:
         for stage in struck:
             drawn |= _drawn(f"planaria trace {origin.seed} stage {stage}", stage, origin.steps, p)
-    if origin.together:
+    if origin.adjacent_probability:
         drawn = _with_bursts(drawn, origin, struck)
     faults: list[Fault] = []
     for (step, stage), u in sorted(drawn.items()):
-        beside = {fault.stage for fault in faults[-stages:] if fault.step == step}
-        if not (origin.forbid_adjacent and beside & _neighbours(stage, stages)):
+        failed_now = {fault.stage for fault in faults[-stages:] if fault.step == step}
+        if not (origin.forbid_adjacent and failed_now & _neighbours(stage, stages)):
             # Given u < p, u/p is uniform in [0, 1): the fault's time within the step.
             faults.append(Fault(step=step, stage=stage, offset=u / p))
     return tuple(faults)
@@ -101,10 +101,10 @@ def _faults(origin: TraceArguments) -> tuple[Fault, ...]:
 def _with_groups(origin: TraceArguments, struck: set[int], p: float) -> dict[tuple[int, int], float]:
     """Draw failure groups with probability ``p``; a stage taken by two in one step is lost with the first."""
     result: dict[tuple[int, int], float] = {}
-    for stages in groups_lost(origin.lost, struck, origin.stages, origin.machine):
+    for stages in failure_groups(origin.failure_domain, struck, origin.stages, origin.machine):
         first, *others = stages
         for (step, _), u in _drawn(
-            f"planaria trace {origin.seed} {origin.lost} {stages}", first, origin.steps, p
+            f"planaria trace {origin.seed} {origin.failure_domain} {stages}", first, origin.steps, p
         ).items():
             for stage in (first, *others):
                 result[step, stage] = min(u, result.get((step, stage), u))
@@ -126,7 +126,7 @@ def _with_bursts(
     for (step, stage), u in sorted(drawn.items()):
         stream = random.Random(f"planaria trace {origin.seed} burst {step} {stage}")
         following = (stage + 1) % (origin.stages + 1)
-        while stream.random() < origin.together and following in struck and (step, following) not in result:
+        while stream.random() < origin.adjacent_probability and following in struck and (step, following) not in result:
             result[step, following] = u
             following = (following + 1) % (origin.stages + 1)
     return result

@@ -52,7 +52,8 @@ Target = tuple[str, int, int]
 class WorkerFaults:
     """Faults scheduled for this worker, and those in effect.
 
-    ``add`` is called by the thread that receives orders, ``meet`` also by a writer thread, all else by the main thread.
+    The thread that receives orders calls ``add``, a writer thread may call ``strike_matching``, and the main thread all
+    methods but ``add``.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class WorkerFaults:
         """Schedule a fault for the next action that matches its moment."""
         self._waiting.append(injection)
 
-    def aim(self, actions: Sequence[Action]) -> None:
+    def start_step(self, actions: Sequence[Action]) -> None:
         """Begin a step with these actions: choose the action of each fault that strikes at one, and start whole-step
         faults."""
         for injection in [b for b in self._waiting if b.signal in _WITH_THE_STEP and b.moment not in _PLACES]:
@@ -88,7 +89,7 @@ class WorkerFaults:
                 chosen = of_kind[int(injection.offset * len(of_kind))]
                 self._targets[injection.number] = (chosen.kind, chosen.microbatch, chosen.hop)
 
-    def source(self, batch: Batch, step: int | None) -> Batch:
+    def wrap_batches(self, batch: Batch, step: int | None) -> Batch:
         """Wrap a source of batches: delay each once, and corrupt labels in a training ``step``."""
         late = set[int]()
 
@@ -102,7 +103,7 @@ class WorkerFaults:
             return read
         return self._byzantine.poisoned(read, step, self._config.model.vocab)
 
-    def lag(self, busy_s: float) -> bool:
+    def delay_if_slow(self, busy_s: float) -> bool:
         """Sleep if this worker is slow, after ``busy_s`` seconds of work; return whether it is slow."""
         if not self._slow:
             return False
@@ -118,9 +119,9 @@ class WorkerFaults:
         if self._full and time.monotonic() > self._full:
             resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
             self._full = 0.0
-        self.meet(doing, microbatch, hop)
+        self.strike_matching(doing, microbatch, hop)
 
-    def meet(self, doing: str, microbatch: int = -1, hop: int = -1) -> None:
+    def strike_matching(self, doing: str, microbatch: int = -1, hop: int = -1) -> None:
         """Strike with the faults that target this action, of the main thread or of a background writer."""
         for injection in [b for b in self._waiting if self._matches(b, doing, microbatch, hop)]:
             self._inject(injection)
@@ -185,7 +186,7 @@ class _Edges:
                 hold_s = _HOLD_S if injection.strength is None else injection.strength
                 self._held[injection.peer] = hold_s, time.monotonic() + lasts_s
                 self._links.watch = self._hold
-                for edge in [*self._links.edges.values(), *self._links.meeting.values()]:
+                for edge in [*self._links.edges.values(), *self._links.round_edges.values()]:
                     self._hold(edge)
             case _:
                 raise AssertionError(kind)

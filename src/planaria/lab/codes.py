@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.recovery import codes
 from planaria.recovery.codes import ErasureCode
 from planaria.recovery.codes.base import MOST, share
-from planaria.recovery.codes.local import needed
+from planaria.recovery.codes.local import required_parities
 from planaria.recovery.codes.product import ClassicalCode
 from planaria.recovery.codes.product import file as product_file
 from planaria.recovery.codes.search import SearchedCode, SearchTarget, anneal, certificate, file
@@ -93,7 +93,7 @@ def _rivals(shards: int, parities: int) -> list[tuple[str, ErasureCode]]:
     """Return codes with as many shards and parities: Reed–Solomon, and the best one with local groups of four."""
     rivals = [("reed_solomon", codes.code("reed_solomon", shards, parities))]
     globals_ = parities - -(-shards // GROUP)
-    tolerated = [tolerate for tolerate in range(1, parities) if needed(tolerate, GROUP) == globals_]
+    tolerated = [tolerate for tolerate in range(1, parities) if required_parities(tolerate, GROUP) == globals_]
     if tolerated and math.comb(shards, tolerated[-1]) <= TRIED:
         with suppress(UserError):  # no coefficients were found
             rivals.append((f"local, groups of {GROUP}", codes.code("local", shards, tolerated[-1], {"group": GROUP})))

@@ -15,9 +15,9 @@ from planaria.config.registry import blaming
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Data
 from planaria.data.stream import Stream
-from planaria.lab.compare.race_job import Race, kept
+from planaria.lab.compare.race_job import Race, cached_races
 from planaria.lab.compare.race_spec import TUNED, Arm
-from planaria.lab.compare.run_comparison import ComparisonRequest, PreparedComparison, ready
+from planaria.lab.compare.run_comparison import ComparisonRequest, PreparedComparison, prepare_races
 from planaria.lab.inline.engine import InlineEngine
 from planaria.lab.trials.spread import seeds_shown
 from planaria.report.phrases import counted
@@ -30,12 +30,12 @@ def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) 
 
     :raises UserError: for everything that a run would reject.
     """
-    all_ = ready(requested, notify)
-    there = kept(all_.races, all_.folder, own_classes)
+    all_ = prepare_races(requested, notify)
+    there = cached_races(all_.races, all_.folder, own_classes)
     paces = {}
     for arm in all_.arms:
         with blaming(partial(own_classes, arm.config)):
-            paces[arm.name] = pace(arm.config, all_.dataset)
+            paces[arm.name] = measure_speed(arm.config, all_.dataset)
     workers = all_.comparison.workers or len(os.sched_getaffinity(0))
     base = all_.arms[0].config
     seeds = seeds_shown(all_.comparison.seeds)
@@ -92,7 +92,7 @@ class Pace(Record):
         return BEGINS_S + config.train.steps * self.step_s + validations * self.validation_s
 
 
-def pace(config: RunConfig, dataset: Data) -> Pace:
+def measure_speed(config: RunConfig, dataset: Data) -> Pace:
     """Measure how fast an arm trains and validates here, by its first steps without losses; copies are sent.
 
     Processor time approximates an idle machine, since other processes hardly affect it.

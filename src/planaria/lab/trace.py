@@ -27,13 +27,25 @@ def trace(
     exempt: Annotated[list[int] | None, flag("STAGE", "a stage that never fails; can be given several times")] = None,
     forbid_adjacent: Annotated[bool, switch("--forbid-adjacent", "never two adjacent stages in the same step")] = False,
     ends: Annotated[bool, switch("--ends", "the ends fail at the same rate")] = False,
-    together: Annotated[float, flag("P", "probability that a failure also takes the next stage")] = 0.0,
-    lost: Annotated[Loss, Option(help="what one fault takes")] = "stage",
+    adjacent_probability: Annotated[float, flag("P", "probability that a failure also takes the next stage")] = 0.0,
+    failure_domain: Annotated[Loss, Option(help="what one fault takes")] = "stage",
     machine: Annotated[int, flag("N", "stages in a row that share a machine")] = 2,
 ) -> int:
     """Generate a trace of faults from a failure rate."""
     spared = set(exempt or [])
-    made = generate(seed, hourly, step_seconds, stages, steps, spared, forbid_adjacent, ends, together, lost, machine)
+    made = generate(
+        seed,
+        hourly,
+        step_seconds,
+        stages,
+        steps,
+        spared,
+        forbid_adjacent,
+        ends,
+        adjacent_probability,
+        failure_domain,
+        machine,
+    )
     write(made, file)
     bursts = "".join(f", {count} × {size} together" for size, count in sorted(burst_sizes(made).items()) if size > 1)
     print(f"{file}: {len(made.faults)} faults{bursts}, digest {digest(made)[:16]}")

@@ -20,7 +20,7 @@ from planaria.common import child_process, documents
 from planaria.common.errors import UserError
 from planaria.data.records import without_surrogates
 from planaria.data.tokenizer import Tokenizer
-from planaria.models.gguf_file import look
+from planaria.models.gguf_file import read_metadata
 from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf
 
 Role = Literal["system", "user", "assistant"]
@@ -171,8 +171,8 @@ class Conversation:
         for number, span in zip(wanted, spans, strict=True):
             if span is None:
                 raise UserError(
-                    f"messages[{number}]: the chat template of {template.path} writes it in another way when messages "
-                    "follow; write data.learn = 'last', or set data.template to one with {% generation %} tags"
+                    f"messages[{number}]: the chat template of {template.path} renders it differently when messages "
+                    "follow; set data.learn = 'last', or use a data.template with {% generation %} tags"
                 )
             start, stop = span
             parts += [(full[at:start], False), (full[start:stop], True)]
@@ -278,7 +278,7 @@ def _guarded(content: str, names: tuple[str, ...], mark: str) -> str:
 
 def template_of(path: Path) -> Template | None:
     """Return the chat template of a Hugging Face folder or a GGUF file, if any. UserError if its files are damaged."""
-    return of_metadata(of_folder(path, {}, 0) if path.is_dir() else of_gguf(look(path).values, 0), path)
+    return of_metadata(of_folder(path, {}, 0) if path.is_dir() else of_gguf(read_metadata(path).values, 0), path)
 
 
 def of_metadata(known: ModelMetadata | None, path: Path) -> Template | None:

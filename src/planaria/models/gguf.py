@@ -19,9 +19,8 @@ from planaria.common.errors import UserError, missing_package
 from planaria.config.schema import ModelConfig
 from planaria.models import model_metadata
 from planaria.models.foreign_weights import WeightsFile, checked_config
-from planaria.models.gguf_file import GgufFile, look
+from planaria.models.gguf_file import GgufFile, read_metadata
 from planaria.models.llama_layers import to_rotate_half
-from planaria.models.llama_stages import Llama
 
 ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
@@ -62,7 +61,7 @@ def open_gguf(path: Path) -> WeightsFile:
 
     :raises UserError: if the file is damaged, not a plain llama, or quantised in a way that ``gguf`` does not support.
     """
-    held = look(path)
+    held = read_metadata(path)
     config = _config(held)
     reading = {_global_name(name): _reading(held, name) for name in held.tensors}
     shapes = {_global_name(name): lying.shape for name, lying in held.tensors.items()}
@@ -72,11 +71,6 @@ def open_gguf(path: Path) -> WeightsFile:
         return reading[name]() if heads is None else to_rotate_half(reading[name](), heads)
 
     return WeightsFile(path, config, shapes, read, path, usage=model_metadata.of_gguf(held.values, config.context))
-
-
-def import_gguf(path: Path) -> Llama:
-    """Load the model in a GGUF file into memory."""
-    return open_gguf(path).model()
 
 
 def _reading(held: GgufFile, name: str) -> Callable[[], Tensor]:
@@ -121,7 +115,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 
     :raises UserError: if there is none, or it is of another kind.
     """
-    result = look(path).values
+    result = read_metadata(path).values
     kind, split = result.get("tokenizer.ggml.model"), result.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2" or split not in SPLITS:
         raise UserError(f"{path}: tokenizer {kind!r} with split {split!r} is not supported; only gpt2 with {SPLITS} is")

@@ -66,7 +66,7 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def look(path: Path) -> GgufFile:
+def read_metadata(path: Path) -> GgufFile:
     """Read a file's metadata.
 
     :raises UserError: if it is unreadable, not GGUF, of another version, or damaged.

@@ -92,7 +92,7 @@ def export_folder(
                 write_json(made / SETTINGS, _tokenizer_config(config, token))
             if used is not None:
                 used.write(made)
-            digests.accept(made, [file.name for file in made.iterdir()])
+            digests.replace_list(made, [file.name for file in made.iterdir()])
     except (SafetensorError, OSError) as error:
         raise UserError(f"export: {write_error(folder, error)}; make room, or export elsewhere") from error
 
@@ -112,7 +112,7 @@ def open_folder(folder: Path) -> WeightsFile:
     config, routing = from_config(path, result), from_keys(path, result)
     if routing is not None and not routing.bias and not sums:  # its missing keys have other defaults
         raise Unsupported(f"{path}: this Mixtral was not exported here; use model.family = 'transformers'")
-    shapes, files = listed(folder, from_file if routing else str, exported=bool(sums))
+    shapes, files = tensor_shapes(folder, from_file if routing else str, exported=bool(sums))
     if config.tied and HEAD in files:
         if TABLE in files and shapes[HEAD] == shapes[TABLE] and _equal(files[HEAD], files[TABLE], shapes[HEAD][0]):
             del shapes[HEAD], files[HEAD]
@@ -130,7 +130,7 @@ def tokenizer_of(folder: Path) -> Path | None:
     return folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
 
 
-def listed(
+def tensor_shapes(
     folder: Path, renamed: Callable[[str], str], exported: bool, file: str = ""
 ) -> tuple[dict[str, tuple[int, ...]], Files]:
     """Return the shape of every tensor in a folder's safetensors files, and its place, by its ``renamed`` name.

@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed and a name only, so that every worker, cut and release draws the same."""
+"""Random numbers that depend on a seed and a name only, so that every worker, layout and version draws the same."""
 
 from __future__ import annotations
 

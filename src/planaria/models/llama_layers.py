@@ -153,7 +153,7 @@ class OwnParameters:
 
 
 class InSubspace:
-    """Parts with their own parameters that write to a subspace of the residual stream."""
+    """Makes the modules of layers whose outputs to the residual stream stay in a subspace."""
 
     linear, norm = Linear, RMSNorm
 

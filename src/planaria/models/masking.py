@@ -50,12 +50,12 @@ class MaskNote(Record):
     """name in the exported file and shape of each tensor, in the order of the bits; empty in the first format"""
 
 
-def begun(like: Named) -> dict[str, Tensor]:
+def keep_all_logits(like: Named) -> dict[str, Tensor]:
     """Return the logits of a mask that keeps all."""
     return {name: torch.full_like(tensor, START) for name, tensor in like.items()}
 
 
-def hard(logits: Named) -> dict[str, Tensor]:
+def binary_mask(logits: Named) -> dict[str, Tensor]:
     """Return m = 1[x > 0]."""
     return {name: x > 0 for name, x in logits.items()}
 
@@ -69,12 +69,12 @@ def straight_through(logits: Tensor, gradient: Tensor, contribution: Tensor) -> 
     return gradient * contribution * slope * (1 - slope)
 
 
-def chosen(safe: Named, tuned: Named, mask: Mask) -> dict[str, Tensor]:
+def select_by_mask(safe: Named, tuned: Named, mask: Mask) -> dict[str, Tensor]:
     """Return the tuned number where the mask is true, else the parent's."""
     return {name: torch.where(mask[name], tuned[name], safe[name]) for name in safe}
 
 
-def blended(safe: Named, contributions: Sequence[Named], masks: Sequence[Mask]) -> dict[str, Tensor]:
+def merge_masked(safe: Named, contributions: Sequence[Named], masks: Sequence[Mask]) -> dict[str, Tensor]:
     """Return θ = θ₀ + Σ mᵢ ⊙ cᵢ for several models."""
     result = {name: tensor.clone() for name, tensor in safe.items()}
     for contribution, mask in zip(contributions, masks, strict=True):
@@ -83,7 +83,7 @@ def blended(safe: Named, contributions: Sequence[Named], masks: Sequence[Mask]) 
     return result
 
 
-def shuffled(mask: Mask, generator: torch.Generator) -> dict[str, Tensor]:
+def random_mask(mask: Mask, generator: torch.Generator) -> dict[str, Tensor]:
     """Return a random mask with the same density in every tensor, as a control."""
     result = {}
     for name, bits in mask.items():
@@ -92,7 +92,7 @@ def shuffled(mask: Mask, generator: torch.Generator) -> dict[str, Tensor]:
     return result
 
 
-def kept(mask: Mask) -> dict[str, float]:
+def kept_shares(mask: Mask) -> dict[str, float]:
     """Return the share of each tensor that is kept."""
     return {name: float(bits.float().mean()) for name, bits in mask.items()}
 

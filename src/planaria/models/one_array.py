@@ -7,7 +7,7 @@ computes with its own layers only. Their gradients are summed in every step, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import prod
 from operator import itemgetter
@@ -88,12 +88,6 @@ def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> 
 
 def _gain(config: ModelConfig, row: int) -> StoredParameter:
     return StoredParameter(f"model.{GAINS}", (config.dim,), itemgetter(row))
-
-
-def dense_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights by global name as a model of ``config.dense`` has them."""
-    shapes = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
-    return {name: part.taken(state[part.of]) for name, part in parts(config, shapes).items()}
 
 
 def _matrices(config: ModelConfig) -> dict[str, tuple[int, ...]]:

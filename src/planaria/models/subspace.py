@@ -50,7 +50,7 @@ class Subspace(NamedTuple):
 
     def restore(self, y: Tensor, ids: Tensor | None = None) -> Tensor:
         """Return x = F[id] + U y of y [..., k]: [..., D], fp32. Without ``ids`` F is left out."""
-        x = lifted(y, basis(self, y.device))
+        x = to_hidden(y, basis(self, y.device))
         return x if ids is None else offsets(self, y.device)[ids] + x
 
     @property
@@ -59,7 +59,7 @@ class Subspace(NamedTuple):
         return 4 * self.dim * (self.rank + self.vocab)
 
 
-def lifted(y: Tensor, basis: Tensor) -> Tensor:
+def to_hidden(y: Tensor, basis: Tensor) -> Tensor:
     """Return U y of y [..., k]: [..., D], fp32; in bf16 it would leave the subspace."""
     with torch.autocast(y.device.type, enabled=False):
         return F.linear(y.float(), basis)
@@ -101,7 +101,7 @@ class OutputProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] → [..., D]."""
-        return lifted(F.linear(x, self.weight), self.basis)
+        return to_hidden(F.linear(x, self.weight), self.basis)
 
 
 class SubspaceEmbedding(nn.Module):

@@ -93,7 +93,7 @@ def straight_rows(problem: PlanningProblem, stages: Sequence[Sequence[int]]) -> 
 
 
 def along_rows(problem: PlanningProblem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
-    """Start an equal share of microbatches at the data node of every row, and none at other data nodes."""
+    """Start an equal share of the microbatches at each row's data node, and none at other data nodes."""
     chosen = [rows[i % len(rows)] for i in range(problem.count)]
     return Solution(
         solution.stage, np.array([row[0] for row in chosen]), np.array([row[1:] for row in chosen], np.int64)

@@ -26,7 +26,7 @@ from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.all_routes import RouteSet, kinds_of, routes_of, shortest, turns
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import unequal_use
-from planaria.planner.prices import room
+from planaria.planner.prices import step_resources
 from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, PlanningProblem, Solution
 from planaria.planner.search import step_ns
 from planaria.planner.tables import Ints
@@ -204,12 +204,12 @@ def closer(problem: PlanningProblem, routes: RouteSet, choice: DataNodeChoice) -
 
     Either the assumption is refuted, or the prices give a bound and the next examination assumes less.
     """
-    from planaria.planner.relaxed import relaxed  # needs scipy
+    from planaria.planner.relaxed import relaxed_bound  # needs scipy
 
     least = choice.ticks / 1e9
     most = least * (1 + choice.ahead)
-    there_is = room(problem, routes, np.array(choice.data), least * (1 - ROUNDING), most)
-    says = relaxed(problem, routes, there_is)[0] * (1 - ROUNDING)
+    there_is = step_resources(problem, routes, np.array(choice.data), least * (1 - ROUNDING), most)
+    says = relaxed_bound(problem, routes, there_is)[0] * (1 - ROUNDING)
     ticks = math.ceil(min(says, most) * 1e9)  # a step is a whole number of nanoseconds
     return DataNodeChoice(max(choice.ticks, ticks), choice.data, choice.ahead / (1 + bool(says < most)))
 

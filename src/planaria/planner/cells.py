@@ -81,7 +81,7 @@ def part(problem: PlanningProblem, solution: Solution, nodes: Collection[int]) -
     return CellProblem(kept, rows, remaining(problem, solution, kept.tolist(), len(rows)), own)
 
 
-def apart(part: CellProblem) -> list[list[int]]:
+def independent_groups(part: CellProblem) -> list[list[int]]:
     """Group the nodes of a part by what exchanges messages; nodes on no route join the first group."""
     head = list(range(len(part.nodes)))
 
@@ -104,7 +104,7 @@ Cell = list[list[int]]
 """The nodes of each stage 0..S."""
 
 
-def celled(problem: PlanningProblem, rng: random.Random) -> tuple[Solution, list[list[int]]] | None:
+def divide_into_cells(problem: PlanningProblem, rng: random.Random) -> tuple[Solution, list[list[int]]] | None:
     """Return a plan and the nodes of its cells, which consist of neighbouring sites.
 
     Each cell uses a stage in proportion to its nodes in that stage. None if there is only one cell, if roles are given
@@ -245,7 +245,7 @@ def by_cells(
 
     None in a small network, and with gradient sums, since stages then span all cells.
     """
-    begun = celled(problem, chance) if problem.nodes >= LEAST and not problem.summed else None
+    begun = divide_into_cells(problem, chance) if problem.nodes >= LEAST and not problem.summed else None
     return None if begun is None else _better(problem, *begun, rng, anneal)
 
 
@@ -272,7 +272,7 @@ def _better(
             own.put(now, better)
             for k in sorted({worst, partner}, reverse=True):
                 del cells[k], steps[k]
-            for group in apart(part(problem, now, nodes)):
+            for group in independent_groups(part(problem, now, nodes)):
                 cells.append(group)
                 steps.append(_step(problem, now, group, anneal, rng))
         yield now

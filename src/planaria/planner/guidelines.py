@@ -49,7 +49,9 @@ def planned_passes(problem: PlanningProblem, solution: Solution) -> PlannedPasse
     return PlannedPasses(starts, ends)
 
 
-def broken(problem: PlanningProblem, solution: Solution, passes: PlannedPasses | None = None) -> list[Violation]:
+def find_violations(
+    problem: PlanningProblem, solution: Solution, passes: PlannedPasses | None = None
+) -> list[Violation]:
     """Return every violated rule; times are simulated unless given, and checked only if the routes are valid."""
     result = [*_arrangement(problem, solution), *_routes(problem, solution), *unequal_use(problem, solution)]
     if result:

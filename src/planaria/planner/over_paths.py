@@ -21,7 +21,16 @@ import numpy as np
 from planaria.common.errors import UserError
 from planaria.pipeline.network.multipath import Path, PathNetwork, max_min_rates
 from planaria.pipeline.network.topology import Topology
-from planaria.planner.paths import Assignment, SiteFlow, hashed, improved, largest_load, plan, shifted, tightest_cut
+from planaria.planner.paths import (
+    Assignment,
+    SiteFlow,
+    improved,
+    largest_load,
+    plan,
+    random_paths,
+    shifted,
+    tightest_cut,
+)
 from planaria.planner.problem import LONGEST_S, PlanningProblem, Solution
 from planaria.planner.schedule import EdgeLoad, SeveralPaths
 from planaria.planner.search import SearchBudget, SearchResult, Watch, search, step_ns
@@ -154,7 +163,7 @@ class MultipathPlanner:
     def hashed_s(self, problem: PlanningProblem, solution: Solution) -> float:
         """Return the mean seconds of a step of the same plan with hashed paths."""
         steps = (
-            self.step_ns(problem, solution, lambda flows, ways, seed=seed: hashed(flows, ways, seed))  # type: ignore[misc]
+            self.step_ns(problem, solution, lambda flows, ways, seed=seed: random_paths(flows, ways, seed))  # type: ignore[misc]
             for seed in range(SEEDS)
         )
         return fmean(steps) / 1e9

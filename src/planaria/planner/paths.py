@@ -183,34 +183,10 @@ class _Board:
         return False
 
 
-def hashed(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> Assignment:
+def random_paths(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> Assignment:
     """Choose a random path for each flow, as ECMP does by hashing addresses and ports."""
     chance = random.Random(seed)
     return tuple(chance.choice(network.living(flow.source, flow.target)) for flow in flows)
-
-
-def in_turn(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
-    """Choose paths round robin for each source, whatever the target."""
-    seen: Counter[str] = Counter()
-    chosen = []
-    for flow in flows:
-        living = network.living(flow.source, flow.target)
-        chosen.append(living[seen[flow.source] % len(living)])
-        seen[flow.source] += 1
-    return tuple(chosen)
-
-
-def better_of_two(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> Assignment:
-    """Choose, flow by flow, the one of two random paths whose busiest link has fewer flows."""
-    chance, there = random.Random(seed), Counter[str]()
-    chosen = []
-    for flow in flows:
-        living = network.living(flow.source, flow.target)
-        two = chance.sample(living, min(2, len(living)))
-        path = min(two, key=lambda path: max(there[link] for link in path.links))
-        there.update(path.links)
-        chosen.append(path)
-    return tuple(chosen)
 
 
 Pair = tuple[str, str]

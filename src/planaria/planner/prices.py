@@ -58,7 +58,9 @@ class StepResources(NamedTuple):
     """[kinds, ways]: routes that a microbatch may take from each origin."""
 
 
-def room(problem: PlanningProblem, routes: RouteSet, data: Ints, least: float, most: float = np.inf) -> StepResources:
+def step_resources(
+    problem: PlanningProblem, routes: RouteSet, data: Ints, least: float, most: float = np.inf
+) -> StepResources:
     """Return the resources of a step of at least ``least`` and less than ``most`` seconds.
 
     A node does one thing at a time: its k-th slot is first taken after k - 1 forwards, and last freed k - 1 backwards

@@ -29,7 +29,7 @@ DEAR = 1e3
 """Cost of not sending a microbatch, in multiples of the longest route."""
 
 
-def relaxed(problem: PlanningProblem, routes: RouteSet, there_is: StepResources) -> tuple[float, Prices]:
+def relaxed_bound(problem: PlanningProblem, routes: RouteSet, there_is: StepResources) -> tuple[float, Prices]:
     """Return a lower bound on the step, seconds, with these data nodes, and the prices that prove it."""
     rules = there_is.elsewhere
     prices = _no_prices(problem, there_is)

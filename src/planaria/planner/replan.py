@@ -21,7 +21,7 @@ WORK = 1_000_000 if COMPILED else 5_000
 """Microbatch visits to simulate while improving the repaired plan: well under a second."""
 
 
-def measured(problem: PlanningProblem, routes: Mapping[tuple[int, int], float]) -> PlanningProblem:
+def with_measured_links(problem: PlanningProblem, routes: Mapping[tuple[int, int], float]) -> PlanningProblem:
     """Return the problem with measured seconds per activation message between nodes.
 
     A value applies to the nodes' sites, since nodes of one site share its links; times within a site stay. Gradient

@@ -79,11 +79,11 @@ class _Run:
         self._visits = 1.0
         """Microbatch visits to simulate between two checks of the clock."""
         self.best = greedy(problem, random.Random(seed))
-        self.least = step_ns(problem, self.best)
+        self.best_ns = step_ns(problem, self.best)
 
     @property
     def found(self) -> SearchResult:
-        return SearchResult(self.best.copy(), self.least / 1e9, self.spent, time.monotonic() - self.began)
+        return SearchResult(self.best.copy(), self.best_ns / 1e9, self.spent, time.monotonic() - self.began)
 
     @property
     def over(self) -> bool:
@@ -95,8 +95,8 @@ class _Run:
 
     def report(self, plan: Solution) -> None:
         """Keep a plan of the whole problem if it is the best, and call the watcher."""
-        if (step := step_ns(self.problem, plan)) < self.least:
-            self.best, self.least = plan.copy(), step
+        if (step := step_ns(self.problem, plan)) < self.best_ns:
+            self.best, self.best_ns = plan.copy(), step
         self.watch(self.found)
 
     def annealed(
@@ -115,8 +115,8 @@ class _Run:
         now = greedy(problem, random.Random(f"{self.seed} {number}"))
         scale, moves = float(step_ns(problem, now)) / problem.sizes[0], int(min(length, self.budget.moves - self.spent))
         temperature = scale * HOT * (COLD / HOT) ** (np.arange(moves) / length)
-        for least in self._pieces(problem, now, temperature, rng, self.best, self.least):
-            self.least = least
+        for least in self._pieces(problem, now, temperature, rng, self.best, self.best_ns):
+            self.best_ns = least
             self.watch(self.found)
 
     def _pieces(
@@ -152,7 +152,7 @@ def _anneal(
     least: int,
     positions: bool,
 ) -> int:
-    """Call ``anneal`` on ``now`` and ``best`` (of ``least`` nanoseconds), both changed in place."""
+    """Call ``anneal`` on ``now`` and ``best`` (of ``best_ns`` nanoseconds), both changed in place."""
     return int(
         anneal(
             problem.tables, now.origin, now.path, now.stage, chance, temperature,

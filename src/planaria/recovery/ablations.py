@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, StrategyAnswer, StrategyNeeds
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery, StrategyRequirements
 
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 """output projections: the residual stream is linear in these weights"""
@@ -28,14 +28,14 @@ class Redraw(Recovery):
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """factor applied once to the new stage's learning rate"""
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         refused = {0: "the ends worker (stage 0) holds the only embedding and head"} if 0 in lost else {}
-        return StrategyAnswer(dict.fromkeys(sorted(lost - {0}), ()), refused)
+        return RebuildPlan(dict.fromkeys(sorted(lost - {0}), ()), refused)
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("a new stage needs no donor")
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         return StageState(self._drawn(at), lr_scale=self.lr_scale)
 
     def _drawn(self, at: RebuildInputs) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ class IdentityStage(Redraw):
 class CopyNeighbour(Recovery):
     """Copy the previous stage, or the next one if the previous is lost or is stage 0."""
 
-    needs: ClassVar[StrategyNeeds] = StrategyNeeds(alike=True)
+    requirements: ClassVar[StrategyRequirements] = StrategyRequirements(alike=True)
     pretrained_warning: ClassVar[str] = "a lost stage becomes its neighbour's copy"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
@@ -61,7 +61,7 @@ class CopyNeighbour(Recovery):
     moments: Literal["fresh", "copy"] = "fresh"
     """optimizer moments of the rebuilt stage: zero, or the neighbour's"""
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         donors, refused = {}, {}
         for stage in sorted(lost):
             near = [s for s in (stage - 1, stage + 1) if 1 <= s <= replica.stages and s not in lost]
@@ -71,11 +71,11 @@ class CopyNeighbour(Recovery):
                 donors[stage] = (near[0],)
             else:
                 refused[stage] = f"stage {stage} has no neighbour left to copy"
-        return StrategyAnswer(donors, refused)
+        return RebuildPlan(donors, refused)
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, self.moments == "copy")
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        (near,) = given.values()
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+        (near,) = donated.values()
         return StageState(near.weights, near.moments, near.clocks, self.lr_scale)

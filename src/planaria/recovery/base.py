@@ -67,8 +67,8 @@ RollbackTo = Literal["disk", "memory"]
 
 
 @dataclass(frozen=True)
-class StrategyAnswer:
-    """The response of one strategy to lost stages."""
+class RebuildPlan:
+    """How one strategy rebuilds lost stages: from donors, by a rollback, or not at all."""
 
     donors: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """lost stage → surviving stages whose workers send its data"""
@@ -107,7 +107,7 @@ class CopyCost:
     """whether the host also computes the stage's forward pass, and keeps its activations until the step ends"""
     module: bool = False
     """whether the host builds the stage, with its frozen weights"""
-    beside: bool = False
+    in_background: bool = False
     """whether it is sent in the background, behind all other traffic"""
 
 
@@ -127,7 +127,7 @@ class MachineProperties(NamedTuple):
     """probability that one member fails within an hour"""
 
 
-class StrategyNeeds(NamedTuple):
+class StrategyRequirements(NamedTuple):
     """Requirements of a strategy on the rest of a recipe."""
 
     routing: str = ""
@@ -143,7 +143,7 @@ class StrategyNeeds(NamedTuple):
 class Recovery(Choice, ABC):
     """Base class of recovery strategies. Its fields are its options; by default it keeps no copies."""
 
-    needs: ClassVar[StrategyNeeds] = StrategyNeeds()
+    requirements: ClassVar[StrategyRequirements] = StrategyRequirements()
     exact: ClassVar[bool] = False
     """whether rebuilt stages equal the lost ones, so that a loss costs time only"""
     pretrained_warning: ClassVar[str] = ""
@@ -153,16 +153,16 @@ class Recovery(Choice, ABC):
     """for a control arm: its action that is impossible after a real failure, as a clause; else empty"""
 
     @property
-    def variety(self) -> str:
+    def quality_key(self) -> str:
         """Options that affect the quality of rebuilt stages, as a key for records of past runs."""
         return ""
 
     @property
-    def open(self) -> bool:
-        """Whether an option is 'best' and needs :meth:`settled`."""
+    def has_best_options(self) -> bool:
+        """Whether an option is 'best' and needs :meth:`resolve_best`."""
         return False
 
-    def settled(self, at: MachineProperties) -> Mapping[str, object]:
+    def resolve_best(self, at: MachineProperties) -> Mapping[str, object]:
         """Return numbers for the options that are 'best'.
 
         :raises UserError: if no best value exists.
@@ -191,23 +191,23 @@ class Recovery(Choice, ABC):
         raise LookupError(f"nothing is kept of stages {copy.sources}")
 
     @abstractmethod
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         """Choose donors for the ``lost`` stages. Each is in donors or refused, unless all stages roll back."""
 
-    def concerns(self, copy: Copy, lost: int) -> bool:
-        """Whether one of the :meth:`copies` helps to rebuild the ``lost`` stage."""
+    def helps_rebuild(self, copy: Copy, lost: int) -> bool:
+        """Return whether one of the :meth:`copies` is needed to rebuild the ``lost`` stage."""
         return lost in copy.sources
 
     @abstractmethod
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        """Return a donor's message, from its ``own`` stage or the ``kept`` copies that :meth:`concerns` selects."""
+        """Return a donor's message: its ``own`` stage, or the ``kept`` copies that :meth:`helps_rebuild` selects."""
 
     @abstractmethod
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Return the lost stage's new state from its donors' messages."""
 
-    def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
-        """Return what the lost stage ``copy.host`` held of ``copy``, from the same donors; None: it starts empty."""
+    def restored(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
+        """Return the copy that the lost stage ``copy.host`` held, rebuilt from ``donated``; None: start empty."""
         return None
 
 

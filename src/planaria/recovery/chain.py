@@ -94,8 +94,8 @@ class Chain:
         first = {stage: there.nodes(stage)[0] for stage in there.stages}
         return [CopySlot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
 
-    def concerns(self, by: str, copy: Copy, lost: int) -> bool:
-        return self.strategies[by].concerns(copy, lost)
+    def helps_rebuild(self, by: str, copy: Copy, lost: int) -> bool:
+        return self.strategies[by].helps_rebuild(copy, lost)
 
     def donate(self, by: str, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return self.strategies[by].donate(lost, own, kept)

@@ -12,14 +12,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, StrategyAnswer, StrategyNeeds
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery, StrategyRequirements
 from planaria.recovery.merging import merge, merge_moments
 
 
 class NeighbourMean(Recovery):
     """Ablation of CheckFree: weigh both neighbours equally."""
 
-    needs: ClassVar[StrategyNeeds] = StrategyNeeds(alike=True)
+    requirements: ClassVar[StrategyRequirements] = StrategyRequirements(alike=True)
     pretrained_warning: ClassVar[str] = "a lost stage becomes the mean of its neighbours"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
@@ -28,7 +28,7 @@ class NeighbourMean(Recovery):
     """optimizer moments of the rebuilt stage: zero, as in the published code; [ours] the neighbours' weighted mean, or
     a copy of the previous stage's"""
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         """Return both neighbours of each lost middle stage."""
         donors, refused = {}, {}
         for stage in sorted(lost):
@@ -36,14 +36,14 @@ class NeighbourMean(Recovery):
                 refused[stage] = why
             else:
                 donors[stage] = (stage - 1, stage + 1)
-        return StrategyAnswer(donors, refused)
+        return RebuildPlan(donors, refused)
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, moments=self.moments != "fresh")
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Merge both neighbours; use the plain mean if either has no gradient norm."""
-        before, after = given[stage - 1], given[stage + 1]
+        before, after = donated[stage - 1], donated[stage + 1]
         omegas = self._omega(before), self._omega(after)
         omega_before, omega_after = omegas if None not in omegas and sum(filter(None, omegas)) > 0 else (1.0, 1.0)
         assert omega_before is not None and omega_after is not None

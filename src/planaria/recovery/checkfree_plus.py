@@ -27,9 +27,9 @@ from planaria.recovery.base import (
     Moment,
     Original,
     RebuildInputs,
+    RebuildPlan,
     Sender,
-    StrategyAnswer,
-    StrategyNeeds,
+    StrategyRequirements,
     numel,
 )
 from planaria.recovery.checkfree import CheckFree
@@ -37,7 +37,7 @@ from planaria.recovery.checkfree import CheckFree
 ENDS = 0
 
 
-def partner(stage: int, stages: int) -> int | None:
+def swap_partner(stage: int, stages: int) -> int | None:
     """Return the stage with which an outermost block stage is swapped; None for other stages."""
     return {1: 2, stages: stages - 1}.get(stage)
 
@@ -51,7 +51,7 @@ def belongs_at(host: int) -> Callable[[str], bool]:
 class CheckFreePlus(CheckFree):
     """CheckFree for middle stages, copies for outer stages, mirrors for stage 0."""
 
-    needs: ClassVar[StrategyNeeds] = StrategyNeeds(
+    requirements: ClassVar[StrategyRequirements] = StrategyRequirements(
         "swapped", "only then has an outer stage a partner that can stand in for it", alike=True
     )
     mirror_every: Positive = 1
@@ -74,7 +74,7 @@ class CheckFreePlus(CheckFree):
         held = size * (3 if self.mirror_moments else 1)
         return CopyCost(held / self.mirror_every, held)
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         """Return the mirrors of stage 0, the partners of outer stages, and both neighbours of middle stages."""
         last = replica.stages
         outer = lost & {ENDS, 1, last}
@@ -85,14 +85,14 @@ class CheckFreePlus(CheckFree):
                 donors.pop(stage, None)
                 refused[stage] = f"stages {stage} and {adjacent[0]} are adjacent: each was the other's donor"
         for stage in sorted(outer):
-            helpers = (1, last) if stage == ENDS else (partner(stage, last) or 0,)
+            helpers = (1, last) if stage == ENDS else (swap_partner(stage, last) or 0,)
             if missing := [h for h in helpers if h in lost]:
                 refused[stage] = f"stage {stage} was to come from stage {missing[0]}, which is lost too"
             elif stage == ENDS and (young := [h for h in helpers if not replica.staleness[h]]):
                 refused[stage] = f"the mirror of the ends at stage {young[0]} is not whole yet"
             else:
                 donors[stage] = helpers
-        return StrategyAnswer(dict(sorted(donors.items())), dict(sorted(refused.items())))
+        return RebuildPlan(dict(sorted(donors.items())), dict(sorted(refused.items())))
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         if lost == ENDS:
@@ -100,17 +100,17 @@ class CheckFreePlus(CheckFree):
             return mirror
         return super().donate(lost, own, {})
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Join both mirrors, copy the partner, or merge both neighbours."""
         if stage == ENDS:
-            return united(list(given.values()))
-        if len(given) == 1:
-            (partner_state,) = given.values()
+            return join_parts(list(donated.values()))
+        if len(donated) == 1:
+            (partner_state,) = donated.values()
             return StageState(partner_state.weights, partner_state.moments, partner_state.clocks, self.lr_scale)
-        return super().rebuild(stage, given, at)
+        return super().rebuild(stage, donated, at)
 
 
-def united(parts: list[StageState]) -> StageState:
+def join_parts(parts: list[StageState]) -> StageState:
     """Join mirrored parts of one stage; without all moments its optimizer starts fresh."""
     weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
     moments = {name: pair for part in parts for name, pair in part.moments.items()}
@@ -124,7 +124,7 @@ def united(parts: list[StageState]) -> StageState:
     return StageState(weights, *made, first.lr_scale, *norms, scales=own)
 
 
-def due(step: int, every: int, restarted: bool) -> bool:
+def is_renewal_due(step: int, every: int, restarted: bool) -> bool:
     """Whether the copy is renewed in ``step``: after a restart, and in every ``every``-th step."""
     return restarted or (step + 1) % every == 0
 
@@ -140,7 +140,7 @@ class MirrorSender(Sender):
         self._restarted = True
 
     def updates_first(self, step: int) -> bool:
-        return due(step, self._every, self._restarted)
+        return is_renewal_due(step, self._every, self._restarted)
 
     def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
         return pack(state.part(self._wanted, self._moments)) if self.updates_first(step) else None
@@ -165,7 +165,7 @@ class MirrorHolder(Holder):
         self._restarted = True
 
     def expects(self, step: int) -> tuple[Moment, ...]:
-        return ("after",) if due(step, self._every, self._restarted) else ()
+        return ("after",) if is_renewal_due(step, self._every, self._restarted) else ()
 
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         self._pending = unpack(message)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, StrategyAnswer
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery
 
 MOST = 700.0
 """largest exponent of e that a float holds"""
@@ -18,13 +18,13 @@ class Checkpoint(Recovery):
 
     exact: ClassVar[bool] = True
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
-        return StrategyAnswer(rollback="disk")
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+        return RebuildPlan(rollback="disk")
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("checkpoints come from disk")
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         raise LookupError("checkpoints come from disk")
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from planaria.common.errors import UserError
-from planaria.recovery.base import MachineProperties, Recovery, StrategyNeeds
+from planaria.recovery.base import MachineProperties, Recovery, StrategyRequirements
 from planaria.recovery.checkpoint import best_steps
 from planaria.recovery.retention import SnapshotRetention
 
@@ -25,7 +25,7 @@ NOTHING_YET = "there is no snapshot yet that all could go back to"
 class CommonSnapshot(Recovery, ABC):
     """Options of strategies that retain snapshots."""
 
-    needs: ClassVar[StrategyNeeds] = StrategyNeeds(
+    requirements: ClassVar[StrategyRequirements] = StrategyRequirements(
         meanwhile="wait", why="steps that one stage misses leave what others keep of it behind"
     )
     exact: ClassVar[bool] = True
@@ -43,11 +43,11 @@ class CommonSnapshot(Recovery, ABC):
         return 1
 
     @property
-    def open(self) -> bool:
+    def has_best_options(self) -> bool:
         return self.every == "best"
 
-    def settled(self, at: MachineProperties) -> Mapping[str, object]:
-        if not self.open:
+    def resolve_best(self, at: MachineProperties) -> Mapping[str, object]:
+        if not self.has_best_options:
             return {}
         if not at.hourly:
             raise UserError(

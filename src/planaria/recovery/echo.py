@@ -39,7 +39,7 @@ class Echo(HostedCopy):
     """ring distance from a stage to its echo; with 2, adjacent stages may be lost together"""
 
     @property
-    def variety(self) -> str:
+    def quality_key(self) -> str:
         return f"{self.bits} bits"
 
     def copies(self, stages: int) -> tuple[Copy, ...]:

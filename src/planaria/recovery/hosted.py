@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, StrategyAnswer
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery
 
 
 class HostedCopy(Recovery, ABC):
@@ -27,7 +27,7 @@ class HostedCopy(Recovery, ABC):
     def copies(self, stages: int) -> tuple[Copy, ...]:
         return tuple(Copy((stage,), self.host(stage, stages)) for stage in range(stages + 1))
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         donors, refused, needed = {}, {}, self.commits_needed
         for stage in sorted(lost):
             host = self.host(stage, replica.stages)
@@ -38,7 +38,7 @@ class HostedCopy(Recovery, ABC):
                 refused[stage] = f"stage {stage}'s {self.called} at stage {host} is not whole yet ({so_far})"
             else:
                 donors[stage] = (host,)
-        return StrategyAnswer(donors, refused)
+        return RebuildPlan(donors, refused)
 
     @property
     def commits_needed(self) -> int:
@@ -49,6 +49,6 @@ class HostedCopy(Recovery, ABC):
         (copy,) = kept.values()
         return copy
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        (copy,) = given.values()
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+        (copy,) = donated.values()
         return copy

@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, StrategyAnswer
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery
 
 
 class SimulatedRecovery(Recovery, ABC):
     """Rebuild every lost stage, without donors."""
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
-        return StrategyAnswer(dict.fromkeys(sorted(lost), ()))
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+        return RebuildPlan(dict.fromkeys(sorted(lost), ()))
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("a simulated loss needs no donor")
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Return the part of the stage's state that survives the simulated loss.
 
         :raises LookupError: after a real loss.

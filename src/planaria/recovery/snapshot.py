@@ -27,14 +27,14 @@ from planaria.recovery.base import (
     Holder,
     Original,
     RebuildInputs,
+    RebuildPlan,
     Sender,
-    StrategyAnswer,
 )
 from planaria.recovery.codes import Layout, code
 from planaria.recovery.codes.base import ErasureCode
 from planaria.recovery.common_snapshot import NOTHING_YET, CommonSnapshot
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
-from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
+from planaria.recovery.stream import block, block_bytes, join_blocks, state_in, stream, stream_bytes
 
 MEMBERS = "members"
 
@@ -48,7 +48,7 @@ class Snapshot(CommonSnapshot):
     """auto (XOR for one, Reed-Solomon for more), xor, reed_solomon, local, or a code file (.json)"""
 
     @property
-    def variety(self) -> str:
+    def quality_key(self) -> str:
         return f"any {self.tolerate}" + (f", every {self.every}" if self.every else "")
 
     def sent(self, members: int) -> int:
@@ -83,12 +83,12 @@ class Snapshot(CommonSnapshot):
         slices = self.slices
         parts = [block_bytes(own, self._group(copy.group).code.data * slices) for own in shapes.values()]
         sent = slices * sum(parts) / len(parts) / max(1, self.retention.every)
-        return CopyCost(sent, versions * slices * max(parts), beside=not self.retention.in_step)
+        return CopyCost(sent, versions * slices * max(parts), in_background=not self.retention.in_step)
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         group, everybody = self._group(replica.stages + 1), range(replica.stages + 1)
         if lost and not replica.with_snapshot:
-            return StrategyAnswer(refused=dict.fromkeys(lost, NOTHING_YET))
+            return RebuildPlan(refused=dict.fromkeys(lost, NOTHING_YET))
         # A new stage that has not taken part in a snapshot since lacks the version that the others have.
         missing = lost | {stage for stage in everybody if stage not in replica.with_snapshot}
         donors, refused = {}, {}
@@ -101,10 +101,10 @@ class Snapshot(CommonSnapshot):
                 donors[stage] = tuple(sorted({who for members in reads.values() for who in members}))
         if refused:  # stages roll back together or not at all
             reason = next(iter(refused.values()))
-            return StrategyAnswer({}, dict.fromkeys(lost, reason)) if self.every else StrategyAnswer(donors, refused)
-        return StrategyAnswer(donors, {}, "memory" if self.every else None)
+            return RebuildPlan({}, dict.fromkeys(lost, reason)) if self.every else RebuildPlan(donors, refused)
+        return RebuildPlan(donors, {}, "memory" if self.every else None)
 
-    def concerns(self, copy: Copy, lost: int) -> bool:
+    def helps_rebuild(self, copy: Copy, lost: int) -> bool:
         """Parities help: each is of the lost stage's blocks, or needed to rebuild a parity that it held."""
         return not copy.own
 
@@ -124,22 +124,22 @@ class Snapshot(CommonSnapshot):
         }
         return StageState(blocks | held | {MEMBERS: torch.tensor(group.members)})
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Return the stage's state from the blocks and parities sent.
 
         :raises LossError: if they do not determine the stage.
         """
-        group = self._group_given(given)
+        group = self._group_given(donated)
         slices = range(self.slices)
-        parts = [self._repaired(group, stripe, n, stage, given) for stripe in group.given(stage) for n in slices]
-        return state_in(joined(parts))
+        parts = [self._repaired(group, stripe, n, stage, donated) for stripe in group.given(stage) for n in slices]
+        return state_in(join_blocks(parts))
 
-    def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
+    def restored(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
         if copy.own:
             return None  # the rebuilt state is the retained state
-        group = self._group_given(given)
+        group = self._group_given(donated)
         stripe, slices = _stripe(group, copy), range(self.slices)
-        return StageState({f"{PARITY}{n}": self._repaired(group, stripe, n, copy.host, given) for n in slices})
+        return StageState({f"{PARITY}{n}": self._repaired(group, stripe, n, copy.host, donated) for n in slices})
 
     def _repaired(self, group: Layout, stripe: int, slice: int, stage: int, given: Mapping[int, StageState]) -> Tensor:
         """Return the lost block or parity of ``stage`` in a stripe."""

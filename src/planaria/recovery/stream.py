@@ -75,7 +75,7 @@ def block(whole: Tensor, number: int, parts: int) -> Tensor:
     return whole[number * size : (number + 1) * size]
 
 
-def joined(blocks: Sequence[Tensor]) -> Tensor:
+def join_blocks(blocks: Sequence[Tensor]) -> Tensor:
     """Join a stream from all its blocks, in order; each may have padding."""
     length = HEAD + int.from_bytes(blocks[0][:8].numpy().tobytes(), "little")
     size = _size(length, len(blocks))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, StrategyAnswer
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery
 
 
 class Survivor(Recovery):
@@ -18,15 +18,15 @@ class Survivor(Recovery):
 
     exact: ClassVar[bool] = True
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         left = [stage for stage in range(replica.stages + 1) if stage not in lost]
         if not left:
-            return StrategyAnswer(refused=dict.fromkeys(lost, "no stage is left"))
-        return StrategyAnswer({stage: (min(left, key=lambda s: (abs(s - stage), s)),) for stage in sorted(lost)})
+            return RebuildPlan(refused=dict.fromkeys(lost, "no stage is left"))
+        return RebuildPlan({stage: (min(left, key=lambda s: (abs(s - stage), s)),) for stage in sorted(lost)})
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        (state,) = given.values()
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+        (state,) = donated.values()
         return state

@@ -21,13 +21,13 @@ from planaria.recovery.base import (
     Holder,
     Original,
     RebuildInputs,
+    RebuildPlan,
     Sender,
-    StrategyAnswer,
 )
 from planaria.recovery.codes.base import ErasureCode
 from planaria.recovery.common_snapshot import NOTHING_YET, CommonSnapshot
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
-from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
+from planaria.recovery.stream import block, block_bytes, join_blocks, state_in, stream, stream_bytes
 
 COPY, OWN = "copy", "own"
 _AS_IT_IS = ErasureCode(np.ones((1, 1), np.uint8))
@@ -58,19 +58,19 @@ class WholeCopies(CommonSnapshot):
         if copy.own:
             return CopyCost(0, 2 * stream_bytes(own))
         sent = min(self.slices * block_bytes(own, self.slices), stream_bytes(own))
-        return CopyCost(sent / self.retention.every, 2 * sent, beside=True)
+        return CopyCost(sent / self.retention.every, 2 * sent, in_background=True)
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         if lost and not replica.with_snapshot:
-            return StrategyAnswer(refused=dict.fromkeys(lost, NOTHING_YET))
+            return RebuildPlan(refused=dict.fromkeys(lost, NOTHING_YET))
         count = replica.stages + 1
         missing = lost | {stage for stage in range(count) if stage not in replica.with_snapshot}
         for stage in sorted(missing):
             if (host := (stage + 1) % count) in missing:
                 why = f"stage {stage}'s copy was at stage {host}, which is lost too or has none yet"
-                return StrategyAnswer(refused=dict.fromkeys(lost, why))
+                return RebuildPlan(refused=dict.fromkeys(lost, why))
         # The next stage has the copy; the previous one sends its own state, of which the lost stage had the copy.
-        return StrategyAnswer(
+        return RebuildPlan(
             {s: ((s + 1) % count, (s - 1) % count) for s in sorted(missing)}, {}, "memory" if missing else None
         )
 
@@ -81,12 +81,12 @@ class WholeCopies(CommonSnapshot):
         whole, parts = stream(own), range(self.slices)
         return StageState({f"{OWN}{n}": block(whole, n, len(parts)) for n in parts})
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        (copy,) = (part.weights for part in given.values() if f"{COPY}0" in part.weights)
-        return state_in(joined([copy[f"{COPY}{n}"] for n in range(self.slices)]))
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+        (copy,) = (part.weights for part in donated.values() if f"{COPY}0" in part.weights)
+        return state_in(join_blocks([copy[f"{COPY}{n}"] for n in range(self.slices)]))
 
-    def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
+    def restored(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
         if copy.own:
             return None  # the rebuilt state is the retained state
-        own = given[copy.sources[0]].weights
+        own = donated[copy.sources[0]].weights
         return StageState({f"{PARITY}{n}": own[f"{OWN}{n}"] for n in range(self.slices)})

@@ -12,11 +12,11 @@ from planaria.control.decisions import (
     Commit,
     Decision,
     Disband,
+    ExcludeMember,
     Form,
     Release,
     ReplicaRestarted,
     RunStep,
-    SendAway,
     Spawn,
 )
 from planaria.control.events import Event, HostLeft, RunStarted, WorkerJoined, WorkerLost
@@ -133,7 +133,7 @@ class Membership:
                 self.lost.discard(fact.worker)
             case Release():
                 self.released.add(fact.worker)
-            case SendAway():
+            case ExcludeMember():
                 self.released.update(fact.workers)
             case Form():
                 return self._form(fact)

@@ -22,7 +22,7 @@ import plotly.graph_objects as go
 from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.report.sheets import Cell, as_csv, rows_of
-from planaria.report.theme import BLUE, DARK, FONT, GREEN, INK, MOST, MUTED, PAPER, RED, RULE, thinned
+from planaria.report.theme import BLUE, DARK, FONT, GREEN, INK, MOST, MUTED, PAPER, RED, RULE, drawn_points
 from planaria.report.verdict import SIGNS, Verdict
 
 ROWS = 400
@@ -51,7 +51,7 @@ _drawn: ContextVar[PageContents | None] = ContextVar("_drawn", default=None)
 """contents of the page being built; None outside of one"""
 
 
-def drawn(body: Iterable[str]) -> tuple[list[str], PageContents]:
+def build_parts(body: Iterable[str]) -> tuple[list[str], PageContents]:
     """Build a page's parts; also return the figures and tables they contain."""
     contents = PageContents()
     before = _drawn.set(contents)
@@ -63,19 +63,19 @@ def drawn(body: Iterable[str]) -> tuple[list[str], PageContents]:
 
 def figures(body: Iterable[str]) -> dict[str, go.Figure]:
     """Return all figures of a page by name."""
-    return drawn(body)[1].figures
+    return build_parts(body)[1].figures
 
 
 def sheets(body: Iterable[str]) -> dict[str, str]:
     """Return the numbers of a page's figures and tables as CSV, by name, with every point and row."""
-    result = drawn(body)[1]
+    result = build_parts(body)[1]
     rows = {name: rows_of(fig) for name, fig in result.figures.items()} | result.tables
     return {name: as_csv(own) for name, own in rows.items()}
 
 
 def document(title: str, body: Iterable[str]) -> str:
     """Return the complete page around ``body``, with figures, CSV and, if needed, plotly.js."""
-    parts, result = drawn(body)
+    parts, result = build_parts(body)
     shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in result.tables.items()}
     loads = {"figures": _payload(_slug(title), result.figures, shown)}
     loads |= {"plotly": _plotly()} if result.figures else {}
@@ -196,7 +196,7 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
     return "<p>" + " ".join(f'<b style="color:{colour}">■</b> {escape(name)}' for name, colour in entries) + "</p>"
 
 
-def tinted(pieces: Iterable[tuple[str, str]]) -> str:
+def tinted_text(pieces: Iterable[tuple[str, str]]) -> str:
     """Return text whose pieces have separate background colours."""
     spans = "".join(f'<span style="background:{colour}">{escape(text)}</span>' for text, colour in pieces)
     return f'<pre class="tinted">{spans}</pre>'
@@ -260,7 +260,7 @@ def _plotly() -> str:
 
 def _payload(page: str, figures: Mapping[str, go.Figure], tables: Mapping[str, str]) -> str:
     """Return figures, and the CSV of figures and tables, as gzip in base64; ``page`` prefixes saved files' names."""
-    slim = {name: thin(fig) for name, fig in figures.items()}
+    slim = {name: thin_curves(fig) for name, fig in figures.items()}
     numbers = {name: as_csv(rows_of(fig)) for name, fig in slim.items()} | dict(tables)
     curves = {name: _rounded(json.loads(fig.to_json())) for name, fig in slim.items()}
     bars = [
@@ -271,7 +271,7 @@ def _payload(page: str, figures: Mapping[str, go.Figure], tables: Mapping[str, s
     return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def thin(fig: go.Figure) -> go.Figure:
+def thin_curves(fig: go.Figure) -> go.Figure:
     """Return a figure with no more points per curve than a screen can show; ``fig`` itself if it has no more."""
     curves = sum(trace.type == "scatter" for trace in fig.data)
     most = max(LEAST, 4 * MOST // max(4, curves))
@@ -280,7 +280,7 @@ def thin(fig: go.Figure) -> go.Figure:
     few = go.Figure(fig)
     for trace in few.data:
         if trace.type == "scatter" and len(trace.y or ()) > most and trace.fill is None:
-            indices = thinned([y if isinstance(y, int | float) else None for y in trace.y], most)
+            indices = drawn_points([y if isinstance(y, int | float) else None for y in trace.y], most)
             for key in ("x", "y", "text", "customdata"):
                 values = trace[key]
                 if values is not None and not isinstance(values, str):

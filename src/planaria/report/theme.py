@@ -162,7 +162,7 @@ def add_curve(fig: go.Figure, points: Sequence[tuple[float, float | None]], hove
     )
 
 
-def thinned(values: Sequence[float | None], most: int = MOST) -> list[int]:
+def drawn_points(values: Sequence[float | None], most: int = MOST) -> list[int]:
     """Return the indices of the points to draw: all, or the lowest, highest and last of each stretch.
 
     Spikes and gaps are kept: so is one missing value per stretch that has any.

@@ -1,4 +1,4 @@
-"""A conversation with a trained model on a terminal or a pipe: every line read is a message, and is answered."""
+"""A conversation with a trained model on a terminal or a pipe. Each input line is a message that gets an answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS = 512
 """default maximum of an answer's tokens"""
 PROMPT = "> "
 _KEPT = 4
-"""the oldest turns are left out if the conversation leaves an answer less than this part of the context"""
+"""the oldest turns are dropped if less than 1 / ``_KEPT`` of the context is left for an answer"""
 Note = Callable[[str], object]
 
 
@@ -74,7 +74,7 @@ class Chat:
         if len(ids) >= context:
             raise UserError(f"chat: the message has {len(ids)} tokens, the model reads {context}; shorten it")
         if left:
-            self._note(f"the oldest {left} turns no longer fit the context of {context} tokens, and are left out")
+            self._note(f"the oldest {left} turns no longer fit the context of {context} tokens and were dropped")
         return turns, ids
 
 

@@ -17,7 +17,7 @@ from planaria.models.generate import generate, texts
 from planaria.models.llama_stages import Llama
 from planaria.models.transformers import generation
 from planaria.models.transformers.family import decoder_of
-from planaria.models.transformers.whole import assembled
+from planaria.models.transformers.whole import assemble
 from planaria.runtime.engine.weight_sources import open_weights, tokenizer_of
 
 
@@ -41,7 +41,7 @@ class Completer:
         """the model, if it is not the library's"""
         self._library: Any = None
         if weights.config.family == "transformers":
-            self._library = assembled(decoder_of(weights.config), weights.tensor)
+            self._library = assemble(decoder_of(weights.config), weights.tensor)
         else:
             longer = weights.config.model_copy(update={"context": self.context})
             self.llama = replace(weights, config=longer).model().eval()

@@ -9,17 +9,27 @@ from planaria.common.errors import UserError, nearest
 from planaria.config import recipe as recipes
 from planaria.config.options import NAME
 from planaria.config.schema import RunConfig
+from planaria.config.section import present_name, section_of
 from planaria.config.shipped import find
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.runtime.engine.prepare import streams as streams_of
 from planaria.runtime.engine.prepare import with_absolute_paths
-from planaria.runtime.engine.weight_sources import inherited
+from planaria.runtime.engine.weight_sources import with_inherited_settings
 
 Recipe = str | Path | RunConfig
 """a name from ``planaria recipes``, a TOML file, or a configuration"""
 Settings = Mapping[str, object]
 """dotted name of a setting → value; text is parsed as on the command line, and a class can replace its name"""
+
+
+FORMER_ARGUMENTS = {
+    "beside": "context",
+    "lost": "failure_domain",
+    "say": "notify",
+    "together": "adjacent_probability",
+}
+"""argument of a function in older versions → its present name"""
 
 
 def configure(recipe: Recipe, *, settings: Settings | None = None, **short: object) -> RunConfig:
@@ -31,11 +41,11 @@ def configure(recipe: Recipe, *, settings: Settings | None = None, **short: obje
 
     :raises UserError: if the recipe or a setting is unknown or invalid; the message suggests the nearest name.
     """
-    given = named(settings, short)
+    given = merge_settings(settings, short)
     if isinstance(recipe, RunConfig):
-        return with_absolute_paths(recipes.overlay(recipe, given, "the configuration", inherited), None)
+        return with_absolute_paths(recipes.overlay(recipe, given, "the configuration", with_inherited_settings), None)
     file = find(str(recipe))
-    return with_absolute_paths(recipes.load(file, given, "train", filled=inherited), file)
+    return with_absolute_paths(recipes.load(file, given, "train", filled=with_inherited_settings), file)
 
 
 def streams(config: RunConfig) -> tuple[Stream, Stream]:
@@ -49,13 +59,14 @@ def streams(config: RunConfig) -> tuple[Stream, Stream]:
     return train, validation or Stream(dataset, "validation", config.model.context, config.seed)
 
 
-def named(settings: Settings | None, short: Settings) -> dict[str, object]:
+def merge_settings(settings: Settings | None, short: Settings) -> dict[str, object]:
     """Merge both forms of settings into dotted name → value; UserError if one is unknown, ambiguous, or given twice."""
     known = [name for name, _ in recipes.fields()]
     given: dict[str, object] = {}
     for word, value in [*(settings or {}).items(), *short.items()]:
         section, option, _ = word.partition(f".{NAME}.")
         own = recipes.setting(word) is not None or (option and f"{section}.{NAME}" in known)
+        _refuse_former(word)
         meant = [word] if own else [n for n in known if n.rpartition(".")[2] == word and word in short]
         if not meant:
             raise UserError(f"{word}: unknown setting; {_nearest(word, known)}")
@@ -65,6 +76,15 @@ def named(settings: Settings | None, short: Settings) -> dict[str, object]:
             raise UserError(f"{meant[0]}: is given twice; leave one of them out")
         given[meant[0]] = f"{value.__module__}:{value.__qualname__}" if isinstance(value, type) else value
     return given
+
+
+def _refuse_former(word: str) -> None:
+    """:raises UserError: if older versions had an argument or a setting ``word``; names its present spelling."""
+    head, _, key = word.rpartition(".")
+    section = section_of(RunConfig.model_fields[head].annotation) if head in RunConfig.model_fields else None
+    name = FORMER_ARGUMENTS.get(word) or (section and present_name(section, key)) or key
+    if name != key:
+        raise UserError(f"{word}: is now {head and f'{head}.'}{name}")
 
 
 def _nearest(word: str, known: list[str]) -> str:

@@ -18,7 +18,7 @@ from planaria.report import page
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.report.run.report import body, write_report
 from planaria.report.run.run_verdict import outcome
-from planaria.report.run.summary import measured, summary
+from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.complete import complete
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.custom_classes import own_classes
@@ -125,7 +125,7 @@ class Run:
         return export_run(self.folder, Path(to))
 
     def __repr__(self) -> str:
-        result = measured(self.record)
+        result = key_metrics(self.record)
         loss = "" if result.loss is None else f", loss {result.loss:.4f}"
         return f"<Run {self.folder}: {self.outcome}, {result.steps} steps{loss}, {len(self.recoveries)} recoveries>"
 

@@ -1,4 +1,4 @@
-"""A standby: leads the living workers of a run once its controller is lost.
+"""A standby: a process that replaces a run's controller when that is lost, and keeps its living workers.
 
 Only one process leads a run: it holds the lock of the run's folder, which the kernel frees when the process ends. A
 standby waits for the lock, reads the log to its end, and continues from there. A controller that is stopped for
@@ -20,15 +20,15 @@ from typing import IO
 
 from planaria.common.errors import UserError
 from planaria.control.events import ControllerEnd
+from planaria.control.failover import MAX_FAILED_CONTROLLERS, FailoverState, failover_state
 from planaria.control.logs import history_of, last_notice
-from planaria.control.takeover import MOST_FRUITLESS, Takeover, taken_over
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import PreparedRun, prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
-from planaria.runtime.fleet.kept_fleet import KeptFleet, has_keeper
+from planaria.runtime.execution import Callbacks, conclude, execute_run, mirror_of
 from planaria.runtime.fleet.process import activity
-from planaria.runtime.leading import Callbacks, conclude, lead, mirror_of
+from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
 from planaria.runtime.run import MODEL, Run
 
 _LOOK_S = 0.1
@@ -62,25 +62,25 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
         history = list(history_of(folder))
         if not history:
             raise UserError(f"{folder}: its controller was lost before the run started; start it again")
-        takeover = replace(taken_over(history, last_notice(folder)), cause=cause, noticed=noticed)
-        if takeover.finish is not None:
-            return _end(folder, prepared, takeover, callbacks)
-        if takeover.fruitless >= MOST_FRUITLESS:
+        failover = replace(failover_state(history, last_notice(folder)), cause=cause, noticed=noticed)
+        if failover.finish is not None:
+            return _end(folder, prepared, failover, callbacks)
+        if failover.failed_controllers >= MAX_FAILED_CONTROLLERS:
             raise UserError(
-                f"{folder}: {takeover.fruitless} controllers in a row were lost within one step; "
+                f"{folder}: {failover.failed_controllers} controllers in a row were lost within one step; "
                 f"see its log, then `planaria train --resume {folder}`"
             )
-        if not has_keeper(folder):
+        if not has_supervisor(folder):
             raise UserError(f"{folder}: no workers are left; `planaria train --resume {folder}`")
-        return lead(prepared, folder, START, mirror_of(config, folder), callbacks, takeover, history)
+        return execute_run(prepared, folder, START, mirror_of(config, folder), callbacks, failover, history)
 
 
-def _end(folder: Path, prepared: PreparedRun, takeover: Takeover, callbacks: Callbacks) -> Run | None:
+def _end(folder: Path, prepared: PreparedRun, failover: FailoverState, callbacks: Callbacks) -> Run | None:
     """Complete a run whose controller was lost after the last step: end its workers, write report and model."""
-    if has_keeper(folder):
+    if has_supervisor(folder):
         with suppress(UserError):  # it may end at this moment
-            KeptFleet(folder, takeover.state.term + 1, takeover.notice).close()
-    finish = takeover.finish
+            SupervisedFleet(folder, failover.state.term + 1, failover.notice).close()
+    finish = failover.finish
     if finish is None or finish.outcome != "finished" or (folder / MODEL).exists():
         return None
     conclude(prepared.config, folder, callbacks.notify)

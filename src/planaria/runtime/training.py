@@ -22,16 +22,24 @@ from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.report.observe.listener import Step
 from planaria.report.observe.trackers import trackers
 from planaria.runtime.checkpoint.mirror import Mirror
-from planaria.runtime.configuration import Recipe, Settings, configure, named
+from planaria.runtime.configuration import Recipe, Settings, configure, merge_settings
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import on_schedule, prepare
 from planaria.runtime.engine.resumption import require_same_data, take_up
 from planaria.runtime.engine.run_start import START, Origin
 from planaria.runtime.engine.starting_weights import branch_off, starting_weights
-from planaria.runtime.fleet.kept_fleet import has_keeper
-from planaria.runtime.leading import MIRRORED, Callbacks, FolderContext, conclude, lead, mirror_of, verified
+from planaria.runtime.execution import (
+    MIRRORED,
+    Callbacks,
+    FolderContext,
+    conclude,
+    execute_run,
+    mirror_of,
+    require_complete,
+)
+from planaria.runtime.fleet.supervised_fleet import has_supervisor
 from planaria.runtime.prediction.memory import fitted_here
-from planaria.runtime.prediction.profiling import resized, sized
+from planaria.runtime.prediction.profiling import resumed_layers, with_measured_layers
 from planaria.runtime.run import MODEL, Run
 from planaria.runtime.standby import stand_by
 
@@ -45,7 +53,7 @@ def train(
     stop: Event | None = None,
     progress: bool = True,
     notify: Notify | None = None,
-    beside: FolderContext | None = None,
+    context: FolderContext | None = None,
     settings: Settings | None = None,
     allow_code: bool = False,
     **short: object,
@@ -63,7 +71,7 @@ def train(
         thread, Ctrl-C (a notebook's interrupt) and SIGTERM also stop it, and raise RunStopped.
     :param progress: show a bar on a terminal, and lines elsewhere.
     :param notify: called with notes and results, line by line; default: ``print`` with ``progress``, else none.
-    :param beside: context manager to enter while the run is trained, given its folder once that exists.
+    :param context: context manager to enter while the run is trained, given its folder once that exists.
     :param settings: dotted name → value, as in :func:`planaria.configure`; ``short`` are the same by their last part.
     :param allow_code: import modules that the recipe or the run names as ``module:Class``, which runs their code.
         Modules that the program has imported are always permitted.
@@ -71,7 +79,7 @@ def train(
     :raises RunStopped: if the run ended early without an error; ``folder`` is the run to resume. Its subclass
         LedgerError: if all steps were made, but samples were lost or used twice.
     """
-    callbacks = Callbacks(progress, notify or (print if progress else _discard), on_step, stop, beside or nullcontext)
+    callbacks = Callbacks(progress, notify or (print if progress else _discard), on_step, stop, context or nullcontext)
     if checkpoint is not None and resume is not True:
         raise UserError(f"checkpoint = {checkpoint!r}: requires resume=True")
     auto, run = resume == "auto", recipe
@@ -82,7 +90,7 @@ def train(
                 return _begin(config, callbacks, auto)
             if is_url(run):
                 run_folders.set_aside(Path(config.out) / config.name, callbacks.notify)
-        changes = named(settings, short)
+        changes = merge_settings(settings, short)
         return _resume(_folder(run, changes, callbacks.notify), changes, checkpoint, callbacks, auto)
 
 
@@ -108,7 +116,7 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
     prepared = prepare(config, callbacks.of_data)
     for line in prepared.notes:
         callbacks.notify(line)
-    config = sized(config, prepared.dataset, callbacks.notify, callbacks.stopped)
+    config = with_measured_layers(config, prepared.dataset, callbacks.notify, callbacks.stopped)
     if config is not prepared.config:  # sized, so its memory is known only now
         config, note = fitted_here(config)
         if note:
@@ -122,7 +130,7 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
             prepared = prepared.with_config(on_schedule(config, (folder / run_folders.SCHEDULE).absolute()))
         mirror = mirror_of(config, folder, again)
         with run_folders.held(folder):
-            return lead(replace(prepared, parent=None), folder, origin, mirror, callbacks)
+            return execute_run(replace(prepared, parent=None), folder, origin, mirror, callbacks)
     except (UserError, OSError, MemoryError) as error:
         if not run_folders.has_trained(folder):
             if mirror is not None:
@@ -134,7 +142,7 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
 
 
 def _created(config: RunConfig, parent: WeightsFile | None) -> tuple[Path, Origin]:
-    """Create the folder of a new run; return it and its origin. It does not appear if weights cannot be read."""
+    """Create the folder of a new run, unless its weights cannot be read; return the folder and its origin."""
     if parent is None:
         return run_folders.create(config), START
     origins: list[Origin] = []
@@ -161,7 +169,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
 
     A run whose workers still wait for a controller continues with them.
     """
-    if has_keeper(folder) and not run_folders.is_held(folder):
+    if has_supervisor(folder) and not run_folders.is_held(folder):
         changes = {**changes, **({} if checkpoint is None else {"checkpoint": checkpoint})}
         if changes:
             raise UserError(
@@ -169,7 +177,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
                 f"--{next(iter(changes))}, or wait until they end (fleet.orphan_s)"
             )
         return stand_by(folder, callbacks) or Run(folder)
-    changes = resized(folder, changes, callbacks.notify, callbacks.stopped)
+    changes = resumed_layers(folder, changes, callbacks.notify, callbacks.stopped)
     there = take_up(folder, changes, checkpoint, callbacks.notify)
     config, saved, origin = there.config, there.saved, there.origin
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
@@ -177,7 +185,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
         with run_folders.held(folder):  # it was killed before its export
             DiskReserve(folder).release()
             conclude(config, folder, callbacks.notify)
-        return verified(folder)
+        return require_complete(folder)
     if there.done:
         steps = config.train.steps
         done = f"{folder}: all {steps} steps are done; give more with --train.steps {2 * steps}"
@@ -201,7 +209,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
             there.store.set_aside_after(saved)
         if parent is not None:
             origin = replace(branch_off(parent, folder, config), generation=origin.generation)
-        return lead(prepared, folder, origin, mirror, callbacks)
+        return execute_run(prepared, folder, origin, mirror, callbacks)
 
 
 def _discard(line: str) -> None:

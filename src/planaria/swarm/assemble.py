@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from planaria.common.errors import UserError
-from planaria.config.registry import Choice, foreign
+from planaria.config.registry import Choice, custom_choices
 from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
@@ -38,7 +38,7 @@ ASKING = ("chat", "instruction", "examples")
 def policy_of(config: SwarmConfig, task: Task, on_progress: Report | None = None) -> Policy:
     """Return the policy that a peer starts with, with the recipe's prompt settings; UserError if it is unavailable."""
     source = POLICIES.make(config.policy.kind, config.policy.options)
-    policy = placed(source.open(config, task, on_progress), config.policy)
+    policy = place_policy(source.open(config, task, on_progress), config.policy)
     if isinstance(policy, PromptFormat):
         policy.asking = prompt_layout(policy.template, policy.tokenizer, config.policy, task)
     elif stated := [name for name in ASKING if getattr(config.policy, name) != getattr(PolicyConfig(), name)]:
@@ -61,7 +61,7 @@ def own_classes(config: SwarmConfig) -> list[type[Choice]]:
     chosen: list[type[Choice]] = [TASKS.find(config.task.name), POLICIES.find(config.policy.kind)]
     attacks = {config.attack.kind, *config.evaluate.watch} - {HONEST}
     chosen += [*map(CHECKS.find, names(config.defence)), *map(ATTACKS.find, attacks)]
-    return foreign(chosen)
+    return custom_choices(chosen)
 
 
 def assemble(
@@ -84,21 +84,21 @@ def assemble(
     mirror.found(rules(config, task))  # first: a mistaken place is reported before slow work
     policy = policy_of(config, task, on_progress)
     near, committee = "://" not in board, Committee.named(mirror.rules.rules)
-    meeting = Quorum(mirror, identity.peer, config.rounds, config.size, near=near, committee=committee)
+    quorum = Quorum(mirror, identity.peer, config.rounds, config.size, near=near, committee=committee)
     hello = Hello(
-        run=meeting.run,
+        run=quorum.run,
         peer=identity.peer,
         key=identity.public.hex(),
         name=name,
         tokenizer=policy.tokenizer_fingerprint,
         model=describe(policy),
-        joined=max(0, meeting.newest()) if late else 0,
+        joined=max(0, quorum.newest()) if late else 0,
     )
     own = folder / PEERS / name
-    _check_records(own, meeting.run)
+    _check_records(own, quorum.run)
     server = PeerServer(config, policy, own / SERVED, name) if config.policy.server else None
-    first = meeting.arrive(hello, known)
-    return Peer(config, name, own, meeting, task, policy, made, first, known, server)
+    first = quorum.arrive(hello, known)
+    return Peer(config, name, own, quorum, task, policy, made, first, known, server)
 
 
 def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:
@@ -136,7 +136,7 @@ def device_of(config: PolicyConfig) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def placed(policy: Policy, config: PolicyConfig) -> Policy:
+def place_policy(policy: Policy, config: PolicyConfig) -> Policy:
     """Move ``policy`` to its device and set its memory and precision.
 
     :raises UserError: as :func:`device_of` does, or if a custom policy supports no other precision.

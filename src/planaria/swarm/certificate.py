@@ -8,7 +8,7 @@ from planaria.common import digests, documents
 from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.message import BadMessage
-from planaria.swarm.board.receipts import Certified, Committee, RunCertificate, agreed, check
+from planaria.swarm.board.receipts import Certified, Committee, RunCertificate, check, quorum_digest
 from planaria.swarm.policy.base import weights_digest
 from planaria.swarm.policy.policies import open_policy
 
@@ -29,7 +29,7 @@ def attach(board: str, round: int, model: Path) -> str:
         return "no certificate: the run's rules name no committee"
     read = {peer: result for peer in committee.members if (result := mirror.receipt(peer, "weights", round))}
     receipts = [receipt for receipt, _ in read.values()]
-    digest = agreed(receipts, committee)
+    digest = quorum_digest(receipts, committee)
     if digest is None:
         kinds = len({receipt.digest for receipt in receipts})
         signed = f"{len(receipts)} of {len(committee.members)} peers that signed"

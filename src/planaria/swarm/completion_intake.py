@@ -118,7 +118,7 @@ class RoundAllowance:
     """maximum completions of one problem by one peer"""
 
 
-def unscheduled(sent: Iterable[tuple[str, int]], schedule: RoundAllowance) -> Mapping[int, str]:
+def unscheduled_completions(sent: Iterable[tuple[str, int]], schedule: RoundAllowance) -> Mapping[int, str]:
     """Return the indices of completions in ``sent``, (peer, problem), outside the schedule, with the reason."""
     counts: Counter[tuple[str, int]] = Counter()
     chosen: dict[str, set[int]] = {}
@@ -196,7 +196,7 @@ def _outside_schedule(
     lot = {peer: index for index, peer in enumerate(accounts)}
     order = sorted(range(len(sent)), key=lambda n: (sent[n][2], lot.get(sent[n][0], 0)))
     requested = [(accounts.get(sent[n][0], sent[n][0]), sent[n][1]) for n in order]
-    result = {order[index]: reason for index, reason in unscheduled(requested, schedule).items()}
+    result = {order[index]: reason for index, reason in unscheduled_completions(requested, schedule).items()}
     shared = {n for n in result if accounts.get(sent[n][0], sent[n][0]) != sent[n][0]}
     return {n: f"{reason}, all newcomers together" if n in shared else reason for n, reason in sorted(result.items())}
 

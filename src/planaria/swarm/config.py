@@ -12,6 +12,7 @@ from planaria.config.bounds import Fraction, Natural, Positive
 from planaria.config.names import Name
 from planaria.config.options import Options
 from planaria.config.schema import OptimConfig, Section
+from planaria.config.section import formerly
 from planaria.swarm.board.limits import LAST_ROUND, LIMITS
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy_config import PolicyConfig as PolicyConfig
@@ -84,7 +85,7 @@ class TaskConfig(Section):
     """reward: the task's own score (verified), or the majority's behaviour, for tasks without one (consensus)"""
     agreement: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """a label counts if it has more than this share of the votes"""
-    brake: Fraction = 0.0
+    max_accuracy_drop: Annotated[Fraction, formerly("max_accuracy_drop", "brake")] = 0.0
     """stop if held-out accuracy falls by more than this below its best, and keep the best state; 0: never"""
 
 
@@ -294,8 +295,10 @@ class SwarmConfig(Section):
             raise ValueError(f"{requested}: a vote needs several peers for a problem, and here {why}")
         if self.task.reward == CONSENSUS and self.defence.consensus:
             raise ValueError("defence.consensus: needs tests, and task.reward = 'consensus' has none; leave it out")
-        if self.task.brake and not self.evaluate.every:
-            raise ValueError("task.brake: needs evaluations, and evaluate.every = 0 makes none; set it to 5, say")
+        if self.task.max_accuracy_drop and not self.evaluate.every:
+            raise ValueError(
+                "task.max_accuracy_drop: needs evaluations, and evaluate.every = 0 makes none; set it to 5, say"
+            )
         return self
 
     @model_validator(mode="after")

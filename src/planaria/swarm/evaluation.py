@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from planaria.swarm.attacks import watched
+from planaria.swarm.attacks import measured_attack
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.base import Policy, SampledCompletion
@@ -52,7 +52,7 @@ class Examiner:
         chosen = [task.training + (first + number) % task.held_out for number in range(self._count)]
         self._problems = [task.problem(number) for number in chosen]
         self._labelled = sum(number not in task.unlabelled for number in chosen)
-        self._attacks = {kind: watched(kind, config.evaluate.phrases) for kind in config.evaluate.watch}
+        self._attacks = {kind: measured_attack(kind, config.evaluate.phrases) for kind in config.evaluate.watch}
         self._places = {kind: self._with_place(attack) for kind, attack in self._attacks.items()}
 
     def examine(self, policy: Policy) -> EvaluationResult:

@@ -30,7 +30,7 @@ from planaria.swarm.evaluation import EvaluationResult, Examiner
 from planaria.swarm.learning.advantages import Advantages, round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.peer_recovery import PeerRecovery
-from planaria.swarm.policy.base import Policy, held, weights_digest, weights_fingerprint
+from planaria.swarm.policy.base import Policy, likelihood_digest, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
 from planaria.swarm.random_draws import derived, of_messages, shared_problems
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
@@ -64,7 +64,7 @@ class Peer:
         config: SwarmConfig,
         name: str,
         folder: Path,
-        meeting: Quorum,
+        quorum: Quorum,
         task: Task,
         policy: Policy,
         checks: Sequence[Check],
@@ -74,12 +74,12 @@ class Peer:
     ) -> None:
         """``first``: first round of this peer. ``known``: the run's own peers. ``server``: draws instead of the
         policy."""
-        self.config, self.name, self.quorum, self.task, self.policy = config, name, meeting, task, policy
-        self.id, self.first = meeting.me, first
+        self.config, self.name, self.quorum, self.task, self.policy = config, name, quorum, task, policy
+        self.id, self.first = quorum.me, first
         k = config.sampling.support(policy.vocab)
         context = Context(task, config.seed, k, policy.vocab)
         self.warnings = warnings(checks, context, config.size if config.rounds.gather else 1)
-        committee = meeting.receipts.committee
+        committee = quorum.receipts.committee
         if committee is not None and not committee.faulty:
             self.warnings.append(
                 f"a committee of {len(committee.members)} tolerates no Byzantine member; name at least 4 members"
@@ -100,7 +100,7 @@ class Peer:
         self.poison = None if honest else Log(folder / POISON)
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
         learners = {PEER: self.learner} | ({} if self.shadow is None else {SHADOW: self.shadow.learner})
-        self.recovery = PeerRecovery(config, name, folder, meeting, learners, self.defence)
+        self.recovery = PeerRecovery(config, name, folder, quorum, learners, self.defence)
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Run all rounds, from the first or the last saved state; call ``after_each`` after every round."""
@@ -110,7 +110,7 @@ class Peer:
         log.info("starts with round %d of %d", start, rounds.count)
         if start == self.first:
             self._evaluate(self.first)
-        self.recovery.brake(start)
+        self.recovery.stop_on_accuracy_drop(start)
         number = start
         while number < rounds.count:
             self.round(number)
@@ -119,7 +119,7 @@ class Peer:
             if last or (every and number % every == 0):
                 self._evaluate(number)
             kept = self.recovery.save(number)
-            self.recovery.brake(number)
+            self.recovery.stop_on_accuracy_drop(number)
             after_each()
             done, number = number, self.recovery.roll_back_if_overruled(number)
             if (last or kept) and number == done and not self.quorum.unsettled:
@@ -131,7 +131,7 @@ class Peer:
         watch = Stopwatch()
         requested = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # encode each once
         problems = [requested(problem) for problem in self._problems(number)]
-        weights = held(self.policy)
+        weights = likelihood_digest(self.policy)
         closed = self.quorum.closed(number)
         if not closed and self.author.sends(number):
             self._publish(number, problems, weights)

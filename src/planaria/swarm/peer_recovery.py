@@ -15,7 +15,7 @@ from planaria.swarm.checks.defence import Defence, DefenceState
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.records.lines import LOG, Evaluated, read_log
-from planaria.swarm.records.saved_state import BEST, keep, recall, take_back
+from planaria.swarm.records.saved_state import BEST, restore_peer, save_peer, take_back
 
 
 class PeerRecovery:
@@ -26,18 +26,18 @@ class PeerRecovery:
         config: SwarmConfig,
         name: str,
         folder: Path,
-        meeting: Quorum,
+        quorum: Quorum,
         learners: Mapping[str, Learner],
         defence: Defence,
     ) -> None:
         self._config, self._name, self._folder = config, name, folder
-        self._meeting, self._learners, self._defence = meeting, learners, defence
+        self._meeting, self._learners, self._defence = quorum, learners, defence
         self._evaluations: list[Evaluation] = []
         self._before: StateBefore | None = None
 
     def resume(self, first: int) -> int:
         """Restore the last saved state; return the round to begin with: ``first`` if there is none."""
-        start, result = first, recall(self._folder, self._meeting.run, self._learners)
+        start, result = first, restore_peer(self._folder, self._meeting.run, self._learners)
         if result is not None:
             start, memory = result
             self._defence.recall(memory)
@@ -52,26 +52,26 @@ class PeerRecovery:
     def save(self, after: int) -> bool:
         """Save the state after ``after`` rounds if that is due; return whether it was."""
         rounds = self._config.rounds
-        if due := saves(rounds, after):
+        if due := is_save_due(rounds, after):
             memory = self._defence.memory()
-            keep(self._folder, self._meeting.run, after, self._learners, memory, rounds.kept, rounds.trusted)
+            save_peer(self._folder, self._meeting.run, after, self._learners, memory, rounds.kept, rounds.trusted)
         return due
 
-    def brake(self, after: int) -> None:
+    def stop_on_accuracy_drop(self, after: int) -> None:
         """Keep the state after ``after`` rounds if it is the best so far; stop if accuracy fell too far below the best.
 
         :raises RunStopped: if it fell; only the best state is kept.
         """
-        brake = self._config.task.brake
-        if not brake or not self._evaluations or self._evaluations[-1].round != after:
+        limit = self._config.task.max_accuracy_drop
+        if not limit or not self._evaluations or self._evaluations[-1].round != after:
             return
-        apart = self._folder / BEST
-        if best(self._evaluations).round == after:
-            apart.mkdir(exist_ok=True)
-            keep(apart, self._meeting.run, after, self._learners, self._defence.memory())
-        if why := accuracy_drop(self._evaluations, brake):
+        best_folder = self._folder / BEST
+        if best_evaluation(self._evaluations).round == after:
+            best_folder.mkdir(exist_ok=True)
+            save_peer(best_folder, self._meeting.run, after, self._learners, self._defence.memory())
+        if why := accuracy_drop(self._evaluations, limit):
             self._meeting.leave(after)
-            kept = take_back(self._folder, apart)
+            kept = take_back(self._folder, best_folder)
             raise RunStopped(f"{self._name}: {why}; {kept}")
 
     def remember(self, number: int) -> None:
@@ -91,7 +91,7 @@ class PeerRecovery:
         return number if back is None else back
 
 
-def saves(rounds: RoundsConfig, done: int) -> bool:
+def is_save_due(rounds: RoundsConfig, done: int) -> bool:
     """Whether a peer saves its state after ``done`` rounds, 1 or more."""
     if done == rounds.trusted:
         return True
@@ -132,7 +132,7 @@ class Evaluation:
     accuracy: float
 
 
-def best(evaluations: Sequence[Evaluation]) -> Evaluation:
+def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Return the first evaluation with the highest accuracy."""
     return max(evaluations, key=lambda look: look.accuracy)
 
@@ -143,10 +143,10 @@ def accuracy_drop(evaluations: Sequence[Evaluation], most: float) -> str:
 
     Agreement can drift from truth unnoticed; held-out problems with known labels show it.
     """
-    if not evaluations or not most or best(evaluations).accuracy - evaluations[-1].accuracy <= most:
+    if not evaluations or not most or best_evaluation(evaluations).accuracy - evaluations[-1].accuracy <= most:
         return ""
-    high, now = best(evaluations), evaluations[-1]
+    high, now = best_evaluation(evaluations), evaluations[-1]
     return (
         f"held-out accuracy fell from {high.accuracy:.3f} after round {high.round} to {now.accuracy:.3f} after round "
-        f"{now.round}, by more than task.brake = {most:g}"
+        f"{now.round}, by more than task.max_accuracy_drop = {most:g}"
     )

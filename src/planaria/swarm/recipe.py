@@ -10,7 +10,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError, nearest
 from planaria.config import recipe
 from planaria.runtime.engine import run_folders
-from planaria.swarm.attacks import ATTACKS, HONEST, watched
+from planaria.swarm.attacks import ATTACKS, HONEST, measured_attack
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.tasks.base import Task
@@ -103,7 +103,7 @@ def _refuse_invalid_attacks(config: SwarmConfig, location: str) -> None:
             ATTACKS.make(attack.kind, attack.options)
         for kind in [*config.evaluate.watch, *config.evaluate.phrases]:
             key = f"evaluate.phrases.{kind}: " if kind in config.evaluate.phrases else "evaluate.watch: "
-            watched(kind, config.evaluate.phrases)
+            measured_attack(kind, config.evaluate.phrases)
     except UserError as error:
         raise UserError(f"{location}: {key}{error}") from None
 

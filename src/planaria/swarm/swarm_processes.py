@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.logs import DEFAULT, LogSettings, configure, from_environment
-from planaria.common.signals import ending, interrupted
+from planaria.common.signals import describe_exit, interrupted
 from planaria.config.registry import blaming
 from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.spawner import spawner
@@ -87,7 +87,7 @@ class LiveSwarm:
                             on_record(name, record)
                     for process in sorted(exited, key=lambda process: process.name):
                         if process.exitcode:
-                            on_exit(process.name, process.failure or ending(process.exitcode))
+                            on_exit(process.name, process.failure or describe_exit(process.exitcode))
                     ended |= exited
             finally:
                 self.stop()
@@ -106,7 +106,7 @@ class LiveSwarm:
 
 
 def failures(codes: Mapping[str, int]) -> list[str]:
-    return [f"{name} {ending(code)}" for name, code in sorted(codes.items()) if code]
+    return [f"{name} {describe_exit(code)}" for name, code in sorted(codes.items()) if code]
 
 
 def _be(config_json: str, name: str, folder: Path, logs: LogSettings = DEFAULT) -> None:

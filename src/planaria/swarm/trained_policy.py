@@ -29,7 +29,7 @@ class TrainedState:
     round: int
 
 
-def learned(run: Path, name: str, round: int | None = None) -> TrainedState:
+def trained_state(run: Path, name: str, round: int | None = None) -> TrainedState:
     """Return a peer's state after ``round``, or the newest saved one. UserError if run, peer or state do not exist."""
     config, peers = of_run(run), sorted(path.name for path in (run / PEERS).iterdir() if path.is_dir())
     if name not in peers:
@@ -51,7 +51,7 @@ def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = No
     return TrainedState(config, task, policy, result)
 
 
-def trusted(config: SwarmConfig, run: Path, name: str) -> TrainedState:
+def trusted_state(config: SwarmConfig, run: Path, name: str) -> TrainedState:
     """Return a peer's state before it was poisoned: after ``rounds.trusted``, or its initial one."""
     if config.rounds.trusted:
         return learned_by(config, run, name, config.rounds.trusted)
@@ -74,7 +74,7 @@ def export_peer(
 
     :raises UserError: if there is no such run, peer or state, or the policy cannot be exported.
     """
-    result = learned(run, name, round)
+    result = trained_state(run, name, round)
     if not isinstance(result.policy, Exportable):
         raise UserError(
             f"policy.kind = {result.config.policy.kind!r} cannot be exported; give its policy a method export(folder)"

@@ -12,7 +12,7 @@ import talks
 from planaria import cli
 from planaria.config import shipped
 from planaria.config.schema import RunConfig
-from planaria.lab.compare.api import trace_laid
+from planaria.lab.compare.api import trace_overrides
 from planaria.lab.compare.race_job import Race
 from planaria.lab.compare.race_spec import load
 from planaria.lab.dry_run import Pace, remaining_s
@@ -48,18 +48,20 @@ def test_a_dry_run_rejects_what_a_run_rejects(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path)
     with pytest.raises(planaria.UserError, match=r"tiny.toml: compare.arms.ecko: there is no such arm.*'echo'\?"):
         cli.run(["compare", str(recipe), "--dry-run", "--arms", "ecko"])
-    with pytest.raises(planaria.UserError, match=r"--lost machines: no such kind of failure; did you mean 'machine'\?"):
-        cli.run(["compare", str(recipe), "--dry-run", "--lost", "machines"])
+    with pytest.raises(
+        planaria.UserError, match=r"--failure-domain machines: no such kind of failure; did you mean 'machine'\?"
+    ):
+        cli.run(["compare", str(recipe), "--dry-run", "--failure-domain", "machines"])
 
 
 @pytest.mark.parametrize("lost", ["adjacent", "machine", "region"])
 def test_lost_replaces_the_recipe_s_rule_of_failures(tmp_path: Path, lost: str) -> None:
     recipe = recipe_of(tmp_path)
-    laid = trace_laid(None, lost)  # type: ignore[arg-type]
+    laid = trace_overrides(None, lost)  # type: ignore[arg-type]
     comparison, _ = load(recipe, {"train.eval_every": "1"}, laid=laid)
-    assert (comparison.trace.lost, comparison.trace.forbid_adjacent) == (lost, False)
+    assert (comparison.trace.failure_domain, comparison.trace.forbid_adjacent) == (lost, False)
     race, _ = load(shipped.find("recovery"), {}, laid=laid)
-    assert race.trace.lost == lost and not race.trace.forbid_adjacent, "the recipe forbids neighbours"
+    assert race.trace.failure_domain == lost and not race.trace.forbid_adjacent, "the recipe forbids neighbours"
 
 
 def test_arms_recognise_dialogues(tmp_path: Path) -> None:
@@ -96,7 +98,17 @@ def test_a_comparison_with_controls_a_search_and_files_for_a_paper(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = recipe_of(tmp_path, "search = { lr = [0.005, 0.01] }\n")
-    command = ["compare", str(recipe), "--steps", "24", "--train.eval_every", "2", "--quiet", "--lost", "machine"]
+    command = [
+        "compare",
+        str(recipe),
+        "--steps",
+        "24",
+        "--train.eval_every",
+        "2",
+        "--quiet",
+        "--failure-domain",
+        "machine",
+    ]
     assert cli.run([*command, "--to", str(tmp_path / "paper")]) == 0
     out = capsys.readouterr().out
     assert "oracle (control)" in out and "reset (control)" in out and "tuned         " in out
@@ -104,8 +116,8 @@ def test_a_comparison_with_controls_a_search_and_files_for_a_paper(
     files = {path.name for path in (tmp_path / "paper").iterdir()}
     assert {"table.csv", "table.tex", "runs.csv", "curves.csv"} <= files
     found = planaria.compare(
-        recipe, lost="machine", progress=False, settings={"train.steps": 24, "train.eval_every": 2}
-    ).found
+        recipe, failure_domain="machine", progress=False, settings={"train.steps": 24, "train.eval_every": 2}
+    ).results
     oracle, free = (next(arm for arm in found.arms if arm.name == name) for name in ("oracle", "fault-free"))
     for one, other in zip(oracle.courses, free.courses, strict=True):
         assert one.points == other.points and one.met and not other.met, "bit for bit, through failures"

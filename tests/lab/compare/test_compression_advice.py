@@ -17,7 +17,7 @@ from planaria.config.recipe import load
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise_compress import lessons
 from planaria.lab.compare.clock import clock_of
-from planaria.lab.compare.compression_advice import CLOSE, CompressionArm, advise, weigh
+from planaria.lab.compare.compression_advice import CLOSE, CompressionArm, advise, weigh_scheme
 from planaria.lab.compare.experience import Range
 
 
@@ -51,14 +51,14 @@ def test_shipped_lessons_are_those_of_the_saved_race_and_benchmark() -> None:
 
 def test_seconds_are_the_clock_s_and_coding_counts_only_where_measured() -> None:
     known = lessons()
-    by_name = {each.name: weigh(recipe(), each, known.coding) for each in known.arms}
+    by_name = {each.name: weigh_scheme(recipe(), each, known.coding) for each in known.arms}
     eight = clock_of(recipe(compress="ef14:8bits")).step_s
     assert (by_name["8-bits"].step_s, by_name["8-bits"].coding_s) == (eight, None)
     sparse, plain = by_name["top5-ef14"], clock_of(recipe(compress="ef14:top5%")).step_s
     assert sparse.coding_s is not None and sparse.step_s == pytest.approx(plain + sparse.coding_s)
     assert by_name["top5-econtrol"].eta == pytest.approx(0.025, rel=0.01) and by_name["top5-ef21"].eta is None
     assert by_name["top5-ef14"].step_bytes < by_name["dense"].step_bytes / 19
-    own = weigh(recipe(compress="sign"), DENSE, known.coding)
+    own = weigh_scheme(recipe(compress="sign"), DENSE, known.coding)
     assert own.step_s == by_name["dense"].step_s, "the recipe's own compression is ignored"
 
 

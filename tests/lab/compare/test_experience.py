@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+from benchmarks.advice import learn, swapping
 from benchmarks.common import saved
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +15,8 @@ from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise import experience
-from planaria.lab.compare.advice import advise, unknown, weigh
-from planaria.lab.compare.experience import BEYOND, FEWEST, Curve, Observation, fit, learn, swapping
+from planaria.lab.compare.advice import advise, unknown_strategies, weigh_strategies
+from planaria.lab.compare.experience import BEYOND, FEWEST, Curve, Observation, fit
 from planaria.lab.compare.race_results import ComparisonResults
 from planaria.models.families import parameters
 
@@ -30,8 +31,8 @@ def seen(rate: float, extra: float, size: int = SMALL) -> Observation:
 
 
 def with_spread(low: float, high: float, races: int, most: float) -> Curve:
-    rest = {"scale": 1.0, "power": 0.5, "least": 0.01, "smallest": SMALL, "largest": SMALL}
-    return Curve.model_validate({"low": low, "high": high, "races": races, "most": most, **rest})
+    rest = {"scale": 1.0, "power": 0.5, "min_rate": 0.01, "min_parameters": SMALL, "max_parameters": SMALL}
+    return Curve.model_validate({"low": low, "high": high, "races": races, "max_rate": most, **rest})
 
 
 @given(scale=st.floats(0.1, 5.0), power=st.sampled_from([0.3, 0.5, 1.0, 1.2]))
@@ -91,11 +92,11 @@ def failing(hourly: float, **shape: int) -> RunConfig:
 
 def test_strategies_are_unknown_for_models_that_were_not_raced() -> None:
     small, usual = failing(0.1, **SHAPE), failing(0.1)
-    assert all(one.prediction.certain for one in weigh(usual, experience()))
-    ranked = {one.prediction.name: one.prediction.hours.mean for one in weigh(small, experience())}
-    doubted = unknown(usual, experience())
-    assert unknown(small, experience()) == {} and {*doubted} == {*ranked} - {
-        one.prediction.name for one in weigh(usual, experience())
+    assert all(one.prediction.certain for one in weigh_strategies(usual, experience()))
+    ranked = {one.prediction.name: one.prediction.hours.mean for one in weigh_strategies(small, experience())}
+    doubted = unknown_strategies(usual, experience())
+    assert unknown_strategies(small, experience()) == {} and {*doubted} == {*ranked} - {
+        one.prediction.name for one in weigh_strategies(usual, experience())
     }
     for name, one in doubted.items():
         assert "million parameters, and this model has 468 million" in one.why
@@ -124,8 +125,8 @@ OWN = {"recovery.strategy": "snapshot, checkpoint", "recovery.options": "{}"}
 def test_a_recipe_s_own_strategy_is_doubted_like_others(flags: dict[str, str], way: str, why: str) -> None:
     plain = {"train.device": "cpu", "train.precision": "fp32"}
     config = recipe.load(shipped.find("llama_500m"), plain | flags, "train")
-    assert why in unknown(config, experience())[way].why
-    assert way not in {one.prediction.name for one in weigh(config, experience())}
+    assert why in unknown_strategies(config, experience())[way].why
+    assert way not in {one.prediction.name for one in weigh_strategies(config, experience())}
 
 
 def test_no_advice_is_given_if_no_strategy_makes_progress() -> None:
@@ -134,18 +135,18 @@ def test_no_advice_is_given_if_no_strategy_makes_progress() -> None:
     slow = usual.model_copy(update={"network": usual.network.model_copy(update=network)})
     with pytest.raises(UserError, match=r"^network: with 0.1 failures an hour and worker, no known strategy"):
         advise(slow, experience())
-    assert {one.why for one in unknown(slow, experience()).values()} >= {
+    assert {one.why for one in unknown_strategies(slow, experience()).values()} >= {
         "between failures it makes no durable progress"
     }
 
 
 def test_beyond_the_raced_rates_only_exact_strategies_are_weighed() -> None:
     usual, often = failing(0.1, **SHAPE), failing(0.9, **SHAPE)
-    assert "checkfree" in {one.prediction.name for one in weigh(usual, experience())}
-    doubted = unknown(often, experience())
+    assert "checkfree" in {one.prediction.name for one in weigh_strategies(usual, experience())}
+    doubted = unknown_strategies(often, experience())
     assert {*doubted} >= {"checkfree", "checkfree_plus", "echo (2 bits)", "echo (8 bits)"}
     assert all(one.hours is None for one in doubted.values())
-    rest = weigh(often, experience())
+    rest = weigh_strategies(often, experience())
     assert rest and all(one.prediction.certain for one in rest)
     assert all(math.isfinite(one.prediction.hours.mean) for one in rest)
 

@@ -18,7 +18,7 @@ from planaria.lab.compare.clock import ArmClock, clock_of, waiting_s
 from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint, race
 from planaria.lab.compare.race_results import score
 from planaria.lab.compare.race_spec import Comparison, TraceSpec, load, trace_for, traces_for
-from planaria.lab.compare.run_comparison import checked, clock_config
+from planaria.lab.compare.run_comparison import clock_config, resolve_arms
 
 STEPS = 12
 FIRST_OF_TWIN = 3
@@ -79,7 +79,7 @@ def test_a_stage_lost_in_both_replicas_is_left_to_the_chain(tmp_path: Path, data
 
 
 def test_further_replicas_fail_equally_often_and_the_first_is_unchanged() -> None:
-    spec = TraceSpec(hourly=0.5, step_s=60.0, ends=True, together=0.3)
+    spec = TraceSpec(hourly=0.5, step_s=60.0, ends=True, adjacent_probability=0.3)
     comparison, recipe = Comparison.model_construct(trace=spec), RunConfig()
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 20_000})})
     first, second, third = traces_for(comparison, recipe, 7, 3)
@@ -144,9 +144,9 @@ def test_the_clock_counts_microbatches_in_proportion(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["recovery", "pareto", "exchange", "bursts"])
 def test_every_arm_of_a_shipped_comparison_is_supported(name: str) -> None:
     path = shipped.find(name)
-    comparison, arms = load(path, {}, laid={"together": 0.25})
-    assert comparison.trace.together == 0.25
-    ready, clocks = checked(path, comparison, arms)
+    comparison, arms = load(path, {}, laid={"adjacent_probability": 0.25})
+    assert comparison.trace.adjacent_probability == 0.25
+    ready, clocks = resolve_arms(path, comparison, arms)
     assert [each.name for each in ready] == list(clocks) and len(ready) > 3
     saved = {each.name: each.config.checkpoint.every for each in ready}
     assert "best" not in saved.values()

@@ -37,7 +37,7 @@ def test_a_custom_strategy_is_raced_and_repeated_after_an_edit(
 
     def final() -> dict[str, float]:
         arms = ["own_arm:Mine", "checkfree"]
-        found = planaria.compare(recipe, seeds=[1], arms=arms, progress=True, allow_code=True, steps=24).found
+        found = planaria.compare(recipe, seeds=[1], arms=arms, progress=True, allow_code=True, steps=24).results
         return {arm.name: arm.runs[0].final for arm in found.arms}
 
     first = final()

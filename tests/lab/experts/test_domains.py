@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.lab.experts.domains import GENERAL, HELD_OUT, TENTH, TEST, TRAINED, parted, read_pieces, write_domains
+from planaria.lab.experts.domains import (
+    GENERAL,
+    HELD_OUT,
+    TENTH,
+    TEST,
+    TRAINED,
+    read_pieces,
+    split_documents,
+    write_domains,
+)
 from planaria.lab.experts.experts_spec import DomainSpec, ExpertsSpec, expanded
 
 
@@ -106,8 +115,8 @@ def test_equal_documents_are_in_one_part_whatever_their_source(shelf: Path, tmp_
 @given(st.sets(st.text("0123456789abcdef", min_size=4, max_size=4), min_size=3, max_size=60), st.data())
 def test_a_tenth_is_for_tests_and_a_tenth_held_out_in_any_order(digests: set[str], data: st.DataObject) -> None:
     known = data.draw(st.dictionaries(st.sampled_from(sorted(digests)), st.sampled_from(PARTS)))
-    found = parted(sorted(digests), known)
-    assert found == parted(sorted(digests, reverse=True) * 2, known)
+    found = split_documents(sorted(digests), known)
+    assert found == split_documents(sorted(digests, reverse=True) * 2, known)
     assert found.keys() == digests - known.keys()
     tenth = -(-len(found) // TENTH)
     assert list(found.values()).count(TEST) == tenth

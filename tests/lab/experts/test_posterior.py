@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from planaria.lab.experts import posterior
-from planaria.lab.experts.posterior import averaged, log_weights, mixed, passes, speakers
+from planaria.lab.experts.posterior import averaged, forward_passes_per_token, keep_strongest, log_mixture, log_weights
 
 VOCAB, LENGTH = 3, 4
 
@@ -38,7 +38,7 @@ def test_the_mixture_is_the_brute_force_probability_of_the_text() -> None:
     chains, texts = toy_experts(3, seed=1), all_texts()
     pi = [0.5, 0.3, 0.2]
     logps = token_logps(chains, texts)
-    found = mixed(logps, log_weights(logps, torch.tensor(pi, dtype=torch.float64).log())).sum(-1).exp()
+    found = log_mixture(logps, log_weights(logps, torch.tensor(pi, dtype=torch.float64).log())).sum(-1).exp()
     for n in range(len(texts)):
         plain = sum(weight * math.prod(logps[j, n].exp().tolist()) for j, weight in enumerate(pi))
         assert float(found[n]) == pytest.approx(plain, rel=1e-9)
@@ -49,7 +49,7 @@ def test_the_mixture_is_the_brute_force_probability_of_the_text() -> None:
 def test_the_mixture_is_within_log_e_of_the_best_expert_and_no_worse_than_the_mean(experts: int, seed: int) -> None:
     logps = token_logps(toy_experts(experts, seed), all_texts())
     uniform = posterior.uniform(experts)
-    whole = mixed(logps, log_weights(logps, uniform)).sum(-1)
+    whole = log_mixture(logps, log_weights(logps, uniform)).sum(-1)
     assert (whole >= logps.sum(-1).max(0).values - math.log(experts) - 1e-9).all()
     # Weights that do not depend on the text give lower log-probabilities on average (Jensen).
     assert (whole >= averaged(logps, uniform).sum(-1) - 1e-9).all()
@@ -59,7 +59,7 @@ def test_the_mixture_is_within_log_e_of_the_best_expert_and_no_worse_than_the_me
 def test_extreme_gaps_give_finite_values(seed: int, gap: float) -> None:
     logps = token_logps(toy_experts(3, seed), all_texts())
     logps[0] -= gap
-    found = mixed(logps, log_weights(logps, posterior.uniform(3)))
+    found = log_mixture(logps, log_weights(logps, posterior.uniform(3)))
     assert found.isfinite().all()
 
 
@@ -68,7 +68,7 @@ def test_an_expert_that_considers_the_text_impossible_is_excluded() -> None:
     logps[0, 0, 0] = -math.inf
     log_w = log_weights(logps, posterior.uniform(2))
     assert log_w[:, 0, 1].tolist() == [-math.inf, 0]
-    assert mixed(logps, log_w)[0].tolist() == pytest.approx([-1 - math.log(2), -1, -1])
+    assert log_mixture(logps, log_w)[0].tolist() == pytest.approx([-1 - math.log(2), -1, -1])
 
 
 def test_the_prior_remains_if_all_consider_the_text_impossible() -> None:
@@ -76,7 +76,7 @@ def test_the_prior_remains_if_all_consider_the_text_impossible() -> None:
     logps[:, 0, 0] = -math.inf
     log_w = log_weights(logps, torch.tensor([0.25, 0.75], dtype=torch.float64).log())
     assert log_w[:, 0, 2].exp().tolist() == pytest.approx([0.25, 0.75])
-    assert not mixed(logps, log_w).isnan().any()
+    assert not log_mixture(logps, log_w).isnan().any()
 
 
 def test_a_token_does_not_affect_its_own_weights() -> None:
@@ -91,7 +91,7 @@ def test_a_token_does_not_affect_its_own_weights() -> None:
 def test_speakers_keep_the_strongest_and_sum_to_one(experts: int, seed: int, k: int, prefix: int) -> None:
     logps = token_logps(toy_experts(experts, seed), all_texts())
     log_w = log_weights(logps, posterior.uniform(experts))
-    found = speakers(log_w, k, prefix)
+    found = keep_strongest(log_w, k, prefix)
     assert torch.allclose(found.exp().sum(0), torch.ones(()).double())
     assert torch.equal(found[..., :prefix], log_w[..., :prefix])
     if k < experts and prefix < LENGTH:
@@ -108,11 +108,16 @@ def test_speakers_keep_the_strongest_and_sum_to_one(experts: int, seed: int, k: 
 
 
 def test_passes_counts_all_experts_in_the_prefix_and_top_k_after_it() -> None:
-    assert passes(3, 128, 1, 32) == pytest.approx((3 * 32 + 96) / 128)
-    assert passes(3, 128, 0, 32) == passes(3, 128, 3, 32) == passes(3, 32, 1, 32) == 3
+    assert forward_passes_per_token(3, 128, 1, 32) == pytest.approx((3 * 32 + 96) / 128)
+    assert (
+        forward_passes_per_token(3, 128, 0, 32)
+        == forward_passes_per_token(3, 128, 3, 32)
+        == forward_passes_per_token(3, 32, 1, 32)
+        == 3
+    )
 
 
 def test_mixing_next_token_distributions_gives_a_distribution() -> None:
     chains = toy_experts(3, seed=5)
-    found = posterior.mixed(chains[:, 0], posterior.uniform(3)[:, None])
+    found = posterior.log_mixture(chains[:, 0], posterior.uniform(3)[:, None])
     assert float(found.exp().sum()) == pytest.approx(1)

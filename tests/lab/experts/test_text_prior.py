@@ -76,7 +76,7 @@ def test_generation_and_measurement_use_the_same_weights(tmp_path: Path, top_k: 
         with torch.inference_mode():
             log_p = torch.stack([ensemble.model(n)(torch.tensor(whole)[None])[0, -1] for n in range(2)])
         log_w = ensemble.weights(torch.tensor([[*whole, 0]]))[:, 0, -1]
-        mixture = posterior.mixed(log_p.double().log_softmax(-1), log_w[:, None])
+        mixture = posterior.log_mixture(log_p.double().log_softmax(-1), log_w[:, None])
         assert float(mixture[drawn]) == pytest.approx(float(mixture.max()), abs=1e-5)
         whole.append(drawn)
     assert len(whole) == 22
@@ -96,7 +96,7 @@ def test_sums_are_stored_and_extended_by_a_new_domain(run: Path) -> None:
     assert set(kept) == set(DOMAINS)
     (run / "domains" / "upper.jsonl").write_text(json.dumps({"text": text("upper")}))
     three = {name: [name] for name in (*DOMAINS, "upper")}
-    more = RidgePrior.beside(run / "parent" / "model", run, three)
+    more = RidgePrior.stored_or_fitted(run / "parent" / "model", run, three)
     again = load_file(file)
     assert set(again) == {*DOMAINS, "upper"} and all(torch.equal(kept[name], again[name]) for name in kept)
     ensemble = Ensemble(run)

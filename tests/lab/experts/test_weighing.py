@@ -12,7 +12,7 @@ from torch import Tensor
 from planaria.lab.experts import posterior
 from planaria.lab.experts.experts_results import WORST, FittedWeights
 from planaria.lab.experts.experts_spec import MixtureSpec
-from planaria.lab.experts.scoring import belief, weigh
+from planaria.lab.experts.scoring import belief, fit_weights
 from planaria.lab.report.worst_report import section, sentences
 
 TOKENS = 12
@@ -29,7 +29,7 @@ def read(seed: int, texts: int = 40) -> dict[str, Tensor]:
 
 
 def weighed(tokens: int) -> FittedWeights:
-    return weigh(["A", "B", "C"], read(0), read(1), MixtureSpec(), tokens)
+    return fit_weights(["A", "B", "C"], read(0), read(1), MixtureSpec(), tokens)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, TOKENS])
@@ -39,7 +39,7 @@ def test_losses_are_those_of_the_mixture_on_the_first_tokens_and_gains_are_bound
     for texts, losses in ((read(0), found.held_out[WORST]), (read(1), found.test[WORST])):
         for name, logps in texts.items():
             first = logps[..., :tokens]
-            mixed = posterior.mixed(first, posterior.log_weights(first, log_prior))
+            mixed = posterior.log_mixture(first, posterior.log_weights(first, log_prior))
             assert losses[name] == pytest.approx(-float(mixed.mean()))
     assert found.value == pytest.approx(max(found.held_out[WORST].values()))
     assert found.worst(WORST) == "c" and found.value <= max(found.held_out["uniform"].values()) + 1e-9

@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.collectives import COLLECTIVES, ReplicaLinks, everyone, pairs, ring, star, tree
 from hypothesis import given
 from hypothesis import strategies as st
-
-from planaria.pipeline.network.collectives import COLLECTIVES, ReplicaLinks, everyone, pairs, ring, star, tree
 
 P, B, L = 1000.0, 50.0, 0.25
 """bytes, bytes per second, seconds"""

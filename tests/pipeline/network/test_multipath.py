@@ -6,11 +6,12 @@ import math
 from pathlib import Path
 
 import pytest
+from benchmarks.paths import completion_times
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.pipeline.network.multipath import completion_times, max_min_rates
+from planaria.pipeline.network.multipath import max_min_rates
 from planaria.pipeline.network.topology import Topology, read
 
 MBIT = 125_000

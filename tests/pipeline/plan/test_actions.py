@@ -30,7 +30,7 @@ def most_alive(plan: StepPlan) -> int:
 def test_every_action_follows_its_dependencies_once(plan: StepPlan) -> None:
     done: set[Key] = set()
     for action in topological_order(plan):
-        assert action.needs is None or action.needs in done
+        assert action.input_key is None or action.input_key in done
         assert done.issuperset(action.after)
         assert action.key not in done
         done.add(action.key)

@@ -103,9 +103,9 @@ def test_copies_change_no_passes_or_bytes_and_take_their_time(
     starts = {key: start for spans in beside.spans.values() for key, start, _ in spans}
     found = MessageCosts(staged(prices, bandwidth), both(size))
     for action in (action for actions in plan.actions.values() for action in actions):
-        if action.needs is not None and action.source is not None:
+        if action.input_key is not None and action.source is not None:
             took = MessageCosts.seconds(2 * found.staging + found.carry(action.source, action.node, action.kind))
-            assert starts[action.key] >= ends[action.needs] + took - 1e-6
+            assert starts[action.key] >= ends[action.input_key] + took - 1e-6
     waited = sum(end - start for spans in stands.spans.values() for _, start, end in spans)
     copies = 2 * sum(plain.sent_bytes.values()) / bandwidth
     assert waited == pytest.approx(busy[0] + copies, abs=1e-6)

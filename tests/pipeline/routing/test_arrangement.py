@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.pipeline.routing.arrangement import Arrangement, columns, mixed, node_of, replicated
+from planaria.pipeline.routing.arrangement import Arrangement, columns, mixed_routes, node_of, replicated
 
 SHARED = Arrangement({0: [0, 3], 1: [1, 7], 2: [4, 2]})
 
@@ -50,7 +50,7 @@ def test_each_replica_uses_its_own_nodes() -> None:
 
 @given(st.integers(1, 9), st.integers(0, 99), st.integers(0, 99))
 def test_mixed_routes_visit_the_same_stages_with_equal_load(replicas: int, seed: int, step: int) -> None:
-    routes = mixed(WAYS, replicas, 3, seed, step)
+    routes = mixed_routes(WAYS, replicas, 3, seed, step)
     stage = replicated(replicas, 3).stage
     assert [tuple(stage[node] for node in route) for route in routes] == WAYS * replicas
     assert [route[0] for route in routes] == [node_of(r, 0, 3) for r in range(replicas) for _ in WAYS]
@@ -58,8 +58,8 @@ def test_mixed_routes_visit_the_same_stages_with_equal_load(replicas: int, seed:
     for i in range(len(WAYS)):
         for hop in range(1, 4):
             assert len({route[hop] for route in routes[i :: len(WAYS)]}) == replicas
-    assert routes == mixed(WAYS, replicas, 3, seed, step)
+    assert routes == mixed_routes(WAYS, replicas, 3, seed, step)
 
 
 def test_every_step_mixes_differently() -> None:
-    assert len({tuple(mixed(WAYS, 4, 3, 1, step)) for step in range(20)}) == 20
+    assert len({tuple(mixed_routes(WAYS, 4, 3, 1, step)) for step in range(20)}) == 20

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import plain_codes as plain
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.search import SearchTarget, anneal, certificate, excess, worth
+from planaria.recovery.codes.search import SearchTarget, anneal, certificate, excess_weight, survival_score
 from planaria.recovery.codes.sparse import weights
 
 HAMMING = [[1, 0, 1, 0, 1, 0, 1], [0, 1, 1, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 1]]
@@ -55,7 +55,7 @@ def test_the_score_matches_the_definition(matrix: plain.Matrix, wanted: int, wei
     except UserError:
         return
     expected = plain.worth(matrix, columns, wanted, min(weight, columns), degree)
-    found = worth(target, numbers(matrix))
+    found = survival_score(target, numbers(matrix))
     assert found == float(expected) and 0 <= found <= 1
     if wanted in (2, 3):  # halves of halves, to the last bit
         assert Fraction(found) == expected
@@ -69,7 +69,7 @@ def test_the_score_is_invariant_under_renumbering(seed: int, rng: random.Random)
     target = SearchTarget(8, 4, 3, 4, 3)
     order = rng.sample(range(8), 8)
     other = [[row[n] for n in order] for row in rng.sample(matrix, 4)]
-    assert worth(target, numbers(matrix)) == worth(target, numbers(other))
+    assert survival_score(target, numbers(matrix)) == survival_score(target, numbers(other))
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_the_score_is_invariant_under_renumbering(seed: int, rng: random.Random)
     ],
 )
 def test_known_codes_have_known_scores(matrix: plain.Matrix, target: tuple[int, ...], expected: float) -> None:
-    assert worth(SearchTarget(*target), numbers(matrix)) == expected
+    assert survival_score(SearchTarget(*target), numbers(matrix)) == expected
 
 
 def test_a_matrix_that_does_not_match_the_target_is_refused() -> None:
     target = SearchTarget(8, 4, 3, 4, 3)
     for rows in ([1] * 3, [1 << 8] * 4, [1, 2, 4, 256]):
         with pytest.raises(ValueError, match="checks of 8 shards"):
-            worth(target, rows)
+            survival_score(target, rows)
     with pytest.raises(ValueError, match="2\\^21"):
         gf2.weights([1 << n for n in range(21)], 30)
 
@@ -106,8 +106,8 @@ def test_annealing_obeys_a_bound_on_degrees() -> None:
     assert certificate(found)["distance"] == weights(found.code)[1] >= 3
     degrees = [sum(shard in check for check in found.code.checks) for shard in range(12)]
     rows = [sum(1 << shard for shard in check) for check in found.code.checks]
-    assert excess(target, rows) == found.excess == 0 and max(degrees) <= 2
-    assert worth(target, rows) == 1
+    assert excess_weight(target, rows) == found.excess == 0 and max(degrees) <= 2
+    assert survival_score(target, rows) == 1
 
 
 @pytest.mark.parametrize(("degree", "complaint"), [(-1, "degree = -1"), (5, "at most 4 checks")])

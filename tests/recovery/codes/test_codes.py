@@ -6,14 +6,15 @@ from math import comb
 import numpy as np
 import pytest
 import torch
+from benchmarks.codes import loss_chance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.recovery import codes
 from planaria.recovery.codes import CODES, ErasureCode, LossError
-from planaria.recovery.codes.base import loss_chance, share, shares, tolerates
-from planaria.recovery.codes.field import INVERSE, PRODUCT, combine, express, rank
+from planaria.recovery.codes.base import share, shares, tolerates
+from planaria.recovery.codes.field import INVERSE, PRODUCT, combine, rank, solve_in_columns
 from planaria.recovery.codes.reed_solomon import XorParity, cauchy
 
 GROUPS = [(4, 1), (4, 2), (6, 2), (8, 3)]
@@ -71,7 +72,7 @@ def test_elimination_solves_exactly_the_solvable_systems(seed, rows, columns, ta
     drawn = np.random.default_rng(seed)
     have = drawn.choice([0, 0, 1, 5, 77], (rows, columns)).astype(np.uint8)
     want = drawn.choice([0, 0, 1, 9], (rows, targets)).astype(np.uint8)
-    found = express(have, want)
+    found = solve_in_columns(have, want)
     joined = np.concatenate([have, want], axis=1)
     alone = rank(np.stack([np.pad(have, ((0, 0), (0, targets))), joined]))
     assert (found is not None) == (alone[0] == alone[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -11,13 +12,18 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.product import ClassicalCode, commute, file, hypergraph_product, parameters
+from planaria.recovery.codes.product import ClassicalCode, file, hypergraph_product, parameters
 from planaria.recovery.codes.search import SearchTarget, anneal
 
 SMALL = [(1, 2), (2, 2), (2, 3), (1, 3), (3, 3)]
 """checks and shards of a factor"""
 REPEATED = ClassicalCode((0b011, 0b110), 3)
 HAMMING = ClassicalCode((0b1010101, 0b1100110, 0b1111000), 7)
+
+
+def commute(x: Sequence[int], z: Sequence[int]) -> bool:
+    """Whether H_X H_Zᵀ = 0 over GF(2): checks of different kinds share an even number of qubits."""
+    return all((one & other).bit_count() % 2 == 0 for one in x for other in z)
 
 
 def factors() -> st.SearchStrategy[ClassicalCode]:

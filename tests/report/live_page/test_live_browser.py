@@ -169,7 +169,7 @@ def sent_away_in(path: Path) -> Path:
     log.decision(52.5, slow)
     # The fault of the second loss is older than the first loss: the recovery began with it.
     log.event(52.8, e.FaultInjected(worker="w3", node=3, signal="SIGKILL", step=1, moment=""))
-    log.decision(53.0, d.SendAway(member=1, workers=["w2"], strikes=2, reason="what replica 1 says was of no use"))
+    log.decision(53.0, d.ExcludeMember(member=1, workers=["w2"], strikes=2, reason="what replica 1 says was of no use"))
     for worker, t in (("w2", 53.1), ("w3", 53.2)):
         log.event(t, e.WorkerLost(worker=worker, incarnation=1, cause="exit", detail=""))
     log.decision(55.0, d.Disband(replica=1, workers=[], reason="no worker is left"))

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.report.live_page.frames import Frames, StateChange, difference, joined, patched
+from planaria.report.live_page.frames import Frames, StateChange, apply_patch, difference, merge_patches
 
 leaves = st.one_of(st.integers(0, 3), st.text("ab", max_size=2), st.lists(st.integers(0, 2), max_size=2))
 states = st.recursive(
@@ -21,14 +21,14 @@ numbers = st.fixed_dictionaries({"step": st.integers(0, 99), "loss": st.fixed_di
 
 @given(states, states)
 def test_a_difference_leads_from_one_state_to_the_other(before: dict[str, Any], after: dict[str, Any]) -> None:
-    assert patched(before, difference(before, after)) == after
+    assert apply_patch(before, difference(before, after)) == after
 
 
 @given(st.lists(numbers, min_size=3, max_size=3))
 def test_joined_changes_do_what_both_do(three: list[dict[str, Any]]) -> None:
     first, second, third = three
     one, two = difference(first, second), difference(second, third)
-    assert patched(first, joined(one, two)) == third
+    assert apply_patch(first, merge_patches(one, two)) == third
 
 
 @given(
@@ -42,11 +42,11 @@ def test_however_many_frames_there_are_they_lead_to_the_same(
     for number, (after, routine) in enumerate(told):
         if number == seen:  # a watcher stops reading and continues at the end
             for frame in frames.after(-1, len(frames)):
-                drawn, last = patched(drawn, frame.change), frame.number
+                drawn, last = apply_patch(drawn, frame.change), frame.number
         frames.add(StateChange(number, float(number), difference(state, after), routine=routine))
         state = after
     for frame in frames.after(last, len(frames)):
-        drawn = patched(drawn, frame.change)
+        drawn = apply_patch(drawn, frame.change)
     assert drawn == state
     everything = frames.after(-1, len(frames))
     assert [frame.number for frame in everything] == sorted({frame.number for frame in everything})

@@ -27,7 +27,7 @@ from planaria.control.logs import RunLog
 from planaria.control.run_record import StepMetric
 from planaria.control.state_file import LiveWorker, StateFile, start_ticks
 from planaria.report.live_page import limits, serving
-from planaria.report.live_page.frames import patched
+from planaria.report.live_page.frames import apply_patch
 from planaria.report.live_page.guard import new_token
 from planaria.report.live_page.server import exposition
 from planaria.report.observe.tally import RunTally
@@ -203,7 +203,7 @@ def test_frames_lead_to_the_state_and_a_reader_goes_on_where_it_was(tmp_path: Pa
         frames = list(client.frames())
         state: dict[str, object] = {}
         for frame in frames:
-            state = patched(state, frame["set"])
+            state = apply_patch(state, frame["set"])
         assert (
             state["schema"] == 1
             and state["step"] == 1

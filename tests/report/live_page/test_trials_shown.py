@@ -11,7 +11,7 @@ from live_server import served
 from trials_made import EVERY, IDS, STEPS, comparison_in, losses, round_of, swarm_in, write_numbers, write_race
 
 from planaria.common.errors import UserError
-from planaria.report.live_page.frames import Json, StateChange, patched
+from planaria.report.live_page.frames import Json, StateChange, apply_patch
 from planaria.report.live_page.run_source import source_of
 from planaria.report.live_page.source import LogSource
 from planaria.swarm.records.lines import LOG, PEERS, Log
@@ -27,7 +27,7 @@ def played(source: LogSource) -> Json:
     frames = [source.opening(), *shown(source)]
     seen: Json = {}
     for frame in frames:
-        seen = patched(seen, frame.change)
+        seen = apply_patch(seen, frame.change)
     assert seen == source.state
     assert [f.number for f in frames] == sorted({f.number for f in frames})
     assert [f.t for f in frames] == sorted(f.t for f in frames)
@@ -120,7 +120,7 @@ def test_both_are_served_with_runs_and_take_no_faults(tmp_path: Path) -> None:
         for number, part in ((0, "races"), (1, "peers")):
             seen: Json = {}
             for frame in client.frames(number):
-                seen = patched(seen, frame["set"])
+                seen = apply_patch(seen, frame["set"])
             assert part in seen and seen["over"] == "finished"
         assert client.strike("w1", 1, "kill").status == 409
         assert client.ask("/metrics").status == 200

@@ -75,8 +75,8 @@ def lost(worker: str) -> e.WorkerLost:
     return e.WorkerLost(worker=worker, incarnation=1, cause="exit", detail="")
 
 
-def meet(round: int, *members: int) -> d.Meet:
-    return d.Meet(round=round, members=list(members), generations=[1] * len(members), links=[])
+def meet(round: int, *members: int) -> d.BeginRound:
+    return d.BeginRound(round=round, members=list(members), generations=[1] * len(members), links=[])
 
 
 def settle(round: int, *members: int) -> d.Settle:
@@ -86,7 +86,7 @@ def settle(round: int, *members: int) -> d.Settle:
 def made(worker: str, node: int, round: int, blocking: int = 0, ahead: int = 0, apart: float = 0.0) -> e.RoundApplied:
     return e.RoundApplied(
         worker=worker, node=node, stage=node % 2, generation=1, round=round, blocking_bytes=blocking,
-        prefetched_bytes=ahead, apart=apart,
+        prefetched_bytes=ahead, spread=apart,
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def schedule(plan: StepPlan, rng: random.Random, start: float) -> dict[int, list
         options = []
         for stage, actions in todo.items():
             for place, action in enumerate(actions):
-                needs = [key for key in (action.needs, *action.after) if key is not None]
+                needs = [key for key in (action.input_key, *action.after) if key is not None]
                 if all(key in done for key in needs):
                     options.append((max([free[stage], *(done[key] for key in needs)]), place, stage))
         begin, place, stage = min(options)

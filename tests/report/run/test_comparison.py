@@ -13,9 +13,9 @@ from planaria.lab.report.comparison import write_comparison
 from planaria.lab.report.comparison_figures import (
     colours,
     failures_figure,
-    front,
     hours_figure,
     loss_figure,
+    pareto_front,
     price_figure,
 )
 from planaria.lab.report.comparison_table import latex, show_table
@@ -221,5 +221,5 @@ def test_page_can_be_written_whatever_is_lacking(lacking: str, tmp_path: Path) -
 
 def test_the_front_is_whom_nobody_beats_in_price_and_harm() -> None:
     points = [(0.0, 9.0), (1.0, 4.0), (2.0, 4.0), None, (3.0, 1.0), (2.5, 5.0), (0.0, 10.0)]
-    assert front(points) == [0, 1, 4]
-    assert front([None]) == []
+    assert pareto_front(points) == [0, 1, 4]
+    assert pareto_front([None]) == []

@@ -11,7 +11,7 @@ import pytest
 from synthetic_comparison import HELD, MANNERS, SEEDS, Manner, compared
 
 from planaria.lab.compare.race_results import ComparisonResults, against_reset
-from planaria.lab.compare.run_comparison import tuned
+from planaria.lab.compare.run_comparison import best_search_arm
 from planaria.lab.report.comparison import verdict, write_comparison
 from planaria.lab.report.comparison_figures import loss_figure, price_figure
 from planaria.lab.report.comparison_table import columns, rows, show_table
@@ -151,7 +151,7 @@ def test_the_search_is_told_and_its_best_point_is_the_tuned_arm(capsys: pytest.C
         "lr 0.008": Manner({"optim.lr": "0.008"}, faults=False, setback=60, slower=1.4),
     }
     found = compared(points)
-    best = tuned(found.arms)
+    best = best_search_arm(found.arms)
     assert best.name == "tuned" and best.changes == {"optim.lr": "0.004"}
     whole = compared(HELD).model_copy(update={"search": found.arms})
     whole = whole.model_copy(update={"arms": [whole.arms[0], best, *whole.arms[1:]]})

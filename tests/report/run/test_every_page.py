@@ -178,7 +178,7 @@ def test_two_parts_of_one_name_are_a_mistake() -> None:
 def test_a_page_draws_fewer_points_than_the_files_have() -> None:
     fig = go.Figure()
     fig.add_scatter(x=list(range(50_000)), y=[float(n == 31_234) for n in range(50_000)], text=["t"] * 50_000)
-    few = page.thin(fig)
+    few = page.thin_curves(fig)
     assert len(few.data[0].x) == len(few.data[0].y) == len(few.data[0].text) < 5000
     assert 31_234 in few.data[0].x and len(fig.data[0].x) == 50_000
-    assert page.thin(few) is few
+    assert page.thin_curves(few) is few

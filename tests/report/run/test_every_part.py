@@ -70,7 +70,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Site, set[tuple[str,
         patch.setattr(tables.Table, "html", watched("html", tables.Table.html, 1))
         for kind, body in [*bodies, *rare_pages.bodies(folder / "rare")]:
             report = "run" if kind == "replicas" else kind
-            page.drawn(body)
+            page.build_parts(body)
     return found
 
 

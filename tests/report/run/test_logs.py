@@ -15,7 +15,7 @@ from planaria.control import logs
 from planaria.control.decisions import Commit, Form
 from planaria.control.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
 from planaria.control.logs import RunLog, read_run
-from planaria.control.run_record import ROUTINE, StepMetric, StreamedSequence, ValidationMetric, sparse
+from planaria.control.run_record import ROUTINE, StepMetric, StreamedSequence, ValidationMetric, without_kinds
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import summary
 
@@ -206,6 +206,6 @@ def test_what_is_left_out_is_what_stages_say_and_never_a_partings_end(tmp_path: 
     start = record.history[0]
     commits = [told for told in record.history if isinstance(told[1], Commit)]
     twice = [start, *record.history[1:-1], *commits, start, *commits]
-    kept = list(sparse(twice, lambda told: told[1].kind, ROUTINE))
+    kept = list(without_kinds(twice, lambda told: told[1].kind, ROUTINE))
     assert kept[-1] == commits[-1] and kept[-2] == start and kept[-3] == commits[-1]
     assert not any(told[1].kind in ROUTINE for told in kept[:-3])

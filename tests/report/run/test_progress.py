@@ -115,7 +115,7 @@ def test_quiet_takes_everything_and_says_nothing(tmp_path: Path, capsys: object)
 
 def told(*facts: object) -> list[str]:
     narrator = Narrator()
-    lines = [narrator.tell(float(t), fact) for t, fact in enumerate(facts)]  # type: ignore[arg-type]
+    lines = [narrator.describe(float(t), fact) for t, fact in enumerate(facts)]  # type: ignore[arg-type]
     return [line.text for line in lines if line]
 
 
@@ -200,10 +200,10 @@ def test_repeated_verdicts_are_rate_limited() -> None:
     blamed = Blamed.model_validate(about | {"workers": ["a", "b"], "seconds": 1.0, "past": 0.1, "usual": 0.1})
     cleared, narrator = Cleared.model_validate(about), Narrator()
     facts = [(0.9 * n, fact) for n, fact in enumerate([blamed, cleared] * 50)]
-    lines = [line.text for t, fact in facts if (line := narrator.tell(t, fact))]
+    lines = [line.text for t, fact in facts if (line := narrator.describe(t, fact))]
     assert len(lines) == 6
     assert lines[3].endswith("is no longer flaky (64 more in 60 s not shown)")
-    (rest,) = [line for line in [narrator.tell(95.0, Finish(outcome="stopped"))] if line]
+    (rest,) = [line for line in [narrator.describe(95.0, Finish(outcome="stopped"))] if line]
     assert rest.text.startswith("flaky link: verdicts: ") and rest.text.endswith("not shown")
 
 
@@ -215,10 +215,10 @@ def test_nothing_in_a_detail_moves_the_cursor() -> None:
 def test_living_workers_are_counted() -> None:
     narrator = Narrator()
     for name in "abc":
-        narrator.tell(0.0, WorkerJoined(worker=name, incarnation=0, pid=1))
-    narrator.tell(1.0, form("started"))
+        narrator.describe(0.0, WorkerJoined(worker=name, incarnation=0, pid=1))
+    narrator.describe(1.0, form("started"))
     assert (len(narrator.members.holders), narrator.members.spares) == (2, 1)
-    narrator.tell(2.0, WorkerLost(worker="b", incarnation=0, cause="exit", detail=""))
+    narrator.describe(2.0, WorkerLost(worker="b", incarnation=0, cause="exit", detail=""))
     assert (len(narrator.members.holders), narrator.members.spares) == (1, 1)
 
 

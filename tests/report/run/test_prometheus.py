@@ -13,13 +13,14 @@ import synthetic_replicas as r
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import Synthesis
+from tests.report.run.tallied import tally_of
 
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import read_run
 from planaria.control.run_record import RunRecord, StepMetric
 from planaria.report.observe import prometheus
-from planaria.report.observe.tally import RECOVERY_S, RunTally, tally_of
+from planaria.report.observe.tally import RECOVERY_S, RunTally
 from planaria.report.run.recovery_timeline import recoveries
 
 DASHBOARD = json.loads((Path(__file__).parents[3] / "deploy" / "grafana.json").read_text())
@@ -141,7 +142,7 @@ def test_replicas_have_generations_and_rounds_of_their_own() -> None:
         r.started(2), d.Spawn(worker="a", incarnation=1), d.Spawn(worker="b", incarnation=1), *r.joined("acde"),
         r.form(0, "ac"), r.form(1, "de", generation=4), d.Settle(round=0, members=[0, 1], generations=[1, 4]),
         e.RoundApplied(
-            worker="a", node=0, stage=0, generation=1, round=0, blocking_bytes=5, prefetched_bytes=7, apart=0
+            worker="a", node=0, stage=0, generation=1, round=0, blocking_bytes=5, prefetched_bytes=7, spread=0
         ),
     ]  # fmt: skip
     for t, fact in enumerate(facts):

@@ -25,7 +25,7 @@ BEGIN: list[Event | Decision] = [
 
 def told(*facts: Event | Decision) -> list[str]:
     narrator = Narrator()
-    lines = [narrator.tell(t, fact) for t, fact in r.timed([*BEGIN, *facts])]
+    lines = [narrator.describe(t, fact) for t, fact in r.timed([*BEGIN, *facts])]
     return [line.text for line in lines if line]
 
 
@@ -109,7 +109,7 @@ def test_an_edge_is_named_with_its_replica() -> None:
 
 def test_a_round_with_missing_members_has_a_line() -> None:
     groups = d.DrawGroups(round=4, groups=[[0, 2], [1]])
-    patience = e.PatienceOver(replica=0, round=4, meeting=False)
+    patience = e.PatienceOver(replica=0, round=4, in_round=False)
     assert told(groups, r.settle(4, 1), r.meet(4, 0, 2), r.settle(4, 0, 2)) == []
     assert told(groups, patience, r.settle(4, 0)) == [
         "round 4: replica 0 continued alone without replica 2 (late or not received)"
@@ -120,19 +120,19 @@ def test_a_round_with_missing_members_has_a_line() -> None:
 def test_members_of_all_replicas_are_counted_and_those_of_a_disbanded_one_are_spares() -> None:
     narrator = Narrator()
     for t, fact in r.timed(BEGIN):
-        narrator.tell(t, fact)
+        narrator.describe(t, fact)
     assert (len(narrator.members.holders), narrator.members.spares) == (6, 1)
-    narrator.tell(50.0, r.form(0, "ab", 2, "recovered"))
+    narrator.describe(50.0, r.form(0, "ab", 2, "recovered"))
     assert (len(narrator.members.holders), narrator.members.spares) == (6, 1)
-    narrator.tell(51.0, d.Disband(replica=1, workers=["c", "d"], reason=""))
+    narrator.describe(51.0, d.Disband(replica=1, workers=["c", "d"], reason=""))
     assert (len(narrator.members.holders), narrator.members.spares) == (4, 3)
 
 
 def test_a_line_is_at_the_runs_step_that_its_replica_has_under_way() -> None:
     narrator = Narrator()
     for t, fact in r.timed([*BEGIN, r.run_step(0, 8, 24), r.run_step(2, 7, 17)]):
-        narrator.tell(t, fact)
-    lines = [narrator.tell(60.0, r.lost(worker)) for worker in "bfg"]
+        narrator.describe(t, fact)
+    lines = [narrator.describe(60.0, r.lost(worker)) for worker in "bfg"]
     assert [line and line.step for line in lines] == [8, 5, 0]
 
 

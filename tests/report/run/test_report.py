@@ -51,7 +51,7 @@ def test_a_page_says_when_where_and_how_the_run_was_started_and_draws_its_speed(
     _, first = record.history[0]
     assert isinstance(first, RunStarted)
     told = first.model_copy(update={"provenance": made, "wall_time": 1_790_000_000.0})
-    parts, drawn = page.drawn(report.body(replace(record, history=((0.0, told), *record.history[1:]), _known={})))
+    parts, drawn = page.build_parts(report.body(replace(record, history=((0.0, told), *record.history[1:]), _known={})))
     said = f"Started 2026-09-21 14:13 UTC with {made.version} on {made.machine}: {escape(made.command)}"
     assert said in "".join(parts)
     assert len(drawn.figures["speed"].data[0].y) > 1
@@ -135,7 +135,7 @@ def test_undone_steps_are_apart_from_the_loss_that_counts(record: RunRecord) -> 
 
 def test_who_is_found_to_be_slow_is_no_fault_in_the_loss(record: RunRecord) -> None:
     blamed = Blamed(replica=0, step=5, fault="slow data", nodes=[0], workers=["w0"], seconds=0.5, past=0.1, usual=0.0)
-    told = Narrator().tell(1.0, blamed)
+    told = Narrator().describe(1.0, blamed)
     assert told is not None
     curves = {trace.name: trace for trace in loss_figure(record.metrics, [*story(record), (1.0, told)]).data}
     assert list(curves["fault"].x) == [12, 27]

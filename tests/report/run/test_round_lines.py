@@ -7,9 +7,9 @@ import synthetic_replicas as r
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.report.run.replica_report import by_round, met, replica_section, spreads, waited
+from planaria.report.run.replica_report import by_round, replica_section, rounds_together, spreads, waited
 from planaria.report.run.report import _facts
-from planaria.report.run.round_history import gatherings, totals
+from planaria.report.run.round_history import settled_rounds, totals
 from planaria.report.run.summary import summary
 
 BEGIN: r.Facts = [
@@ -34,7 +34,7 @@ WHOLE = [*BEGIN, DRAWN, *TOGETHER, *ALONE]
 
 
 def test_waits_are_from_a_replicas_last_work_to_the_meeting_and_from_there_to_the_end() -> None:
-    together, alone = gatherings(r.record(WHOLE))
+    together, alone = settled_rounds(r.record(WHOLE))
     assert together.for_others == pytest.approx({0: 0.9, 2: 0.4})
     assert together.for_offers == pytest.approx({0: 0.5, 2: 0.5})
     assert (alone.for_others, alone.for_offers) == ({1: 0.25}, {1: 0.0})
@@ -49,7 +49,7 @@ def test_steps_that_are_made_while_offers_travel_are_no_wait() -> None:
         (2.4, r.committed("b", 1)),
         (2.5, r.settle(0, 0, 2)),
     ]
-    (history,) = gatherings(r.record(facts))
+    (history,) = settled_rounds(r.record(facts))
     assert history.for_offers == pytest.approx({0: 0.1, 2: 0.5})
     assert history.for_others == pytest.approx({0: 0.9, 2: 0.4})
 
@@ -57,44 +57,44 @@ def test_steps_that_are_made_while_offers_travel_are_no_wait() -> None:
 def test_a_file_that_is_written_beside_is_not_what_a_replica_did_last() -> None:
     copied = e.StageCopied(worker="a", stage=0, generation=1, step=1)
     written = e.StageSaved(worker="a", stage=0, generation=1, step=1, bytes=9)
-    (history,) = gatherings(r.record([*BEGIN, (1.3, copied), DRAWN, (1.9, written), *TOGETHER[:2]]))
+    (history,) = settled_rounds(r.record([*BEGIN, (1.3, copied), DRAWN, (1.9, written), *TOGETHER[:2]]))
     assert history.for_others[0] == pytest.approx(0.7), "since the copy"
-    (history,) = gatherings(r.record([*BEGIN, DRAWN, (1.9, written), *TOGETHER[:2]]))
+    (history,) = settled_rounds(r.record([*BEGIN, DRAWN, (1.9, written), *TOGETHER[:2]]))
     assert history.for_others[0] == pytest.approx(0.1), "since what was waited for"
 
 
 def test_whoever_handed_its_stage_over_and_goes_takes_nobody_out_of_a_round() -> None:
     over = r.form(0, "gb", 2, "handed over")
     gone = [(1.65, over), DRAWN, *TOGETHER[:1], (2.1, d.Release(worker="a")), (2.2, r.lost("a")), *TOGETHER[1:2]]
-    (history,) = gatherings(r.record([*BEGIN, *gone]))
-    (stayed,) = gatherings(r.record([*BEGIN, DRAWN, *TOGETHER[:2]]))
+    (history,) = settled_rounds(r.record([*BEGIN, *gone]))
+    (stayed,) = settled_rounds(r.record([*BEGIN, DRAWN, *TOGETHER[:2]]))
     assert (history.for_others, history.for_offers) == (stayed.for_others, stayed.for_offers)
 
 
 def test_what_workers_say_afterwards_belongs_to_the_round() -> None:
-    together, alone = gatherings(r.record(WHOLE))
+    together, alone = settled_rounds(r.record(WHOLE))
     assert (together.blocking_bytes, together.prefetched_bytes) == ({0: 30, 2: 70}, {0: 3, 2: 12})
-    assert together.apart == [3.0, 1.0, 3.0, 1.0] and alone.apart == []
+    assert together.spreads == [3.0, 1.0, 3.0, 1.0] and alone.spreads == []
     assert spreads(by_round([together, alone])) == [(1.0, math.sqrt(5.0))]
 
 
 def test_alone_by_the_draw_is_not_alone_for_want_of_others() -> None:
-    together, alone = gatherings(r.record(WHOLE))
+    together, alone = settled_rounds(r.record(WHOLE))
     assert (together.alone, alone.alone, alone.missing) == (False, True, ())
     other = (1.7, d.DrawGroups(round=0, groups=[[0, 1, 2]]))
-    together, alone = gatherings(r.record([*BEGIN, other, *TOGETHER, *ALONE]))
+    together, alone = settled_rounds(r.record([*BEGIN, other, *TOGETHER, *ALONE]))
     assert together.missing == (1,) and not together.impatient
     assert alone.missing == (), "the others had settled it already"
     assert totals([together, alone]).by_draw == 0
 
 
 def test_somebody_late_is_told_from_somebody_who_never_came() -> None:
-    patience = (1.8, e.PatienceOver(replica=2, round=0, meeting=False))
+    patience = (1.8, e.PatienceOver(replica=2, round=0, in_round=False))
     other = (1.7, d.DrawGroups(round=0, groups=[[0, 1, 2]]))
-    together, _ = gatherings(r.record([*BEGIN, other, patience, *TOGETHER, *ALONE]))
+    together, _ = settled_rounds(r.record([*BEGIN, other, patience, *TOGETHER, *ALONE]))
     assert together.impatient
     left = (1.8, d.Disband(replica=1, workers=["c", "d"], reason=""))
-    (together,) = gatherings(r.record([*BEGIN, other, left, *TOGETHER]))
+    (together,) = settled_rounds(r.record([*BEGIN, other, left, *TOGETHER]))
     assert together.missing == (), "no replica waits for a disbanded one"
 
 
@@ -107,23 +107,23 @@ def test_a_loss_ends_a_replicas_meeting() -> None:
         (2.4, r.linked(0, 1, "c")),
         (2.5, r.settle(0, 2)),
     ]
-    (history,) = gatherings(r.record(facts))
+    (history,) = settled_rounds(r.record(facts))
     assert (history.members, history.missing) == ((2,), (0,))
 
 
 def test_sums_and_tables() -> None:
-    held = gatherings(r.record(WHOLE))
+    held = settled_rounds(r.record(WHOLE))
     sums = totals(held)
     assert (sums.rounds, sums.attended, sums.alone, sums.by_draw) == (1, 3, 1, 1)
     assert (sums.blocking_bytes, sums.prefetched_bytes) == (100, 15)
     assert (sums.for_others, sums.for_offers) == pytest.approx((1.55, 1.0))
-    assert met(held, 3) == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    assert rounds_together(held, 3) == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
     others, updates, longest, who = waited(held)
     assert (others, updates, longest, who) == (pytest.approx(1.55 / 3), pytest.approx(1 / 3), pytest.approx(1.4), 0)
 
 
 def test_a_resumed_run_may_come_to_a_round_again() -> None:
-    held = gatherings(r.record([*WHOLE, *((t + 10, fact) for t, fact in WHOLE)]))
+    held = settled_rounds(r.record([*WHOLE, *((t + 10, fact) for t, fact in WHOLE)]))
     assert [(history.part, len(history.members)) for history in held] == [(0, 2), (0, 1), (1, 2), (1, 1)]
     assert totals(held).rounds == 2
     assert [history.part for history in by_round(held)[0]] == [1, 1]
@@ -131,7 +131,7 @@ def test_a_resumed_run_may_come_to_a_round_again() -> None:
 
 def test_without_replicas_there_are_no_rounds() -> None:
     one = r.started(1, columns=[])
-    assert gatherings(r.record([(0.0, one), *WHOLE[1:]])) == []
+    assert settled_rounds(r.record([(0.0, one), *WHOLE[1:]])) == []
     assert list(replica_section(r.record([(0.0, one)]))) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.lab.report.spread_figures import add_band, whiskers
+from planaria.lab.report.spread_figures import add_band, error_bars
 from planaria.lab.trials.spread import Spread
 from planaria.report.sheets import as_csv, rows_of
 from planaria.report.theme import figure, stroke
@@ -48,7 +48,7 @@ def test_lines_and_their_bands() -> None:
 
 def test_bars_with_whiskers_where_they_begin_and_what_they_say() -> None:
     fig = figure(300, x="hours", bargap=0.2)
-    bars = whiskers([Spread(5, 4, 7)])
+    bars = error_bars([Spread(5, 4, 7)])
     fig.add_bar(x=[5], y=["arm"], orientation="h", error_x=bars, base=[1], customdata=["one<br>two &amp; <b>more</b>"])
     head, row = rows_of(fig)
     assert head == ["series", "hours", "row", "begins at", "least", "most", "note"]

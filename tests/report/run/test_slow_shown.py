@@ -7,7 +7,7 @@ import synthetic_replicas as r
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.report.live_page.frames import patched
+from planaria.report.live_page.frames import apply_patch
 from planaria.report.live_page.log_fold import LogFold
 from planaria.report.observe import prometheus
 
@@ -22,7 +22,7 @@ def told(*facts: e.Event | d.Decision) -> LogFold:
     seen = story.opening().change
     for t, fact in enumerate([r.started(1), *facts]):
         if (frame := story.take(float(t), fact)) is not None:
-            seen = patched(seen, frame.change)
+            seen = apply_patch(seen, frame.change)
     assert seen == story.state, "frames lead to the state"
     return story
 

@@ -84,10 +84,10 @@ def test_comings_and_goings_are_told() -> None:
         (20.2, r.linked(0, 0, "f", 3)),
         (20.3, d.Release(worker="g")),
         (20.4, r.lost("g")),
-        (20.5, d.TurnAway(host="g1", reason="its disk is full")),
+        (20.5, d.RemoveMachine(host="g1", reason="its disk is full")),
     ]
     narrator = Narrator()
-    told = [line.text for t, fact in HERE + LEAVES + away if (line := narrator.tell(t, fact)) is not None]
+    told = [line.text for t, fact in HERE + LEAVES + away if (line := narrator.describe(t, fact)) is not None]
     assert told == [
         "machine g1 (lab, pid 7) joined with 2 workers",
         "machine g1 takes no more workers: leaves (SIGTERM)",

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.report.theme import DARK, PAPER, SERIES, luminance, on, thinned
+from planaria.report.theme import DARK, PAPER, SERIES, drawn_points, luminance, on
 
 HEIGHTS = st.lists(st.none() | st.floats(-9, 9), max_size=300)
 
 
 @given(HEIGHTS, st.integers(4, 40))
 def test_a_thinned_curve_has_the_same_extremes_ends_and_order(heights: list[float | None], most: int) -> None:
-    places = thinned(heights, most)
+    places = drawn_points(heights, most)
     assert len(places) <= max(most, 4) + 4
     assert places == sorted(set(places)) and set(places) <= set(range(len(heights)))
     assert not heights or places[-1] == len(heights) - 1

@@ -119,7 +119,7 @@ def test_the_figure_can_be_had_by_its_name() -> None:
 
 def test_repeated_rejections_of_gradients_are_shown_once_per_stage_and_reason() -> None:
     narrator = Narrator()
-    lines = [line for t, fact in enumerate(FACTS) if (line := narrator.tell(float(t), fact)) is not None]
+    lines = [line for t, fact in enumerate(FACTS) if (line := narrator.describe(float(t), fact)) is not None]
     assert [line.text for line in lines] == [
         f"invalid update of replica 2 for stage 0 ({NAN})", f"invalid update of replica 2 for stage 1 ({SHORT})"
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from synthetic_run import Synthesis
 from planaria.control.logs import read_run
 from planaria.lab.report.comparison import verdict as of_comparison
 from planaria.lab.report.experts_verdict import verdict as of_experts
-from planaria.planner.guidelines import broken
+from planaria.planner.guidelines import find_violations
 from planaria.report.phrases import amount, counted, listed
 from planaria.report.run.report import wall_time
 from planaria.report.run.run_verdict import NO_END, RunFacts, facts_of
@@ -149,7 +149,7 @@ def test_arms_are_not_ranked_after_a_few_failures(met: int, ranked: bool) -> Non
 def test_a_plan_is_good_unless_a_faster_alternative_is_known() -> None:
     plan = planned()
     step = step_of(plan)
-    assert broken(step.problem, step.solution, step.times) == []
+    assert find_violations(step.problem, step.solution, step.times) == []
     found = of_schedule(plan, step, [])
     assert found.good and "A step takes 8.00 s on 8 nodes, 50.0% less than the best alternative" in found.summary
     assert [number for number, _ in found.numbers] == ["8.00 s", "25.0 %"] and "nodes idle" in found.lost

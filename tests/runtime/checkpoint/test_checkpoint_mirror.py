@@ -17,7 +17,7 @@ from planaria.models.packing import entries
 from planaria.runtime.checkpoint.mirror import ID, MOST_BYTES, Mirror, mirrored
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
-from planaria.runtime.leading import MIRRORED
+from planaria.runtime.execution import MIRRORED
 from waiting import until
 
 pytestmark = pytest.mark.timeout(200)
@@ -52,8 +52,8 @@ def settings(folder: Path, store: str | None, **changed: Any) -> planaria.RunCon
         "engine": "inline", "out": str(folder), "name": "mine", "model.vocab": 260, "model.dim": 32, "model.heads": 2,
         "model.hidden": 64, "model.context": 32, "model.layers": 2, "pipeline.stages": 2, "pipeline.microbatches": 2,
         "data.source": str(corpus), "data.tokenizer": "bytes", "data.cache": str(folder.parent / "cache"),
-        "train.steps": 10, "train.eval_every": 0, "checkpoint.every": 2, "checkpoint.keep": 2, "fleet.missed": 40,
-        "observe.trackers": "",
+        "train.steps": 10, "train.eval_every": 0, "checkpoint.every": 2, "checkpoint.keep": 2,
+        "fleet.missed_heartbeats": 40, "observe.trackers": "",
     }  # fmt: skip
     if store is not None:
         plain["checkpoint.store"] = store

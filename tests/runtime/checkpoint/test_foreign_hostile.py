@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import FileSystemReader, metadata
 from planaria.common.errors import UserError
 from planaria.runtime.checkpoint import foreign
 from planaria.runtime.checkpoint.foreign import dcp, read_apart, room_for, unpickling
-from planaria.runtime.checkpoint.foreign.folder import inside
+from planaria.runtime.checkpoint.foreign.folder import file_inside
 from planaria.runtime.checkpoint.foreign.reading import FolderStages
 
 TABLE = "model.embed_tokens.weight"
@@ -318,7 +318,7 @@ def test_links_are_not_followed(sound: Path, tmp_path: Path, kind: str) -> None:
 def test_only_plain_files_inside_a_folder_are_read(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=r"outside of it|missing, or not a file"):
-        inside(tmp_path, name)
+        file_inside(tmp_path, name)
 
 
 # ---- memory

@@ -35,7 +35,7 @@ data = {{source = "{folder}/corpus.txt", tokenizer = "bytes", cache = "{folder}/
 train = {{steps = 30, eval_every = 0}}
 checkpoint = {{every = 3}}
 recovery = {{strategy = "checkpoint"}}
-fleet = {{spares = 0, missed = 40}}
+fleet = {{spares = 0, missed_heartbeats = 40}}
 network = {{emulate = "links", latency_s = 0.02}}
 """
 """three workers; a step takes about a tenth of a second, for tests that interrupt it"""

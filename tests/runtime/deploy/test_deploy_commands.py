@@ -133,12 +133,14 @@ def test_the_commands_to_train_and_to_join_match(
     entrance, update = joined(joins[0], tmp_path, monkeypatch)
     assert entrance.at == f"{config.fleet.advertise}:{config.fleet.port}"
     assert config.fleet.host == "0.0.0.0" and update.first_s >= 600 and update.cache is not None
-    assert config.fleet.own is not None
+    assert config.fleet.local_workers is not None
     if called is not called_in_slurm:
         needed = len(ResolvedRun(config).arrangement.stage) + config.fleet.spares
-        assert config.fleet.own + machines * update.workers == needed, "the recipe finds room, and no more is rented"
+        assert config.fleet.local_workers + machines * update.workers == needed, (
+            "the recipe finds room, and no more is rented"
+        )
     else:
-        assert config.train.steps == 500 and config.fleet.own == update.workers == 1
+        assert config.train.steps == 500 and config.fleet.local_workers == update.workers == 1
 
 
 def test_planaria_accepts_the_commands_in_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +188,7 @@ def test_slurm_starts_one_worker_per_device(given: dict[str, str], workers: str,
     slurm(tmp_path)
     script(read("slurm.sh"), tmp_path, "demo", **SLURM, **given)
     train, join = (call.words for call in recorded(tmp_path))
-    assert train[train.index("--fleet.own") + 1] == join[join.index("--workers") + 1] == workers
+    assert train[train.index("--fleet.local_workers") + 1] == join[join.index("--workers") + 1] == workers
 
 
 def test_slurm_without_a_recipe_reports_its_usage(tmp_path: Path) -> None:

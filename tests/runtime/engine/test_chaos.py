@@ -22,7 +22,7 @@ from planaria.faults.injector import TraceChaos
 from planaria.faults.trace import Fault, Trace, write
 from planaria.runtime.engine.config_checks import read_faults
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.unused_settings import idle
+from planaria.runtime.engine.unused_settings import without_effect
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
 HOLDERS = {stage: f"w{stage}" for stage in range(5)}
@@ -242,6 +242,6 @@ def test_only_faults_of_edges_have_a_peer_and_it_is_another_node(wrong: dict[str
 
 def test_a_run_without_spares_reports_that_it_can_only_diagnose() -> None:
     config = changed(fleet={"diagnose": "act", "spares": 0})
-    output = list(idle(ResolvedRun(config.model_copy(update={"engine": "fleet"})), Trace(faults=())))
+    output = list(without_effect(ResolvedRun(config.model_copy(update={"engine": "fleet"})), Trace(faults=())))
     assert any("slow workers are only reported" in line for line in output)
-    assert not list(idle(ResolvedRun(changed(fleet={"diagnose": "act", "spares": 1})), Trace(faults=())))
+    assert not list(without_effect(ResolvedRun(changed(fleet={"diagnose": "act", "spares": 1})), Trace(faults=())))

@@ -27,9 +27,9 @@ from planaria.recovery.base import (
     Moment,
     Original,
     RebuildInputs,
+    RebuildPlan,
     Recovery,
     Sender,
-    StrategyAnswer,
 )
 from planaria.recovery.checkfree_plus import MirrorSender
 
@@ -50,19 +50,19 @@ class Parity(Recovery):
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         raise NotImplementedError
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         if 0 in lost or len(lost) > 1 or not replica.staleness[0]:
-            return StrategyAnswer(refused=dict.fromkeys(lost, "one block stage at most comes back from a whole parity"))
+            return RebuildPlan(refused=dict.fromkeys(lost, "one block stage at most comes back from a whole parity"))
         others = [stage for stage in range(replica.stages + 1) if stage not in lost]
-        return StrategyAnswer({stage: tuple(others) for stage in lost})
+        return RebuildPlan({stage: tuple(others) for stage in lost})
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         for parity in kept.values():
             return parity
         return StageState({"bytes": pack(own.trained)})
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        return unpack(xored(part.weights["bytes"] for part in given.values()))
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+        return unpack(xored(part.weights["bytes"] for part in donated.values()))
 
 
 def xored(parts: Any) -> Tensor:

@@ -21,7 +21,7 @@ from planaria.models.llama_layers import mask_of
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.unused_settings import require_used
 from planaria.runtime.worker.runner import StageRunner
-from planaria.runtime.worker.step_samples import batches, learned, masks
+from planaria.runtime.worker.step_samples import batches, learned_targets, masks
 
 SMALL = {"model": {"layers": 2, "context": 24}, "optim": {"clip": 0.0}}
 
@@ -79,7 +79,7 @@ def test_a_stage_that_routes_skip_takes_the_mean_over_the_targets_it_saw(tmp_pat
     config = recipe(tmp_path)
     stream = train_stream(config)
     batch, apart = batches(stream, 0, 2), masks(config.data, stream, batches(stream, 0, 2), 0, 2)
-    counts = learned(stream, 0, 2, 4)
+    counts = learned_targets(stream, 0, 2, 4)
     assert counts is not None and apart is not None
 
     def gradient(microbatches: list[int]) -> dict[str, torch.Tensor]:

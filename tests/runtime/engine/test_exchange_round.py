@@ -53,7 +53,7 @@ def test_two_replicas_that_meet_move_towards_each_other(config: ExchangeConfig) 
     other.settle(3, 1, {0: 5}, high)
     assert torch.allclose(some_weight(low), some_weight(high), atol=1e-3)
     assert torch.allclose(some_weight(low), before + 0.7 * 0.05, atol=1e-3), "β times the mean drift"
-    assert made.apart == pytest.approx(0.1 / 2**0.5, rel=0.05)
+    assert made.spread == pytest.approx(0.1 / 2**0.5, rel=0.05)
     assert made.blocking_bytes == (first.blocking.nbytes if first.blocking is not None else 0)
     assert one.rounds == 4
 
@@ -139,4 +139,4 @@ def test_a_lone_replica_follows_its_own_drift() -> None:
     before = some_weight(runner) - 0.1
     made = circle.settle(3, 0, {}, runner)
     assert torch.allclose(some_weight(runner), before + 0.7 * 0.1, atol=1e-5)
-    assert (made.blocking_bytes, made.prefetched_bytes, made.apart) == (0, 0, 0.0)
+    assert (made.blocking_bytes, made.prefetched_bytes, made.spread) == (0, 0, 0.0)

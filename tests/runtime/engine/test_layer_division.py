@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.requirements import layer_loads, work
+from planaria.runtime.engine.requirements import layer_loads, stage_work
 from planaria.runtime.prediction.layer_division import LayerCost, WorkerCapacity, divide
 
 machine = st.builds(
@@ -158,15 +158,15 @@ def test_layers_of_a_mixture_count_by_their_own_work_and_size() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from planaria.models.transformers.family import model_section
-    from planaria.models.transformers.shrinking import shrunk
+    from planaria.models.transformers.shrinking import shrink_config
     from planaria.models.transformers.skeleton import read_config
 
     whole = CONFIG_MAPPING["deepseek_v3"]().get_text_config().to_dict() | {"model_type": "deepseek_v3"}
-    values = shrunk(read_config(whole, "config.json")) | {"first_k_dense_replace": 2, "intermediate_size": 1024}
+    values = shrink_config(read_config(whole, "config.json")) | {"first_k_dense_replace": 2, "intermediate_size": 1024}
     model = model_section(values, "config.json") | {"context": 16}
     config = RunConfig.model_validate({"model": model, "pipeline": {"stages": 2, "layers": "auto"}})
     first, second, third, fourth = layer_loads(config)
     assert first == second == LayerCost() and third == fourth and third.work < 0.9 and third.size < 0.9
-    assert work(config)[1:] == pytest.approx([2.0, 2 * third.work])
+    assert stage_work(config)[1:] == pytest.approx([2.0, 2 * third.work])
     assert divide(layer_loads(config), 2, 0.1, [WorkerCapacity(1.0, 9)] * 3) in ([1, 3], [2, 2])
-    assert work(RunConfig())[1:] == [1.0] * 4
+    assert stage_work(RunConfig())[1:] == [1.0] * 4

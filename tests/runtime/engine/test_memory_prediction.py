@@ -11,7 +11,7 @@ from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.models.activations import PassMode, block_bytes, ends_bytes
 from planaria.runtime.fleet.devices import Device, Inventory
-from planaria.runtime.prediction.memory import USABLE, fitted, fitted_here, stage_memory
+from planaria.runtime.prediction.memory import USABLE, fit_to_memory, fitted_here, stage_memory
 
 GB = 10**9
 H100 = 85 * GB
@@ -81,7 +81,7 @@ def test_microbatches_in_flight_are_reduced_before_activations_are_recomputed(
     sizes: tuple[int, ...], in_flight: int | None, recompute: bool
 ) -> None:
     config = preset("llama_124m", train__recompute="auto")
-    found, line = fitted(config, devices(*sizes), config.pipeline.stages + 2)
+    found, line = fit_to_memory(config, devices(*sizes), config.pipeline.stages + 2)
     assert (found.pipeline.in_flight, found.train.recompute) == (in_flight, recompute)
     assert ("pipeline.in_flight = " in line) == (in_flight is not None) and ("recompute" in line) == recompute
     chosen = {**config.pipeline.model_dump(), "in_flight": in_flight}
@@ -91,7 +91,7 @@ def test_microbatches_in_flight_are_reduced_before_activations_are_recomputed(
 def test_what_is_chosen_fits_the_fullest_device() -> None:
     for name, size in (("llama_124m", 80), ("llama_500m", 80), ("llama_1_5b", 80), ("llama_500m", 40)):
         config = preset(name, train__recompute="auto")
-        found, _ = fitted(config, devices(size), config.pipeline.stages + 1)
+        found, _ = fit_to_memory(config, devices(size), config.pipeline.stages + 1)
         assert sum(one.peak for one in stage_memory(found, size * GB)) <= USABLE * size * GB
 
 
@@ -100,21 +100,22 @@ def test_stages_of_all_replicas_count() -> None:
     exchange = alone.exchange.model_copy(update={"replicas": 2})
     two = alone.model_copy(update={"exchange": exchange})
     chosen = [
-        fitted(config, devices(160), workers)[0].pipeline.in_flight for config, workers in ((alone, 5), (two, 10))
+        fit_to_memory(config, devices(160), workers)[0].pipeline.in_flight
+        for config, workers in ((alone, 5), (two, 10))
     ]
     assert chosen == [None, 6]
 
 
 def test_given_settings_stay_and_are_refused_with_the_fix_if_they_do_not_fit() -> None:
     given = preset("llama_124m", pipeline__in_flight=3)
-    assert fitted(given, devices(80), 5)[0] == given
+    assert fit_to_memory(given, devices(80), 5)[0] == given
     with pytest.raises(UserError, match=r"5 workers on one device of 24.0 GB would take .* lower pipeline.in_flight"):
-        fitted(given, devices(24), 5)
+        fit_to_memory(given, devices(24), 5)
     with pytest.raises(UserError, match=r'a worker on one device of 3.0 GB .*: set train.recompute = "auto"$'):
-        fitted(preset("llama_124m"), devices(3, 3, 3, 3, 3), 5)
+        fit_to_memory(preset("llama_124m"), devices(3, 3, 3, 3, 3), 5)
     smallest = preset("llama_124m", train__recompute="auto", pipeline__in_flight=1)
     with pytest.raises(UserError, match=r": lower pipeline.microbatch_size, or use more pipeline.stages$"):
-        fitted(smallest, devices(8), 5)
+        fit_to_memory(smallest, devices(8), 5)
 
 
 def test_on_cpus_nothing_is_predicted_or_recomputed() -> None:

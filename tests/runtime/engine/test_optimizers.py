@@ -20,7 +20,7 @@ from planaria.models.optimizers import OPTIMIZERS, optimizer
 from planaria.models.packing import pack, unpack
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.requirements import needs
+from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.engine.unused_settings import require_used
 from planaria.runtime.worker.runner import StageRunner
 from planaria.swarm.config import SwarmConfig
@@ -172,5 +172,5 @@ def test_the_needed_memory_counts_the_optimizers_state(config: Recipe) -> None:
     for kind in KINDS:
         made = config(optim=optim(kind))
         made = made.model_copy(update={"train": made.train.model_copy(update={"device": "cuda"})})
-        sizes[kind] = needs(made).stages[1]
+        sizes[kind] = device_needs(made).stages[1]
     assert sizes["adamw"] == sizes["muon"] and sizes["sgd"] * 4 == sizes["adamw"] * 3

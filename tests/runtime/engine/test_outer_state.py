@@ -114,7 +114,7 @@ def test_the_reason_for_a_full_message_is_reported() -> None:
     assert why() == {"beginning"} and why() == {None}
     outer[3].begin(outer[1].given(to_successor=False), of[3].state().weights, rounds=2)
     for state in outer.values():
-        state.anew()
+        state.after_member_change()
     assert why() == {"rebuilt"} and why() == {None}
     for node, state in outer.items():  # another number begins with what is shared
         state.begin(state.given(to_successor=False), of[node].state().weights, rounds=4)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
 from planaria.control import events as e
-from planaria.control.decisions import BEFORE, Form, Keep, Meet, Member
+from planaria.control.decisions import BEFORE, BeginRound, Form, Keep, Member
 from planaria.control.events import Fact
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.worker.position import Assignment
@@ -47,7 +47,7 @@ def test_a_form_order_assigns_the_position(here: Assignment) -> None:
 
 @pytest.mark.parametrize(("generations", "ours"), [([3, 7], True), ([7, 6], False)])
 def test_an_order_is_ours_if_its_generation_is(here: Assignment, generations: list[int], ours: bool) -> None:
-    assert here.is_ours(Meet(round=1, members=[0, 1], generations=generations, links=[])) is ours
+    assert here.is_ours(BeginRound(round=1, members=[0, 1], generations=generations, links=[])) is ours
 
 
 def test_a_report_begins_with_the_position_fields_of_its_event(here: Assignment, said: list[Fact]) -> None:

@@ -16,7 +16,7 @@ from planaria.models.llama_stages import parameter_count
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.devices import NO_INVENTORY, Device, Inventory
 from planaria.runtime.fleet.host_memory import free_memory
-from planaria.runtime.prediction.memory import own_workers, require_room, stage_memory, together
+from planaria.runtime.prediction.memory import combined_peak, own_workers, require_room, stage_memory
 from planaria.runtime.prediction.preflight_table import MOST_ROWS, StageRow, stage_lines, stage_rows, table
 
 GB = 10**9
@@ -66,7 +66,7 @@ def test_machines_that_join_are_named() -> None:
 
 def test_too_little_memory_is_one_line_with_a_fix() -> None:
     config = run(pipeline__microbatch_size=64)
-    needed = together(config, stage_memory(config), own_workers(config))
+    needed = combined_peak(config, stage_memory(config), own_workers(config))
     require_room(config, own_workers(config), NO_INVENTORY, needed)
     with pytest.raises(UserError) as refused:
         require_room(config, own_workers(config), NO_INVENTORY, needed - 1)

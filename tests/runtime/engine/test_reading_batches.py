@@ -27,7 +27,7 @@ from planaria.faults.trace import Fault, Trace, write
 from planaria.faults.worker import WorkerFaults
 from planaria.runtime.engine.config_checks import read_faults
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.unused_settings import idle
+from planaria.runtime.engine.unused_settings import without_effect
 from planaria.runtime.worker.step_samples import Batch, ReadTimer, batches
 
 LATE_S = 0.02
@@ -41,7 +41,7 @@ def blow(signal: str, **more: Any) -> d.InjectFault:
 def faults(reported: list[str] | None = None) -> WorkerFaults:
     """Faults of a worker whose edges and updates are not struck."""
     struck = [] if reported is None else reported
-    nowhere = SimpleNamespace(edges={}, meeting={})
+    nowhere = SimpleNamespace(edges={}, round_edges={})
     return WorkerFaults(RunConfig(), nowhere, nowhere, lambda signal, _: struck.append(signal))
 
 
@@ -87,21 +87,21 @@ def test_slow_data_begin_with_their_step_and_end_in_time() -> None:
         return time.monotonic() - began
 
     made.add(blow("slow_data", seconds=0.5, strength=LATE_S))
-    assert seconds(made.source(batch, 0), 0) < LATE_S and not reported, "the step has not begun"
-    made.aim([])
-    source = made.source(batch, 0)
+    assert seconds(made.wrap_batches(batch, 0), 0) < LATE_S and not reported, "the step has not begun"
+    made.start_step([])
+    source = made.wrap_batches(batch, 0)
     assert reported == ["slow_data"] and seconds(source, 0) >= LATE_S and seconds(source, 1) >= LATE_S
     assert seconds(source, 0) < LATE_S, "it is there already"
     time.sleep(0.5)
-    assert seconds(made.source(batch, None), 0) < LATE_S and read == [0, 0, 1, 0, 0]
+    assert seconds(made.wrap_batches(batch, None), 0) < LATE_S and read == [0, 0, 1, 0, 0]
 
 
 def test_a_slow_machine_slows_its_workers() -> None:
     made = faults()
     made.add(blow("slow_host", strength=1.5, moment="commit"))
-    assert not made.lag(0.001)
+    assert not made.delay_if_slow(0.001)
     made.at("commit", -1, -1)
-    assert made.lag(0.001)
+    assert made.delay_if_slow(0.001)
 
 
 def test_a_later_attack_replaces_the_one_before() -> None:
@@ -109,7 +109,7 @@ def test_a_later_attack_replaces_the_one_before() -> None:
     made = WorkerFaults(RunConfig(), outer, outer, lambda *_: None)
     made.add(blow("lie", attack="zero", until=9))
     made.add(blow("lie", attack="own_flip", strength=2.0, until=6, number=1))
-    made.aim([])
+    made.start_step([])
     honest = Update(torch.tensor([1.0, -2.0, 0.5]))
     output = outer.publisher.updates(honest, PLAIN, (3, 3), 1, (0,))
     assert torch.equal(output[0].blocking, torch.tensor([-2.0, 4.0, -1.0]))
@@ -184,5 +184,5 @@ def test_fields_that_do_not_apply_to_a_fault_are_refused(fields: dict[str, Any],
 def test_one_process_reports_that_it_has_no_machines(tmp_path: Path) -> None:
     config = config_in(tmp_path).model_copy(update={"engine": "inline"})
     faults = (Fault(step=1, stage=0, signal="slow_data"), Fault(step=1, stage=2, signal="slow_host"))
-    output = list(idle(ResolvedRun(config), Trace(faults=faults)))
+    output = list(without_effect(ResolvedRun(config), Trace(faults=faults)))
     assert any(line.startswith("faults left out: 1 slow_data, 1 slow_host; they need workers") for line in output)

@@ -16,7 +16,7 @@ from planaria.config.schema import RunConfig
 from planaria.data.dataset import open_data
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.runtime.engine.run_files import JOINED, provide, settled
+from planaria.runtime.engine.run_files import JOINED, local_workplace, provide_setup
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.control_connections import Switchboard
 from planaria.runtime.fleet.files import FileServer
@@ -38,7 +38,7 @@ def served(config: RunConfig) -> Iterator[tuple[Setup, str]]:
     """Serve the prepared data of ``config``; yield the setup for workers and the address."""
     data, key = prepare(config.data, config.model.vocab), new_key()
     board = Switchboard("127.0.0.1", 0, key, 1000, lambda _, line: line.close())
-    board.asked = FileServer({f"{DATA}/{folder.name}": folder for folder in data.folders}).serve
+    board.on_file_request = FileServer({f"{DATA}/{folder.name}": folder for folder in data.folders}).serve
     try:
         yield Setup(config, Path("run"), data.folder, "127.0.0.1", key), board.address
     finally:
@@ -55,16 +55,16 @@ def test_prepared_data_is_fetched_once_and_repaired(
     home.mkdir()
     config = of(home)
     with served(config) as (setup, address):
-        found = provide(setup, address, "g1", Path("cache"), output.append)
+        found = provide_setup(setup, address, "g1", Path("cache"), output.append)
         assert found.folder.parent == tmp_path / "cache" / JOINED
         theirs, ours = (Stream(open_data(s.dataset), "train", 16, 3) for s in (setup, found))
         assert [ours.sample(n).tolist() for n in range(50)] == [theirs.sample(n).tolist() for n in range(50)]
         assert found.dataset.parent == tmp_path / "cache" and len(open_data(found.dataset).folders) == folders
         output.clear()
-        provide(setup, address, "g1", tmp_path / "cache", output.append)
+        provide_setup(setup, address, "g1", tmp_path / "cache", output.append)
         assert output == []
         (open_data(found.dataset).folders[-1] / "train.bin").write_bytes(b"damaged")
-        again = provide(setup, address, "g1", tmp_path / "cache", output.append)
+        again = provide_setup(setup, address, "g1", tmp_path / "cache", output.append)
         assert "fetching train.bin" in output and len(open_data(again.dataset).folders) == folders
 
 
@@ -80,7 +80,7 @@ def test_a_machine_uses_the_runs_folder_if_it_sees_it_and_fetches_otherwise(tmp_
     with served(config_in(home)) as (setup, address):
 
         def settle(one: Setup, cwd: Path = home) -> Workplace:
-            return settled(one, cwd, cache, lambda line: None, address, "n1")
+            return local_workplace(one, cwd, cache, lambda line: None, address, "n1")
 
         run = replace(setup, folder=home / "run", sign="this one")
         open_door(run.folder, address, setup.key, "this one")
@@ -105,7 +105,7 @@ def test_a_machine_uses_the_runs_folder_if_it_sees_it_and_fetches_otherwise(tmp_
 
 def test_a_machine_without_room_for_the_files_reports_why(tmp_path: Path) -> None:
     with served(config_in(tmp_path)) as (setup, address), pytest.raises(UserError) as caught:
-        settled(setup, tmp_path, Path("/proc/nowhere"), lambda line: None, address, "n1")
+        local_workplace(setup, tmp_path, Path("/proc/nowhere"), lambda line: None, address, "n1")
     assert "cannot store the run's files in /proc/nowhere" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -115,5 +115,5 @@ def test_a_machine_imports_modules_only_with_permission(tmp_path: Path, exchange
     config = config_in(tmp_path, exchange=exchange)
     setup = Setup(config, tmp_path, tmp_path / "data", "127.0.0.1", sign="this one" if shared else "")
     with pytest.raises(UserError, match=r"this machine cannot use .*'strange.*:Odd'.*pass --allow-code"):
-        settled(setup, tmp_path, tmp_path / "cache", lambda line: None, "127.0.0.1:9", "n1")
+        local_workplace(setup, tmp_path, tmp_path / "cache", lambda line: None, "127.0.0.1:9", "n1")
     assert not (tmp_path / "cache").exists()

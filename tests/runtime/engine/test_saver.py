@@ -38,7 +38,7 @@ class ControlLink:
     def at(self, doing: str, step: int = -1) -> None:
         self.places.append((doing, threading.current_thread() is threading.main_thread()))
 
-    def beside(self, doing: str) -> None:
+    def at_in_background(self, doing: str) -> None:
         self.at(doing)
 
     def wait(self, count: int) -> list[str]:

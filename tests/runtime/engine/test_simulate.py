@@ -30,7 +30,7 @@ def ready_times(plan: StepPlan, result: SimulatedStep, message_bytes: int) -> di
     links = {(a.source, a.node) for a in actions if a.source is not None}
     for link in links:
         free = 0.0
-        receivers = [(ends[a.needs], a) for a in actions if (a.source, a.node) == link and a.needs]
+        receivers = [(ends[a.input_key], a) for a in actions if (a.source, a.node) == link and a.input_key]
         for sent, action in sorted(receivers, key=lambda pair: pair[0]):
             free = max(free, sent) + message_bytes / 2.0
             arrivals[action.key] = free + 0.3

@@ -9,7 +9,7 @@ import torch
 from tiny import Recipe
 
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.worker.sleeping_runner import SleepingRunner, Slowness, straggling
+from planaria.runtime.worker.sleeping_runner import SleepingRunner, Slowness, slowdown_factor
 
 
 def test_a_sleeper_takes_its_time_and_returns_tensors_of_the_real_size(config: Recipe) -> None:
@@ -46,10 +46,10 @@ def test_a_sleeping_stage_0_needs_no_data(config: Recipe) -> None:
 
 def test_stragglers_are_drawn_per_replica_and_round_and_reproducible(config: Recipe) -> None:
     recipe = config(network={"straggle": 0.25, "straggle_times": 3.0})
-    drawn = [straggling(recipe, replica, round) for replica in range(8) for round in range(100)]
+    drawn = [slowdown_factor(recipe, replica, round) for replica in range(8) for round in range(100)]
     assert set(drawn) == {1.0, 3.0} and 150 < drawn.count(3.0) < 250
-    assert drawn == [straggling(recipe, replica, round) for replica in range(8) for round in range(100)]
-    assert straggling(config(), 0, 0) == 1.0
+    assert drawn == [slowdown_factor(recipe, replica, round) for replica in range(8) for round in range(100)]
+    assert slowdown_factor(config(), 0, 0) == 1.0
 
 
 def test_slowness_is_the_same_however_work_is_divided(config: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,5 +70,5 @@ def test_slowness_is_the_same_however_work_is_divided(config: Recipe, monkeypatc
             slowness.sleep(6.0 / pieces)
         ends.append(now)
     assert ends == [pytest.approx(ends[0])] * 3
-    times = [straggling(recipe, 2, piece) for piece in range(int((ends[0] - 100.0) / 0.5) + 1)]
+    times = [slowdown_factor(recipe, 2, piece) for piece in range(int((ends[0] - 100.0) / 0.5) + 1)]
     assert 3.0 in times and sum(0.5 / t for t in times) >= 6.0 > sum(0.5 / t for t in times[:-1])

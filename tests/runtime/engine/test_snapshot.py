@@ -18,11 +18,11 @@ from planaria.faults.trace import Trace
 from planaria.lab.inline.engine import InlineEngine
 from planaria.recovery.base import DamagedReplica
 from planaria.recovery.snapshot import Snapshot
-from planaria.runtime.checkpoint.memory_folder import MemoryFolder, sweep
+from planaria.runtime.checkpoint.memory_folder import MemoryFolder, remove_orphaned
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.unused_settings import idle
+from planaria.runtime.engine.unused_settings import without_effect
 from waiting import until
 
 STAGES = 4
@@ -170,14 +170,14 @@ def test_invalid_settings_are_refused(config: Recipe, options: dict[str, int], c
 def test_snapshots_of_one_process_outlive_it_until_the_run_is_saved(config: Recipe, tmp_path: Path) -> None:
     options = {"every": 2, "outlive": True}
     made = config(recovery={"strategy": "snapshot", "options": options}).model_copy(update={"engine": "inline"})
-    assert list(idle(ResolvedRun(made), Trace(faults=()))) == []
+    assert list(without_effect(ResolvedRun(made), Trace(faults=()))) == []
     memory = MemoryFolder(tmp_path / "run")
 
     class Looks(Log):
         def on_decision(self, t: float, decision: d.Decision) -> None:
             super().on_decision(t, decision)
             if isinstance(decision, d.RunStep) and decision.step == 8:
-                sweep()  # as another run does when it starts
+                remove_orphaned()  # as another run does when it starts
                 until(lambda: [*memory.folder.rglob("*.safetensors")])
 
     assert train_inline(prepare(made), tmp_path / "run", Looks()).outcome == "finished"

@@ -70,7 +70,7 @@ def tiny(folder: Path, stages: int = 4, steps: int = 16, **sections: dict[str, A
         "data": {"source": str(corpus), "tokenizer": "bytes", "validation": 0.1, "cache": str(folder / "cache")},
         "optim": {"lr": 5e-3},
         "train": {"steps": steps, "eval_every": 0, "eval_microbatches": 2},
-        "fleet": {"missed": 40, **GROUND},
+        "fleet": {"missed_heartbeats": 40, **GROUND},
         "checkpoint": {"every": 0},
     }
     for name, fields in sections.items():
@@ -236,7 +236,7 @@ def reported(record: RunRecord) -> None:
     """Build the run's report through the page, if the run has a kind of fact that no report of this process had yet."""
     kinds = {fact.kind for _, fact in record.history}
     if kinds - REPORTED:
-        page.drawn(report.body(record))
+        page.build_parts(report.body(record))
         REPORTED.update(kinds)
 
 

@@ -15,7 +15,7 @@ from planaria.cli import main
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.report.observe.watch import RunWatch
-from planaria.runtime import leading
+from planaria.runtime import execution
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.fleet import spawner
 
@@ -63,5 +63,5 @@ def _lead(words: list[str], lines: int, moment: Moment, path: list[str], handle:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     _Mortal.lines, _Mortal.moment = lines, moment
-    leading.RunWatch = _Mortal  # type: ignore[misc]
+    execution.RunWatch = _Mortal  # type: ignore[misc]
     main(words)

@@ -157,7 +157,7 @@ def test_a_freeze_of_three_rounds_and_a_death_between_two(spec: dict[str, Any], 
 
 @pytest.mark.slow  # the same with one replica: tests/runtime/fleet/test_heartbeats.py
 def test_messages_of_a_replaced_worker_that_wakes_up_do_not_count(tmp_path: Path) -> None:
-    config = coded(tmp_path, LONG_BURST, fleet={"missed": 6})
+    config = coded(tmp_path, LONG_BURST, fleet={"missed_heartbeats": 6})
     record = train(config, hook=Strikes(lambda decision: isinstance(decision, d.Form), False, True))
     assert [lost.cause for lost in facts(record, e.WorkerLost)] == ["heartbeat"]
     assert outcomes(record) == ["started", "recovered"] and ending(record).outcome == "finished"

@@ -41,7 +41,7 @@ def lively(folder: Path, replicas: int, steps: int, spec: str = SAID, **sections
     fields: dict[str, dict[str, Any]] = {
         "exchange": {"replicas": replicas, "compress": spec},
         "checkpoint": {"every": 1, "keep": 1000},
-        "fleet": {"spares": 2, "missed": 40},
+        "fleet": {"spares": 2, "missed_heartbeats": 40},
     }
     return tiny(folder, stages=STAGES - 1, steps=steps, **{**fields, **sections})
 
@@ -220,7 +220,7 @@ def test_estimates_without_residuals_are_saved_and_a_missing_one_restarts_all(tm
 @pytest.mark.slow
 def test_replicas_continue_without_one_that_is_not_replaced(tmp_path: Path) -> None:
     """The last checkpoint lacks the estimate and residual of the dead replica; no other residual is lost."""
-    config = lively(tmp_path, 4, 6, fleet={"spares": 0, "missed": 40, "replace": False})
+    config = lively(tmp_path, 4, 6, fleet={"spares": 0, "missed_heartbeats": 40, "replace": False})
     folder = folder_of(config)
     record = train(config, [kill(2, 1, "settle")])
     assert ending(record).outcome == "cannot" and len(losses(record)) == 2
@@ -237,7 +237,7 @@ def test_replicas_continue_without_one_that_is_not_replaced(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_machine_takes_over_a_lost_replica_and_hands_it_back(tmp_path: Path) -> None:
     """Its two workers are spares until a replica loses both; when it leaves, two start at home and take over."""
-    rare = {"checkpoint": {"every": 4, "keep": 1000}, "fleet": {"spares": 0, "missed": 40}, "network": PACE}
+    rare = {"checkpoint": {"every": 4, "keep": 1000}, "fleet": {"spares": 0, "missed_heartbeats": 40}, "network": PACE}
     with live(lively(tmp_path, 4, FOREVER, **rare)) as run:
         run.wait_until(lambda record: len(losses(record)) > 3)
         with guest(run.folder, workers=2) as machine:

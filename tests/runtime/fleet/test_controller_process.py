@@ -91,7 +91,7 @@ def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_controller_that_was_stopped_for_a_while_keeps_all_its_workers(tmp_path: Path) -> None:
     """Alone, as on a busy host, and with its workers, as when a laptop is suspended."""
-    with live(tiny(tmp_path, steps=FOREVER, fleet={"missed": 4})) as run:
+    with live(tiny(tmp_path, steps=FOREVER, fleet={"missed_heartbeats": 4})) as run:
         record = run.wait_until(lambda record: steps(record) >= 3)
         for stop in (os.kill, os.killpg):
             stop(run.process.pid, signal.SIGSTOP)

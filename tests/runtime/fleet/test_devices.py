@@ -11,8 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.models.families import stage_parameters
-from planaria.runtime.engine.requirements import needs
-from planaria.runtime.fleet.devices import Device, DeviceNeeds, Inventory, Name, device_of, lacking, require_devices
+from planaria.runtime.engine.requirements import device_needs
+from planaria.runtime.fleet.devices import (
+    Device,
+    DeviceNeeds,
+    Inventory,
+    Name,
+    device_of,
+    require_devices,
+    why_insufficient,
+)
 
 GB = 10**9
 
@@ -128,18 +136,20 @@ TestMachine = Machine.TestCase
 def test_needs_are_sixteen_bytes_a_parameter_of_each_stage() -> None:
     config = RunConfig.model_validate({"train": {"device": "cuda"}, "model": {"layers": 8}})
     counts = [stage_parameters(config.model, 4, stage) for stage in range(5)]
-    assert needs(config).stages == tuple(16 * count for count in counts)
-    assert not needs(RunConfig()).cuda
+    assert device_needs(config).stages == tuple(16 * count for count in counts)
+    assert not device_needs(RunConfig()).cuda
 
 
 def test_a_device_must_hold_the_largest_stages_that_may_share_it() -> None:
     wants = DeviceNeeds((30 * GB, 10 * GB, 10 * GB))
-    assert lacking(wants, Inventory(gpus(32)), 1) == ""
-    assert "40.0 GB" in lacking(wants, Inventory(gpus(32)), 2) and "2 workers" in lacking(wants, Inventory(gpus(32)), 2)
-    assert lacking(wants, Inventory(gpus(32, 32)), 2) == ""
-    assert "on device GPU-1" in lacking(wants, Inventory(gpus(32, 24)), 2), "it may become the largest stage's"
-    assert lacking(wants, Inventory(gpus(32, 24)), 1) == ""
-    assert lacking(DeviceNeeds(), Inventory(lacks="of course"), 9) == ""
+    assert why_insufficient(wants, Inventory(gpus(32)), 1) == ""
+    assert "40.0 GB" in why_insufficient(wants, Inventory(gpus(32)), 2) and "2 workers" in why_insufficient(
+        wants, Inventory(gpus(32)), 2
+    )
+    assert why_insufficient(wants, Inventory(gpus(32, 32)), 2) == ""
+    assert "on device GPU-1" in why_insufficient(wants, Inventory(gpus(32, 24)), 2), "it may become the largest stage's"
+    assert why_insufficient(wants, Inventory(gpus(32, 24)), 1) == ""
+    assert why_insufficient(DeviceNeeds(), Inventory(lacks="of course"), 9) == ""
 
 
 def test_missing_devices_are_reported_in_one_line_with_machine_and_fix() -> None:

@@ -40,7 +40,7 @@ class Run:
             (folder / file).write_bytes(b"no")
         self.board = Switchboard("127.0.0.1", 0, self.key, 1000, lambda _, line: line.close())
         roots = {"run/schedule.json": folder / "schedule.json", "data/text": folder / "data"}
-        self.board.asked = FileServer(roots | {"checkpoints": folder / "checkpoints"}).serve
+        self.board.on_file_request = FileServer(roots | {"checkpoints": folder / "checkpoints"}).serve
         self.files = Files(self.board.address, self.key)
 
 
@@ -144,7 +144,7 @@ def test_a_wrong_digest_is_refused(run: Run, tmp_path: Path) -> None:
         line.send_bytes(b"four")
         files._send_message(line, files.Digest(sha256="0" * 64))
 
-    run.board.asked = is_byzantine
+    run.board.on_file_request = is_byzantine
     with pytest.raises(OSError, match="damaged in transfer"):
         run.files.fetch(READABLE[0], tmp_path / "mine")
     assert not (tmp_path / "mine").exists()

@@ -18,8 +18,8 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import read_run
+from planaria.runtime import execution
 from planaria.runtime import import_export as export
-from planaria.runtime import leading
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 ROOM = 64 << 10
@@ -167,7 +167,7 @@ def test_an_export_without_room_fails_in_one_line(
     recipe_file = tmp_path / "run.toml"
     recipe_file.write_text(recipe.dump(config(tmp_path)))
     run = disk.folder / "run"
-    monkeypatch.setattr(leading, "export_run", crowded)
+    monkeypatch.setattr(execution, "export_run", crowded)
     for words in (["train", recipe_file, "--engine", "inline", "--quiet"], ["export", run, "--to", run / "there"]):
         with pytest.raises(SystemExit) as exit_:
             main(list(map(str, words)))

@@ -93,7 +93,10 @@ def test_bf16_differs_by_its_rounding(tmp_path: Path, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["fleet", "inline"])
 def test_compiled_stages_give_the_same_losses(tmp_path: Path, engine: str) -> None:
-    run, plain = train if engine == "fleet" else in_one_process, {"stages": 2, "steps": 6, "fleet": {"missed": 400}}
+    run, plain = (
+        train if engine == "fleet" else in_one_process,
+        {"stages": 2, "steps": 6, "fleet": {"missed_heartbeats": 400}},
+    )
     one, other = (
         losses(run(tiny(tmp_path / str(compiled), **plain, train={**ON_GPU, "compile": compiled})))
         for compiled in (False, True)

@@ -19,7 +19,7 @@ from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.base import Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 
-SOON = {"missed": 6}
+SOON = {"missed_heartbeats": 6}
 """a worker that is silent for 1.5 s counts as dead"""
 LIMIT_S = 2.0
 
@@ -60,7 +60,7 @@ def test_a_worker_that_freezes_during_a_save_is_replaced_and_the_save_repeated(t
 
 @pytest.mark.slow
 def test_a_worker_busy_in_one_long_operation_is_not_dead() -> None:
-    fleet = LocalFleet(busy_worker.main, [], busy_worker.HEARTBEAT_S, missed=4)
+    fleet = LocalFleet(busy_worker.main, [], busy_worker.HEARTBEAT_S, missed_heartbeats=4)
     try:
         fleet.spawn("w0", 1)
         deadline, notices = time.monotonic() + 60, []
@@ -75,7 +75,7 @@ def test_a_worker_busy_in_one_long_operation_is_not_dead() -> None:
 
 
 def test_dead_workers_release_their_descriptors() -> None:
-    fleet = LocalFleet(busy_worker.main, [], busy_worker.HEARTBEAT_S, missed=40)
+    fleet = LocalFleet(busy_worker.main, [], busy_worker.HEARTBEAT_S, missed_heartbeats=40)
     try:
         held = []
         for incarnation in range(1, 7):

@@ -112,7 +112,7 @@ def test_nothing_is_written_outside_the_cache(home: Path, monkeypatch: pytest.Mo
     drawn = [data.draw(plain | hostile) for _ in range(3)]
     with untouched(home) as cache, contextlib.suppress(UserError, ValidationError):
         setup, host = welcome(*drawn)
-        run_files.provide(setup, "controller:1", host, cache, lambda _: None)
+        run_files.provide_setup(setup, "controller:1", host, cache, lambda _: None)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -123,7 +123,7 @@ def test_orders_touch_no_file_outside(home: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(files, "call", Controller([], {}).call)
     with untouched(home) as cache, contextlib.suppress(UserError, ValidationError):
         start = {"kind": "start", "worker": data.draw(st.just("w1") | hostile), "incarnation": 1}
-        received = joining.TO_GUEST.validate_python(start)
+        received = joining.TO_MACHINE.validate_python(start)
         assert isinstance(received, joining.Start)
         setup = Setup(RunConfig(), cache / "joined", cache, "127.0.0.1", new_key(), files="controller:1")
         load = {"origin": "load", "folder": data.draw(st.just("step-00000001") | hostile)}

@@ -19,7 +19,7 @@ from hostile_kinds import LIAR, SAYS
 from torch import Tensor
 
 from harness import ending, facts, tiny, train
-from planaria.control.decisions import Form, Keep, Meet, Member, MemberLink, Settle
+from planaria.control.decisions import BeginRound, Form, Keep, Member, MemberLink, Settle
 from planaria.control.events import REPORT, StageReady, UpdateReceived, UpdateRejected, WorkerFailed
 from planaria.control.logs import RunRecord
 from planaria.runtime.engine.resolved_config import ResolvedRun
@@ -73,13 +73,15 @@ class Victim:
         """Begin the next round; the label of what is sound in it."""
         self.round += 1
         link = MemberLink(low=self.low, high=self.high, id=f"r{self.round}", at="")
-        self.messages.meet(Meet(round=self.round, members=[0, 1], generations=[1, 1], links=[link]), self.runner)
+        self.messages.run_round(
+            BeginRound(round=self.round, members=[0, 1], generations=[1, 1], links=[link]), self.runner
+        )
         return UpdatePart(self.round, FrameContent.BLOCKING)
 
     def hears(self, frames: Frames) -> list[UpdateReceived | UpdateRejected]:
         """What the node tells of these frames, until their sender has hung up."""
         channel = self.stranger.call(self.port.address, f"r{self.round}", SOON_S, lambda: False)
-        edge, reported = self.messages.links.meeting[self.high], list[UpdateReceived | UpdateRejected]()
+        edge, reported = self.messages.links.round_edges[self.high], list[UpdateReceived | UpdateRejected]()
         left = memoryview(b"".join(part for frame in frames for part in frame))
         while left:
             left = left[channel.write_some(left, left[:0]) :]
@@ -160,7 +162,7 @@ def test_each_invalid_frame_is_rejected_with_one_line_that_names_it(victim: Vict
     assert victim.hears([]) == [], "who hangs up is accused of nothing"
     (received,) = victim.hears([sound(victim, victim.meet())])
     assert isinstance(received, UpdateReceived), "what was wrong is not held against the next round"
-    assert victim.messages.round_member.settle(victim.round, 0, {1: victim.high}, victim.runner).apart > 0
+    assert victim.messages.round_member.settle(victim.round, 0, {1: victim.high}, victim.runner).spread > 0
 
 
 def fuzzed(rng: random.Random, label: UpdatePart, good: tuple[bytes, bytes]) -> Frames:

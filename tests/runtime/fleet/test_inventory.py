@@ -203,7 +203,7 @@ def on_cuda(**sections: dict[str, object]) -> RunConfig:
 def test_devices_are_checked_where_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A local fleet asks this machine, a Ray cluster its nodes, and an engine in this process torch."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    lacks = r"has no CUDA device .nvidia-smi.*: use 'cpu', .*fleet.own = 0.*or fleet.kind = 'ray'"
+    lacks = r"has no CUDA device .nvidia-smi.*: use 'cpu', .*fleet.local_workers = 0.*or fleet.kind = 'ray'"
     with pytest.raises(UserError, match=lacks):
         check(on_cuda())
     check(on_cuda(fleet={"kind": "ray"}))

@@ -14,14 +14,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.report.run.tallied import tally_of
 
 import planaria
 from harness import assert_no_orphans, checked, facts, folder_of, tiny
 from planaria.config import recipe
 from planaria.control import events as e
 from planaria.control.logs import read_run
-from planaria.report.live_page.frames import patched
-from planaria.report.observe.tally import tally_of
+from planaria.report.live_page.frames import apply_patch
 from planaria.report.run.perfetto import write_trace
 from planaria.report.run.recovery_timeline import recoveries
 from processes import Command
@@ -57,13 +57,13 @@ class Watcher:
         """Read until the state meets a condition."""
         while not seen(self.state):
             frame = next(self._read)  # StopIteration: the stream has ended too soon
-            self.state = patched(self.state, frame["set"])
+            self.state = apply_patch(self.state, frame["set"])
             self.lines += [frame["line"]["text"]] if "line" in frame else []
 
     def rest(self) -> None:
         """Read until the stream ends."""
         for frame in self._read:
-            self.state = patched(self.state, frame["set"])
+            self.state = apply_patch(self.state, frame["set"])
 
     def strike(self, worker: str, incarnation: int, fault: str) -> tuple[int, str]:
         body = json.dumps({"worker": worker, "incarnation": incarnation, "fault": fault})

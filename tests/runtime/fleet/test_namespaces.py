@@ -132,7 +132,7 @@ def test_a_replica_behind_a_slow_and_lossy_link_takes_part(tmp_path: Path, hosts
 @pytest.mark.slow
 def test_a_host_that_is_cut_off_is_lost_and_rejoins(tmp_path: Path, hosts: list[Host]) -> None:
     home, abroad, stranger = hosts
-    with live(three(tmp_path, home, missed=8), home.prefix) as run, joined(run, abroad) as guest:
+    with live(three(tmp_path, home, missed_heartbeats=8), home.prefix) as run, joined(run, abroad) as guest:
         early = run.wait_until(lambda record: rounds(record, GUEST) >= 1, LONG_S)
         door = read_door(run.folder)
         assert_no_stranger_gets_in(stranger, [door.at, *(j.at for j in facts(early, e.WorkerJoined))])

@@ -35,11 +35,18 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
         pytest.skip(str(error))
 
 
-def spread(folder: Path, home: Host, own: int, **sections: Any) -> RunConfig:
-    """Workers of four stages, of which ``own`` are at home."""
+def spread(folder: Path, home: Host, local_workers: int, **sections: Any) -> RunConfig:
+    """Workers of four stages, of which ``local_workers`` are at home."""
     key = str(folder / "key")
     plain: dict[str, Any] = {
-        "fleet": {"host": "0.0.0.0", "advertise": home.address, "port": PORT, "key": key, "own": own, "spares": 0},
+        "fleet": {
+            "host": "0.0.0.0",
+            "advertise": home.address,
+            "port": PORT,
+            "key": key,
+            "local_workers": local_workers,
+            "spares": 0,
+        },
         "recovery": {"strategy": "checkpoint"},
         "checkpoint": {"every": 4, "keep": 100},
         "network": {"emulate": "links", "latency_s": 0.02},
@@ -99,7 +106,7 @@ def files_in(folder: Path) -> set[str]:
 @pytest.mark.slow
 def test_three_machines_share_no_folder_and_one_is_behind_a_router(tmp_path: Path, hosts: list[Host]) -> None:
     home, open_, hidden = hosts
-    config = spread(tmp_path / "home", home, own=2)
+    config = spread(tmp_path / "home", home, local_workers=2)
     with ExitStack() as ending_, live(config, home.prefix) as run:
         run.wait_until(lambda record: len(facts(record, e.WorkerJoined)) == 2, LONG_S)
         one = ending_.enter_context(joined(run, open_, home, tmp_path / "one", "--workers", "1"))
@@ -134,7 +141,7 @@ def test_a_run_without_workers_at_home(tmp_path: Path, hosts: list[Host]) -> Non
         mixture[name] = {"source": str(tmp_path / f"{name}.jsonl"), "weight": 1}
     data = {"source": "stdlib", "mixture": mixture, "document_mask": True}
     sections = {"train": {"steps": 12, "eval_every": 0, "eval_microbatches": 2}, "data": data}
-    with live(spread(tmp_path / "home", home, own=0, **sections), home.prefix) as run:
+    with live(spread(tmp_path / "home", home, local_workers=0, **sections), home.prefix) as run:
         run.wait_until(lambda record: len(facts(record, e.Trouble)) == 1, LONG_S)
         with joined(run, hidden, home, tmp_path / "all") as guest:
             assert run.end(LONG_S) == (0, "")
@@ -142,12 +149,12 @@ def test_a_run_without_workers_at_home(tmp_path: Path, hosts: list[Host]) -> Non
     record = checked(run.folder)
     assert "4 workers are lacking; waiting for 600 s (fleet.join_s)" in facts(record, e.Trouble)[0].detail
     assert apart(losses(record), inline(record)[0]) == 0.0
-    on_ = resume(run.folder, train__steps="16", fleet__host="127.0.0.1", fleet__own="4", fleet__advertise="")
+    on_ = resume(run.folder, train__steps="16", fleet__host="127.0.0.1", fleet__local_workers="4", fleet__advertise="")
     assert ending(on_).outcome == "finished" and max(losses(on_)) == 15
 
 
 def test_a_run_that_no_machine_joins_ends_with_a_message(tmp_path: Path) -> None:
-    config = tiny(tmp_path, stages=1, fleet={"own": 1, "join_s": 0.5})
+    config = tiny(tmp_path, stages=1, fleet={"local_workers": 1, "join_s": 0.5})
     with live(config) as run:
         code, output = run.end(LONG_S)
     assert code == 2 and output == (

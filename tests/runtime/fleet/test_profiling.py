@@ -23,7 +23,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
-from planaria.runtime.prediction.profiling import machines, with_layers
+from planaria.runtime.prediction.profiling import with_layers, worker_capacities
 
 pytestmark = pytest.mark.timeout(240)
 LAYERS = {"layers": 12, "family": "slow_family:Slow"}
@@ -36,15 +36,15 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def spread(folder: Path, own: int, **sections: Any) -> RunConfig:
-    """Three block stages and the ends, with room for ``own`` workers here."""
+def spread(folder: Path, local_workers: int, **sections: Any) -> RunConfig:
+    """Three block stages and the ends, with room for ``local_workers`` workers here."""
     folder.mkdir(exist_ok=True)
     (folder / "key").write_text("7b" * 32)
     (folder / "key").chmod(0o600)
     plain: dict[str, Any] = {
         "model": {"layers": 12},
         **TIMED,
-        "fleet": {"own": own, "spares": 0, "port": free_port(), "key": str(folder / "key")},
+        "fleet": {"local_workers": local_workers, "spares": 0, "port": free_port(), "key": str(folder / "key")},
         "network": {"emulate": "links", "latency_s": 0.01},
     }
     return tiny(folder, stages=3, **{**plain, **sections})
@@ -74,7 +74,7 @@ def holders(record: RunRecord) -> dict[int, str]:
 def test_a_slow_machine_gets_small_stages_also_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    config = spread(tmp_path, own=2, train={"steps": 30}, model=LAYERS)
+    config = spread(tmp_path, local_workers=2, train={"steps": 30}, model=LAYERS)
     with live(config, flags=["--allow-code"]) as run:
         listens(config.fleet.port)
         with slow_machine(config, tmp_path, slower=10) as guest:
@@ -134,16 +134,16 @@ def test_one_process_has_even_stages(tmp_path: Path) -> None:
 
 
 def test_a_run_that_no_machine_joins_leaves_nothing(tmp_path: Path) -> None:
-    fleet = {"own": 1, "port": free_port(), "key": str(tmp_path / "key"), "join_s": 0.5}
+    fleet = {"local_workers": 1, "port": free_port(), "key": str(tmp_path / "key"), "join_s": 0.5}
     why = r"1 of 4 workers are here, and no machine .* \(fleet.join_s\); nothing was written"
     with pytest.raises(RunStopped, match=why):
-        planaria.train(spread(tmp_path, own=1, fleet=fleet), progress=False)
+        planaria.train(spread(tmp_path, local_workers=1, fleet=fleet), progress=False)
     assert not [*(tmp_path / "runs").iterdir()]
 
 
 @pytest.mark.slow
 def test_a_signal_ends_the_timing_and_leaves_nothing(tmp_path: Path) -> None:
-    config = spread(tmp_path, own=1)
+    config = spread(tmp_path, local_workers=1)
     with live(config) as run:
         listens(config.fleet.port)
         run.process.terminate()
@@ -155,7 +155,7 @@ def test_a_signal_ends_the_timing_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "output"),
     [
-        ({"fleet": {"own": 1, "spares": 0}}, "set fleet.port and fleet.key"),
+        ({"fleet": {"local_workers": 1, "spares": 0}}, "set fleet.port and fleet.key"),
         ({"exchange": {"replicas": 2}, "recovery": {"strategy": "checkpoint"}}, "is for one replica"),
         ({"network": {"emulate": True, "forward_s": [0.1] * 5, "backward_s": [0.1] * 5}}, "times real passes"),
         (
@@ -177,7 +177,7 @@ def test_workers_that_share_a_device_share_its_memory() -> None:
     config = RunConfig.model_validate({"model": model, "train": {"device": "cuda"}, "pipeline": pipeline})
     layer = 16 * (4 * 256 * 256 + 3 * 256 * 1024 + 2 * 256)
     big, small = ("g1", timed("a", 9 * layer)), ("", timed("b", 9 * layer))
-    found = machines(config, [big, small, small])
+    found = worker_capacities(config, [big, small, small])
     assert [machine.most for machine in found] == [9, 4, 4]
     assert [machine.ends for machine in found] == [True] * 3
     assert with_layers(config, (7, 4, 1)).model.block_layers == (7, 4, 1)

@@ -25,7 +25,7 @@ TOLERANCE = 1e-5
 PACE: dict[str, Any] = {"network": {"emulate": True, "forward_s": [0.004], "backward_s": [0.008]}}
 """steps of 80 ms and more, however fast the machine"""
 ANY_STAGE: dict[str, Any] = {"recovery": {"strategy": "checkfree, checkpoint"}}
-SOON: dict[str, Any] = {"fleet": {"missed": 6}}
+SOON: dict[str, Any] = {"fleet": {"missed_heartbeats": 6}}
 
 
 @pytest.mark.slow
@@ -205,12 +205,12 @@ def test_every_seat_has_the_gpu_that_ray_reserved_and_keeps_it(cluster: Any, sha
     ray.init(address=cluster.address, log_to_driver=False)
     try:
         config = FleetConfig(kind="ray", gpu_share=share)
-        machines = ours._Ray(None, 2, ours.bundle(config, cuda=True))
+        machines = ours._Ray(None, 2, ours.worker_resources(config, cuda=True))
         nodes = machines.where()[0]
         for _ in range(2):
             found = [machines.device(Seat(0, seat), str(nodes[seat])) for seat in range(2)]
             assert {device.result(60) for device in found if device is not None} == expected
             machines._devices.clear()
-        assert ours._Ray(None, 1, ours.bundle(config, cuda=False)).device(Seat(0, 0), "") is None
+        assert ours._Ray(None, 1, ours.worker_resources(config, cuda=False)).device(Seat(0, 0), "") is None
     finally:
         ray.shutdown()

@@ -92,7 +92,7 @@ def test_a_host_may_report_a_death_first_and_the_zombie_is_still_served(scene: S
     scene.fleet.spawn("w0", 2)
     worker.send_bytes(b"still here")
     scene.until(lambda received: Reported("w0", 1, b"still here") in received)
-    scene.fleet.dismiss("w0", 1, b"leave")
+    scene.fleet.send_to_incarnation("w0", 1, b"leave")
     assert worker.recv_bytes() == b"leave"
 
 

@@ -112,7 +112,7 @@ def test_a_lost_replica_is_rebuilt_as_a_copy_of_another(tmp_path: Path) -> None:
 def test_a_frozen_partner_is_not_waited_for(tmp_path: Path) -> None:
     """It counts as alive for ten seconds; patience ends long before that."""
     hook = once(lambda x: isinstance(x, d.RunStep) and (x.replica, x.step) == (1, 2), signal.SIGSTOP, stage=2)
-    config = several(tmp_path, replicas=2, fleet={"missed": 12}, exchange={"patience_s": 0.3})
+    config = several(tmp_path, replicas=2, fleet={"missed_heartbeats": 12}, exchange={"patience_s": 0.3})
     record = train(config, hook=hook)
     assert ending(record).outcome == "finished"
     assert facts(record, e.PatienceOver)
@@ -142,9 +142,9 @@ def test_replicas_may_take_unequal_numbers_of_steps_between_rounds(tmp_path: Pat
     for _, fact in record.history:
         if isinstance(fact, d.Commit):
             made[fact.replica] += 1
-        elif isinstance(fact, d.Meet):
+        elif isinstance(fact, d.BeginRound):
             assert made[1] == 2 * made[0], "each has made its own number of steps"
-    assert facts(record, d.Meet) and blocks(record) == list(range(24))
+    assert facts(record, d.BeginRound) and blocks(record) == list(range(24))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
 from planaria.planner.cells import remaining
-from planaria.planner.guidelines import broken
+from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import Schedule, read
 from schedules import ONE_EACH, on_schedule, shape
@@ -114,7 +114,7 @@ def test_nodes_that_are_not_replaced_are_planned_around(tmp_path: Path) -> None:
     first, second = {tuple(plan.nodes): plan for plan in facts(record, e.Replanned)}.values()
     for plan, left in ((first, set(range(10)) - {gone[0]}), (second, set(range(10)) - set(gone))):
         assert set(plan.nodes) == left and {node for route in plan.routes for node in route} <= left
-        assert broken(*_sub(schedule, plan)) == []
+        assert find_violations(*_sub(schedule, plan)) == []
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
     assert facts(record, d.Seal)[-1].stages == list(range(5))
 

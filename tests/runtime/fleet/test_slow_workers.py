@@ -111,7 +111,7 @@ def test_a_slow_machine_is_named_and_none_of_its_workers(tmp_path: Path) -> None
     trace = tmp_path / "trace.json"
     write(Trace(faults=(Fault(step=ONSET + 6, stage=3, signal="slow_host", strength=4.0),)), trace)
     prices = {**PRICES, "forward_s": [0.0] + [0.008] * 4, "backward_s": [0.0] + [0.016] * 4}
-    fleet = {"own": 3, "spares": 0, "join_s": 60}
+    fleet = {"local_workers": 3, "spares": 0, "join_s": 60}
     with live(tiny(tmp_path, steps=10_000, network=prices, fleet=fleet, chaos={"trace": str(trace)})) as run:
         run.wait_until(lambda record: len(facts(record, e.WorkerJoined)) == 3)
         with guest(run.folder):

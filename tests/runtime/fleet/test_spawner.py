@@ -33,7 +33,7 @@ class Scene:
     """A fleet of workers that do nothing."""
 
     def __init__(self) -> None:
-        self.fleet = LocalFleet(idle_worker.main, [], heartbeat_s=10.0, missed=6)
+        self.fleet = LocalFleet(idle_worker.main, [], heartbeat_s=10.0, missed_heartbeats=6)
         self.heard: list[Notice] = []
 
     def spawn(self, worker: str) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.standby import is_awaited
 from mortal import Moment, lead
 
 from harness import assert_no_orphans, checked, ending, facts, folder_of, live, losses, newest, pids, steps, tiny, train
@@ -19,7 +20,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord, read_run
 from planaria.runtime.engine import run_folders
-from planaria.runtime.fleet.kept_fleet import has_keeper
+from planaria.runtime.fleet.supervised_fleet import has_supervisor
 from processes import planaria
 
 FOREVER = 10_000
@@ -48,7 +49,7 @@ def led_by_many(config: RunConfig, lives: list[int], moment: Moment) -> RunRecor
         assert code == (-signal.SIGKILL if lines else 0), log.read_text()
         words = ["join", str(folder_of(config)), "--standby"]
     assert_no_orphans(folder_of(config))
-    assert not has_keeper(folder_of(config))
+    assert not has_supervisor(folder_of(config))
     return checked(folder_of(config))
 
 
@@ -129,7 +130,7 @@ def test_workers_without_a_controller_end_after_orphan_s_and_the_run_resumes_fro
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait(10.0)
         assert_no_orphans(run.folder)
-        assert not has_keeper(run.folder)
+        assert not has_supervisor(run.folder)
         late = planaria("join", run.folder, "--standby")
         assert late.returncode == 2 and "no workers are left" in late.stderr
         assert newest(run.folder).step >= 4
@@ -140,14 +141,14 @@ def test_workers_without_a_controller_end_after_orphan_s_and_the_run_resumes_fro
     assert losses(record) == losses(undisturbed(config, tmp_path))
 
 
-def test_a_killed_keeper_ends_the_run_in_one_line_and_it_resumes_from_disk(tmp_path: Path) -> None:
+def test_a_killed_supervisor_ends_the_run_in_one_line_and_it_resumes_from_disk(tmp_path: Path) -> None:
     config = survivable(tmp_path, steps=60, checkpoint={"every": 4})
     with live(config) as run:
         record = run.wait_until(lambda record: steps(record) >= 6)
         stat = Path(f"/proc/{pids(record)['w0']}/stat").read_text()
         os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)  # the parent of the workers
         code, errors = run.end()
-    assert code == 1 and "the keeper of the workers has exited" in errors and errors.count("\n") == 1, errors
+    assert code == 1 and "the supervisor of the workers has exited" in errors and errors.count("\n") == 1, errors
     output = planaria("train", "--resume", run.folder, "--quiet")
     assert output.returncode == 0, output
     assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
@@ -187,7 +188,7 @@ def until_ready(folder: Path) -> None:
     """Wait until a standby waits for the lock."""
     until = time.monotonic() + 30.0
     while time.monotonic() < until:
-        if run_folders.is_awaited(folder):
+        if is_awaited(folder):
             return
         time.sleep(0.02)
     raise AssertionError("no standby waits for the lock")

@@ -17,7 +17,7 @@ from planaria.faults.trace import Fault
 from planaria.models.transformers.adapters import base_of
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.family import model_section
-from planaria.models.transformers.shrinking import shrunk
+from planaria.models.transformers.shrinking import shrink_config
 from planaria.models.transformers.skeleton import read_config
 from planaria.runtime.checkpoint.loading import weights_of
 
@@ -29,7 +29,7 @@ def values_of(kind: str) -> dict[str, Any]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     whole = CONFIG_MAPPING[kind]().get_text_config().to_dict() | {"model_type": kind}
-    return shrunk(read_config(whole, PLACE)) | {"vocab_size": 260}
+    return shrink_config(read_config(whole, PLACE)) | {"vocab_size": 260}
 
 
 def run_of(folder: Path, kind: str, options: dict[str, Any] | None = None, **sections: dict[str, Any]) -> RunConfig:

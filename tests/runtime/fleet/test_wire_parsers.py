@@ -29,7 +29,7 @@ from planaria.control import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.join import _setup
-from planaria.runtime.engine.requirements import needs
+from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.fleet import files, joined_machine, joining
 from planaria.runtime.fleet.control_connections import Switchboard, call
 from planaria.runtime.fleet.files import FileServer
@@ -63,7 +63,7 @@ from planaria.runtime.worker.setup import SETUP, Setup
 
 KEY = new_key()
 GREETINGS = [["w1", 1, 7], ["g1:0-1", VISITOR, 7], ["waits e", CALLED_FOR, 7], ["files", FILES, 7]]
-FROM_GUEST = [
+FROM_MACHINE = [
     joining.JoinRequest(called="x", version="1", workers=2, at="127.0.0.1:1"),
     joining.Started(worker="w1", incarnation=1),
     joining.Failed(worker="w1", incarnation=1, detail="no"),
@@ -71,7 +71,7 @@ FROM_GUEST = [
     joining.Beat(),
     joining.Strike(fault=Fault(step=1, stage=2, signal="slow", strength=2.0, resume_after_s=1.0)),
 ]
-TO_GUEST = [
+TO_MACHINE = [
     joining.Welcome(host="g1", setup="{}", cwd="/"),
     joining.Start(worker="w1", incarnation=1),
     joining.Signal(worker="w1", incarnation=1, number=9),
@@ -111,8 +111,8 @@ def plain(words: Any) -> list[Any]:
 
 PARSERS: dict[str, tuple[Callable[[bytes], object], type[Exception], list[Any]]] = {
     "greeting": (greeted, ValueError, GREETINGS),
-    "from a guest": (joining.FROM_GUEST.validate_json, ValidationError, plain(FROM_GUEST)),
-    "to a guest": (joining.TO_GUEST.validate_json, ValidationError, plain(TO_GUEST)),
+    "from a machine": (joining.FROM_MACHINE.validate_json, ValidationError, plain(FROM_MACHINE)),
+    "to a machine": (joining.TO_MACHINE.validate_json, ValidationError, plain(TO_MACHINE)),
     "files, asked": (files._REQUEST.validate_json, ValidationError, plain(ASKED)),
     "files, answered": (files._ANSWER.validate_json, ValidationError, plain(ANSWERS)),
     "order": (d.ORDER.validate_json, ValidationError, plain(ORDERS)),
@@ -145,8 +145,8 @@ def test_a_parser_returns_or_raises_its_one_error(name: str) -> None:
 BOUNDED = {
     '["w1",%s,1]': (greeted, {"0", "-1", "64", "65"}),
     '["w1",1,%s]': (greeted, {"0", "64", "65"}),
-    '{"kind":"signal","worker":"w1","incarnation":1,"number":%s}': (joining.TO_GUEST.validate_json, {"64"}),
-    '{"kind":"start","worker":"w1","incarnation":%s}': (joining.TO_GUEST.validate_json, {"0", "64", "65"}),
+    '{"kind":"signal","worker":"w1","incarnation":1,"number":%s}': (joining.TO_MACHINE.validate_json, {"64"}),
+    '{"kind":"start","worker":"w1","incarnation":%s}': (joining.TO_MACHINE.validate_json, {"0", "64", "65"}),
 }
 
 
@@ -243,7 +243,7 @@ def visiting(line: Recorded) -> Iterator[None]:
         yield
 
 
-@given(answer=hostile(*plain(TO_GUEST)))
+@given(answer=hostile(*plain(TO_MACHINE)))
 def test_a_machine_that_joins_reports_unreadable_answers_in_one_line(answer: bytes) -> None:
     line = Recorded(answer)
     with visiting(line):
@@ -267,9 +267,9 @@ class Pool:
 
 
 @settings(max_examples=60)
-@given(words=st.lists(hostile(*plain(TO_GUEST)), min_size=1, max_size=3))
+@given(words=st.lists(hostile(*plain(TO_MACHINE)), min_size=1, max_size=3))
 def test_a_joined_machine_leaves_at_an_unreadable_message(words: list[bytes]) -> None:
-    line = Recorded(TO_GUEST[0].model_dump_json().encode(), *words)
+    line = Recorded(TO_MACHINE[0].model_dump_json().encode(), *words)
     with visiting(line):
         stay = joined_machine.Visit(RunAddress(at="127.0.0.1:1", key="00" * 32), 1)
         line.closed = True  # no beats
@@ -290,7 +290,7 @@ def test_a_setup_is_read_or_refused_in_a_line(raw: bytes) -> None:
 
     visited: Any = Found()
     try:
-        needs(_setup(visited).config)
+        device_needs(_setup(visited).config)
     except UserError as error:
         assert "\n" not in str(error)
 

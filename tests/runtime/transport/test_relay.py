@@ -35,7 +35,7 @@ def relay() -> Iterator[str]:
     def answer(words: bytes, tls: ssl.SSLSocket) -> None:
         wanted, number, _ = json.loads(words)
         assert number == CALLED_FOR
-        meeting.meet(wanted, tls)
+        meeting.pair(wanted, tls)
 
     listener = EdgeListener("127.0.0.1", 0, KEY, answer)
     yield listener.address
@@ -82,7 +82,7 @@ def write(end: Channel, data: bytes) -> None:
 
 def met(pool: ThreadPoolExecutor, one: Port, other: Port, at: str = "") -> tuple[Any, Any]:
     """Return both ends of an edge at which ``one`` waits and that ``other`` calls."""
-    waiting = pool.submit(one.meet, "edge", 30.0, NEVER)
+    waiting = pool.submit(one.await_call, "edge", 30.0, NEVER)
     return called(other, waiting, at or one.address)
 
 
@@ -126,7 +126,7 @@ def closed_address() -> str:
 def test_an_unanswered_end_gives_up_after_its_timeout(relay: str) -> None:
     one = hidden("g1", relay)
     with pytest.raises(PeerUnreachable, match=r"within 0\.5 s"):
-        one.meet("edge", 0.5, NEVER)
+        one.await_call("edge", 0.5, NEVER)
     with pytest.raises(PeerUnreachable, match=r"within 0\.5 s"):
         one.call("10.0.0.1:1 - g2", "edge", 0.5, NEVER)
 
@@ -151,7 +151,7 @@ def test_the_error_of_an_edge_that_does_not_open_is_known_early(
 
 def test_giving_up_ends_the_wait(pool: ThreadPoolExecutor, relay: str) -> None:
     one, over = hidden("g1", relay), threading.Event()
-    waiting = pool.submit(one.meet, "edge", 30.0, over.is_set)
+    waiting = pool.submit(one.await_call, "edge", 30.0, over.is_set)
     time.sleep(0.3)
     over.set()
     assert waiting.result(5) is None
@@ -162,7 +162,7 @@ def test_a_later_call_of_an_end_replaces_the_earlier(pool: ThreadPoolExecutor, r
     before = connect(relay, KEY, end_greeting("edge", "waits"), 5.0)
     until_known("waits")
     first, successor, caller = RELAYS[0]._waiting["waits", "edge"], hidden("g1", relay), hidden("g2", relay)
-    waiting: Future[Channel | None] = pool.submit(successor.meet, "edge", 20.0, NEVER)
+    waiting: Future[Channel | None] = pool.submit(successor.await_call, "edge", 20.0, NEVER)
     until(lambda: RELAYS[0]._waiting["waits", "edge"] is not first)
     assert_carries(*called(caller, waiting, successor.address))
     before.settimeout(5.0)
@@ -184,7 +184,7 @@ def test_an_end_that_closes_as_it_is_met_leaves_the_other_waiting(pool: ThreadPo
     giving_up = connect(relay, KEY, end_greeting("edge", "calls"), 5.0)
     until_known("calls")
     one, later = hidden("g1", relay), hidden("g2", relay)
-    waiting: Future[Channel | None] = pool.submit(one.meet, "edge", 20.0, NEVER)
+    waiting: Future[Channel | None] = pool.submit(one.await_call, "edge", 20.0, NEVER)
     assert giving_up.recv(1) == READY
     giving_up.close()
     until_known("waits")

@@ -35,7 +35,7 @@ def met(called: Port, at: str) -> list[type[Channel]]:
     """Return the kinds of both ends of an edge whose calling end finds the other at ``at``: called, calling."""
     calling = Port("127.0.0.1", KEY)
     with ThreadPoolExecutor(1) as pool:
-        waiting: Future[Channel | None] = pool.submit(called.meet, "edge", SOON_S, lambda: False)
+        waiting: Future[Channel | None] = pool.submit(called.await_call, "edge", SOON_S, lambda: False)
         ends = calling.call(at, "edge", SOON_S, lambda: False), waiting.result(SOON_S)
     calling.close()
     assert None not in ends
@@ -101,7 +101,7 @@ def test_two_hosts_that_see_equal_addresses_send_nothing_in_clear(called: Port, 
             if (output := other.stdout.readline().strip()) != "here":
                 assert other.wait(SOON_S) == NOT_ALLOWED
                 pytest.skip(output)
-            channel = called.meet("edge", SOON_S, lambda: False)
+            channel = called.await_call("edge", SOON_S, lambda: False)
             assert channel is not None
             assert received(channel) == MARKER
             other.stdin.close()

@@ -55,7 +55,7 @@ def _comparable(state: StateFile) -> dict[str, object]:
     return state.model_dump(exclude={"controller": True, "workers": {"__all__": {"start_ticks"}}})
 
 
-def accept(folder: Path) -> list[str]:
+def accept_changes(folder: Path) -> list[str]:
     """Rewrite the folder's list of digests; return a line for each changed file.
 
     Checkpoints are excluded, since no run should continue from a damaged one.
@@ -74,5 +74,5 @@ def accept(folder: Path) -> list[str]:
 
 
 def _accepted(folder: Path, names: Iterable[str]) -> list[str]:
-    changed = digests.accept(folder, names)
+    changed = digests.replace_list(folder, names)
     return [f"{folder / name}: accepted in its current state" for name in changed] or [f"{folder}: nothing had changed"]

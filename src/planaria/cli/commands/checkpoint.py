@@ -139,7 +139,7 @@ def export(
     return [*export_state(folder, to, kind, saved), str(to)]
 
 
-def bring(
+def start_from_folder(
     folder: Path, given: Path, changes: Mapping[str, str], kind: Literal["hf"] | Kind, names: Path | None
 ) -> list[str]:
     """Start a run from another program's folder with a recipe, or the configuration of a run; return notes."""

@@ -23,7 +23,7 @@ def diagnose(folder: Path) -> str:
     result, naming = diagnosis_of(record), naming_of(record)
     if not result.now:
         if record.config.fleet.diagnose == "off":
-            raise UserError(f"{folder}: nothing was measured (fleet.diagnose = 'off'); train with 'tell' or 'act'")
+            raise UserError(f"{folder}: nothing was measured (fleet.diagnose = 'off'); train with 'report' or 'act'")
         raise UserError(
             f"{folder}: nothing was measured yet: workers report every second step; logs of older runs have no reports"
         )

@@ -13,7 +13,7 @@ from planaria.report.tables import Table, show
 from planaria.runtime.checkpoint.loading import load_stages
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.stage_omission import Omission, evaluations, omissions
-from planaria.runtime.worker.step_samples import batches, learned, masks
+from planaria.runtime.worker.step_samples import batches, learned_targets, masks
 
 FILE = "omission.json"
 
@@ -32,7 +32,7 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
     count = microbatches or config.train.eval_microbatches
     batch = batches(stream, 0, config.pipeline.microbatch_size)
     apart = masks(config.data, stream, batch, 0, config.pipeline.microbatch_size)
-    counts = learned(stream, 0, config.pipeline.microbatch_size, count)
+    counts = learned_targets(stream, 0, config.pipeline.microbatch_size, count)
     parts = evaluations(stages, shares, most)
     with CountProgress("evaluating the whole model and subsets of stages", "evaluations", parts) as progress:
         result = omissions(model, batch, count, shares, most, config.seed, apart, counts, progress.done)

@@ -17,7 +17,7 @@ from planaria.planner.search import step_ns
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_page import write_page
 from planaria.report.tables import show
-from planaria.runtime.engine.prepare import beside
+from planaria.runtime.engine.prepare import relative_to_recipe
 
 
 def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | None) -> int:
@@ -59,7 +59,7 @@ def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | No
 def _schedule(config: RunConfig, recipe: Path | None) -> tuple[Schedule, SeveralPaths]:
     if config.routing.schedule is None:
         raise UserError("routing.schedule: not given; name the schedule that `planaria plan` has written")
-    file = beside(recipe, config.routing.schedule)
+    file = relative_to_recipe(recipe, config.routing.schedule)
     result = read(file)
     if result.paths is None:
         raise UserError(f"{file}: was planned with one path between two sites; plan again with [[link]] entries")

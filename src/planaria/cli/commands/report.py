@@ -79,10 +79,10 @@ def _schedule(file: Path) -> ReportPage:
 
 
 def _swarm(run: Path) -> ReportPage:
-    from planaria.swarm.commands.swarm import noted
+    from planaria.swarm.commands.swarm import recorded_outcome
     from planaria.swarm.report.swarm_report import body, write_swarm_report
 
-    config, outcome = noted(run)
+    config, outcome = recorded_outcome(run)
     return ReportPage(
         run / PAGE,
         lambda to: write_swarm_report(run, config, outcome, to),

@@ -24,7 +24,7 @@ from planaria.report.observe.bars import SearchProgress
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_page import write_page
 from planaria.report.tables import Table, show
-from planaria.runtime.engine.prepare import beside
+from planaria.runtime.engine.prepare import relative_to_recipe
 
 LARGEST = 1e9
 """most moves of a budget"""
@@ -93,7 +93,7 @@ def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
             "network.topology: not given; to plan routes, name a TOML file of sites and nodes, such as "
             f"{shipped.FOLDER / 'topologies' / 'twelve_cities.toml'}"
         )
-    return read(beside(recipe, config.network.topology), config.network.scale)
+    return read(relative_to_recipe(recipe, config.network.topology), config.network.scale)
 
 
 def parse_budget(text: str) -> SearchBudget:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planaria.cli.commands.plan import describe
-from planaria.cli.commands.watch import beside
+from planaria.cli.commands.watch import serve_page
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
@@ -40,7 +40,7 @@ class LivePage:
 
     def __call__(self, folder: Path) -> AbstractContextManager[object]:
         """Return a context that serves the page of the run in ``folder``."""
-        return beside(folder, self.address, self.token_file, self.chaos, print)
+        return serve_page(folder, self.address, self.token_file, self.chaos, print)
 
 
 def start(
@@ -75,7 +75,9 @@ def start(
             earlier = existing_run(config)
             print(f"# --resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
         return 0
-    train(recipe_file, resume="auto" if auto else False, settings=flags, progress=not quiet, notify=print, beside=shown)
+    train(
+        recipe_file, resume="auto" if auto else False, settings=flags, progress=not quiet, notify=print, context=shown
+    )
     return 0
 
 
@@ -101,6 +103,6 @@ def resume(
         settings=flags,
         progress=not quiet,
         notify=print,
-        beside=shown,
+        context=shown,
     )
     return 0

@@ -98,7 +98,7 @@ def _striker() -> Strike:
 
 
 @contextmanager
-def beside(
+def serve_page(
     folder: Path, address: ServerAddress, token_file: Path | None, chaos: bool, notify: Callable[[str], None]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Serve the page of a run in a separate process meanwhile.

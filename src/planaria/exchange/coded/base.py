@@ -64,7 +64,7 @@ class Scheme(Choice, ABC):
     exact: ClassVar[bool] = True
     """whether decoding gives the exact sum instead of an estimate"""
 
-    def objection(self, n: int) -> str:
+    def why_unsupported(self, n: int) -> str:
         """Return why the scheme does not support n workers, with a fix, or an empty string."""
         return ""
 
@@ -148,26 +148,3 @@ class Uncoded(Scheme):
     def conforms(self, n: int, history: History) -> bool:
         """Return whether no worker is late."""
         return not history[-1]
-
-
-class DropSlowest(Uncoded):
-    """Leaves out the slowest s workers and scales up the others' sum, as if chunks were alike.
-
-    Biased against the data of slow workers, so recipes cannot choose it.
-    """
-
-    exact: ClassVar[bool] = False
-    stragglers: Stragglers = 1
-    """s, the most workers left out"""
-
-    def decodable(self, n: int, history: History, job: int) -> bool:
-        return job < len(history) and len(history[job]) <= self.stragglers
-
-    def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
-        if not self.decodable(n, history, job):
-            return None
-        there = [worker for worker in range(n) if worker not in history[job]]
-        return tuple(CodedVector(worker, job, 0, n / len(there)) for worker in there)
-
-    def conforms(self, n: int, history: History) -> bool:
-        return len(history[-1]) <= self.stragglers

@@ -17,7 +17,7 @@ import numpy as np
 from planaria.exchange.coded.base import Scheme, Uncoded
 from planaria.exchange.coded.gc import GC
 from planaria.exchange.coded.sgc import MSGC, SRSGC
-from planaria.exchange.coded.simulate import FinishTimes, replay, unhurried, windows
+from planaria.exchange.coded.simulate import FinishTimes, replay, uncoded_seconds, windows
 
 WORTH = 0.02
 """least share of the uncoded time that a code must save: less is below a probe's precision"""
@@ -63,7 +63,7 @@ class SchemeChoice:
     """workers that are slow in most rounds, which coding does not help"""
 
 
-def grid(n: int, most_delay: int = 3, published: bool = False) -> Iterator[tuple[str, Scheme]]:
+def candidate_schemes(n: int, most_delay: int = 3, published: bool = False) -> Iterator[tuple[str, Scheme]]:
     """Yield the candidate schemes for n workers by name, with a delay of at most ``most_delay`` rounds.
 
     SR-SGC with equal B and s differ only in the patterns that ``published`` rules tolerate.
@@ -78,7 +78,7 @@ def grid(n: int, most_delay: int = 3, published: bool = False) -> Iterator[tuple
             options = {"burst": burst, "window": window, "stragglers": late}
             results += [("srsgc", SRSGC(**options)), ("msgc", MSGC(**options))]
         for name, made in results:
-            if made.objection(n) or made.delay() > most_delay:
+            if made.why_unsupported(n) or made.delay() > most_delay:
                 continue
             if isinstance(made, SRSGC) and not published:
                 if (made.burst, made.spare()) in repeated:
@@ -93,7 +93,7 @@ def slow_always(profile: FinishTimes, slow: float) -> tuple[int, ...]:
     return tuple(int(worker) for worker in np.flatnonzero(medians > slow * np.median(medians)))
 
 
-def orders(profile: FinishTimes) -> list[FinishTimes]:
+def reordered_profiles(profile: FinishTimes) -> list[FinishTimes]:
     """Return the profile, and for few rounds and similar workers, the profile with other orders of workers."""
     medians = np.median(profile.seconds, axis=0)
     alike = float(medians.max()) < ALIKE * float(medians.min())
@@ -103,7 +103,7 @@ def orders(profile: FinishTimes) -> list[FinishTimes]:
     return [profile, *(replace(profile, seconds=profile.seconds[:, order]) for order in others)]
 
 
-def timed(scheme: Scheme, profile: FinishTimes, slow: float = 2.0, window: int = 0) -> tuple[float, float]:
+def expected_seconds(scheme: Scheme, profile: FinishTimes, slow: float = 2.0, window: int = 0) -> tuple[float, float]:
     """Return seconds per job under the profile's delays, and their standard error, in one sequence or steps of
     ``window`` jobs.
 
@@ -114,7 +114,7 @@ def timed(scheme: Scheme, profile: FinishTimes, slow: float = 2.0, window: int =
     if not window:
         sequence: Sequence[float] = replay(scheme, profile, rounds, slow=slow).rounds
     elif type(scheme) is Uncoded:
-        sequence = unhurried(profile, window, count)
+        sequence = uncoded_seconds(profile, window, count)
     else:
         sequence = windows(scheme, profile, window, count, slow=slow)
     jobs = count * max(1, window)
@@ -134,10 +134,10 @@ def choose(
     :param window: jobs in a step, if each step is a separate window; 0: one endless sequence of jobs.
     :param microbatches: of a job, over all workers; schemes whose chunks do not divide them are left out.
     """
-    n, ordered = profile.workers, orders(profile)
+    n, ordered = profile.workers, reordered_profiles(profile)
     candidates = [
         _offer(name, scheme, ordered, slow, window)
-        for name, scheme in grid(n, most_delay)
+        for name, scheme in candidate_schemes(n, most_delay)
         if microbatches is None or microbatches % scheme.chunks(n) == 0 or name == "none"
     ]
     ranked = tuple(sorted(candidates, key=lambda update: (update.seconds + update.error, update.load)))
@@ -153,7 +153,7 @@ def choose(
 
 
 def _offer(name: str, scheme: Scheme, ordered: Sequence[FinishTimes], slow: float, window: int) -> SchemeCandidate:
-    n, times = ordered[0].workers, [timed(scheme, each, slow, window) for each in ordered]
+    n, times = ordered[0].workers, [expected_seconds(scheme, each, slow, window) for each in ordered]
     seconds, error = fmean(mean for mean, _ in times), fmean(error for _, error in times)
     return SchemeCandidate(name, scheme, seconds, error, scheme.load(n), scheme.vectors(), scheme.chunks(n))
 
@@ -168,7 +168,7 @@ def _no_case(
     window: int,
 ) -> SchemeChoice:
     """Return the result with machines that are always slow: leave them out, unless a code beats the rest."""
-    left, _ = timed(Uncoded(), profile.without(always), slow, window)
+    left, _ = expected_seconds(Uncoded(), profile.without(always), slow, window)
     who = ", ".join(map(str, always))
     why = f"replicas {who} are slow in most rounds, so coding does not pay: {left:.4g} s a job without them"
     chosen = none if left <= best.seconds else best

@@ -189,7 +189,7 @@ def enlarges(n: int, spare: int) -> float:
     return (n - m + worst) / n
 
 
-def rough(n: int, stragglers: int, spare: Callable[[int], int] = int) -> str:
+def precision_problem(n: int, stragglers: int, spare: Callable[[int], int] = int) -> str:
     """Return why a code of ``spare`` (stragglers) loses too much precision, with a fix, or an empty string."""
     if (times := enlarges(n, spare(stragglers))) <= MOST_ENLARGED:
         return ""
@@ -206,10 +206,10 @@ class GC(Scheme):
     stragglers: Stragglers = 1
     """s, the number of workers that a round may miss"""
 
-    def objection(self, n: int) -> str:
+    def why_unsupported(self, n: int) -> str:
         if self.stragglers >= n:
             return f"stragglers = {self.stragglers} leaves none of {n} replicas; give {n - 1} or fewer"
-        return rough(n, self.stragglers)
+        return precision_problem(n, self.stragglers)
 
     def load(self, n: int) -> float:
         """Return (s + 1) / n."""

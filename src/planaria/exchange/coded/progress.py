@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planaria.control.apply_base import answering, handles, with_replica
+from planaria.control.apply_base import handles, replica_answered_by, with_replica
 from planaria.control.replica import ReplicaState, updated
 from planaria.control.state import RunState
 from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
 
 
-def begun(run: RunState) -> CodedStep | None:
+def initial_progress(run: RunState) -> CodedStep | None:
     """Return the progress of a new training step; None without coding."""
     return CodedStep() if run.settings.coded else None
 
@@ -22,7 +22,7 @@ def coded_step(replica: ReplicaState) -> CodedStep | None:
 
 @handles
 def _(fact: ResultsSent, run: RunState) -> RunState:
-    replica = answering(run, fact, "run")
+    replica = replica_answered_by(run, fact, "run")
     coded = None if replica is None else _in_round(replica, fact)
     if replica is None or coded is None:
         return run

@@ -39,7 +39,7 @@ class RoundTimes:
     seconds: float
 
 
-def laps(record: RunRecord) -> list[RoundTimes]:
+def completed_rounds(record: RunRecord) -> list[RoundTimes]:
     """Return the completed rounds in order; cached."""
     return record.once(_laps)
 
@@ -71,7 +71,7 @@ def profile_of(record: RunRecord) -> FinishTimes | None:
     coding = coding_of(record.config.exchange)
     if coding is None:
         return None
-    full = [lap for lap in laps(record) if coding.scheme.delay() <= lap.round < coding.jobs]
+    full = [lap for lap in completed_rounds(record) if coding.scheme.delay() <= lap.round < coding.jobs]
     rows = [[lap.sent.get(replica, lap.seconds) for replica in range(coding.replicas)] for lap in full]
     if len(rows) < LEAST_ROUNDS:
         return None
@@ -103,7 +103,7 @@ def schemes(record: RunRecord) -> SchemeChoice | None:
 
 def section(record: RunRecord) -> Iterator[str]:
     """Empty without coding."""
-    coding, made = coding_of(record.config.exchange), laps(record)
+    coding, made = coding_of(record.config.exchange), completed_rounds(record)
     if coding is None or not made:
         return
     parts = [page.chart(finish_figure(made, coding), "stragglers")]
@@ -120,7 +120,7 @@ def section(record: RunRecord) -> Iterator[str]:
 
 def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield the count of rounds that ended without some replicas."""
-    coding, made = coding_of(record.config.exchange), laps(record)
+    coding, made = coding_of(record.config.exchange), completed_rounds(record)
     if coding is not None and made:
         yield f"stragglers    {_summary(coding, made)}"
 

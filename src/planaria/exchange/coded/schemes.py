@@ -43,14 +43,14 @@ class CodedSchedule:
     slow: float = 2.0
     """1 + µ: a worker is late after ``slow`` times the fastest worker's time"""
 
-    def least(self, n: int) -> int:
+    def microbatch_divisor(self, n: int) -> int:
         """Return the divisor of the microbatches of each of n replicas in a step."""
         whole = self.jobs * self.scheme.chunks(n)
         return whole // gcd(whole, n)
 
     def require(self, n: int, microbatches: int) -> None:
         """:raises UserError: if ``microbatches`` per replica cannot be split into jobs and chunks."""
-        if over := microbatches % (least := self.least(n)):
+        if over := microbatches % (least := self.microbatch_divisor(n)):
             raise UserError(
                 f"exchange.coded: {n} replicas and jobs = {self.jobs} need pipeline.microbatches to be a multiple of "
                 f"{least}, and here are {microbatches}; take {microbatches + least - over}, or other jobs or parameters"
@@ -80,7 +80,7 @@ def coded_of(setting: str | Mapping[str, Any], members: int) -> CodedSchedule:
             "steps, let `planaria advise RECIPE --delays RUN` choose, and use its answer"
         )
     scheme = SCHEMES.make(name, given)
-    if why := scheme.objection(members):
+    if why := scheme.why_unsupported(members):
         raise UserError(f"exchange.coded: {name!r}: {why}")
     if jobs is None:
         jobs = JOBS if scheme.delay() else 1

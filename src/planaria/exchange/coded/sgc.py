@@ -19,7 +19,7 @@ from pydantic import Field
 
 from planaria.config import bounds
 from planaria.exchange.coded.base import NOBODY, CodedVector, History, Late, MiniTask, Scheme, Stragglers, Tasks
-from planaria.exchange.coded.gc import code, rough
+from planaria.exchange.coded.gc import code, precision_problem
 
 Window = Annotated[int, Field(ge=2), bounds.at_most(64, "a job would stay open for as many rounds")]
 Burst = Annotated[int, Field(ge=1), bounds.at_most(63, "it is shorter than a window")]
@@ -35,7 +35,7 @@ class WindowedScheme(Scheme):
     stragglers: Stragglers = 1
     """λ: distinct workers that are late within a window"""
 
-    def objection(self, n: int) -> str:
+    def why_unsupported(self, n: int) -> str:
         if self.burst >= self.window:
             return f"burst = {self.burst} is not below window = {self.window}; give window = {self.burst + 1} or more"
         if self.stragglers > n:
@@ -43,7 +43,7 @@ class WindowedScheme(Scheme):
         return ""
 
 
-def bursty(window: History, burst: int, most: int) -> bool:
+def is_bursty(window: History, burst: int, most: int) -> bool:
     """Return whether one window is (B, W, λ)-bursty: at most λ distinct late workers, each within B rounds."""
     first: dict[int, int] = {}
     for at, late in enumerate(window):
@@ -53,7 +53,7 @@ def bursty(window: History, burst: int, most: int) -> bool:
     return len(first) <= most
 
 
-def arbitrary(window: History, times: int, most: int) -> bool:
+def is_arbitrary(window: History, times: int, most: int) -> bool:
     """Return whether one window is (N, W′, λ′)-arbitrary: at most λ′ late workers, each at most N times."""
     counts = Counter(worker for late in window for worker in late)
     return len(counts) <= most and max(counts.values(), default=0) <= times
@@ -62,14 +62,14 @@ def arbitrary(window: History, times: int, most: int) -> bool:
 def bursty_throughout(history: History, burst: int, width: int, most: int) -> bool:
     """Return whether every window of ``width`` rounds is bursty; a shorter history is one window."""
     starts = range(max(1, len(history) - width + 1))
-    return all(bursty(history[start : start + width], burst, most) for start in starts)
+    return all(is_bursty(history[start : start + width], burst, most) for start in starts)
 
 
 class SRSGC(WindowedScheme):
     """GC(n, s) with the s that bursts need if excess late tasks are repeated: T = B, which divides W − 1."""
 
-    def objection(self, n: int) -> str:
-        if why := super().objection(n):
+    def why_unsupported(self, n: int) -> str:
+        if why := super().why_unsupported(n):
             return why
         if (self.window - 1) % self.burst:
             fitting = self.window + self.burst - (self.window - 1) % self.burst
@@ -77,7 +77,7 @@ class SRSGC(WindowedScheme):
                 f"burst = {self.burst} does not divide window − 1 = {self.window - 1}; give window = {fitting}, "
                 "or burst = 1"
             )
-        return rough(n, self.stragglers, self._spare)
+        return precision_problem(n, self.stragglers, self._spare)
 
     def spare(self) -> int:
         """Return s = ⌈Bλ / (W − 1 + B)⌉."""
@@ -139,14 +139,14 @@ class SRSGC(WindowedScheme):
         for now in range(max(0, len(history) - self.window), len(history)):
             counts = len(history[now]) > self.spare() or self._repeating(history, now)
             window.append(history[now] if counts else NOBODY)
-        return bursty(window, self.burst, self.stragglers)
+        return is_bursty(window, self.burst, self.stragglers)
 
 
 class MSGC(WindowedScheme):
     """Round r's mini-task m belongs to job r − m, for m in 0 … W − 2 + B: T = W − 2 + B."""
 
-    def objection(self, n: int) -> str:
-        return super().objection(n) or (rough(n, self.stragglers) if self.stragglers < n else "")
+    def why_unsupported(self, n: int) -> str:
+        return super().why_unsupported(n) or (precision_problem(n, self.stragglers) if self.stragglers < n else "")
 
     def delay(self) -> int:
         return self.window - 2 + self.burst
@@ -248,7 +248,7 @@ class MSGC(WindowedScheme):
     def conforms(self, n: int, history: History) -> bool:
         """Return whether the newest T + 1 rounds (one job's) are (B, W, λ)-bursty or (B, W + B − 1, λ)-arbitrary."""
         newest = history[-self.slots() :]
-        return bursty_throughout(newest, self.burst, self.window, self.stragglers) or arbitrary(
+        return bursty_throughout(newest, self.burst, self.window, self.stragglers) or is_arbitrary(
             newest, self.burst, self.stragglers
         )
 

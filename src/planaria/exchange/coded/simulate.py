@@ -81,7 +81,9 @@ class ReplayedRounds:
         return sum(self.rounds)
 
 
-def close(finish: Seconds, busy: Sequence[int], slow: float, allowed: Callable[[Late], bool]) -> tuple[Late, float]:
+def close_round(
+    finish: Seconds, busy: Sequence[int], slow: float, allowed: Callable[[Late], bool]
+) -> tuple[Late, float]:
     """Return the late workers of a round and the time of its end.
 
     κ is the fastest finish time. After ``slow`` · κ, that is (1+µ)κ, busy workers are late if ``allowed``; otherwise
@@ -130,7 +132,7 @@ def replay(
             sends = np.array([sum(task.sent for task in own) for own in scheme.tasks(n, jobs, history)])
             finish = finish + profile.send_s * np.maximum(sends - 1, 0)
         patience = slow if published or scheme.delay() else 1.0
-        late, ends = close(
+        late, ends = close_round(
             finish, busy, patience, lambda late: _may_close(scheme, n, jobs, [*history, late], published)
         )
         waits += sum(finish[worker] > patience * finish[busy].min() for worker in busy if worker not in late)
@@ -154,7 +156,7 @@ def windows(
     ]
 
 
-def unhurried(profile: FinishTimes, jobs: int, count: int) -> list[float]:
+def uncoded_seconds(profile: FinishTimes, jobs: int, count: int) -> list[float]:
     """Return the seconds of these steps without a code, with waits only at the end of a step: max_i Σ_j t_ij.
 
     This is all-reduce once per step; short delays of different workers do not add up.

@@ -62,7 +62,7 @@ class CodedSteps:
 
     def plan(self, step: int, number: int) -> StepPlan:
         """Return the plan of a replica's first task of a step."""
-        return next(self.work(step, (), number)).plan
+        return next(self.tasks_of(step, (), number)).plan
 
     def run(
         self,
@@ -75,7 +75,7 @@ class CodedSteps:
         """Run a step (``StepWork.run``)."""
         CodedRounds(self, messages, runner, data, spans).run(begun)
 
-    def work(self, step: int, counted: Counted, replica: int) -> Iterator[NodeTask]:
+    def tasks_of(self, step: int, counted: Counted, replica: int) -> Iterator[NodeTask]:
         """Yield ``replica``'s tasks in the round after those in ``counted``."""
         size, first = self.microbatches // self.coding.chunks, len(counted) * self.coding.scheme.slots()
         for number, duty in enumerate(self.coding.duties(counted, replica), first):
@@ -198,7 +198,7 @@ class CodedRounds:
         """Work until the controller ends the round."""
         here = self._messages.here
         try:
-            for work in self._steps.work(here.step, self._counted, here.number):
+            for work in self._steps.tasks_of(here.step, self._counted, here.number):
                 self._messages.first_pass = work.number * self._steps.microbatches
                 self._steps.begin(self._runner, work, self._data)
                 execute_plan(work.plan, self._messages, self._runner, self._spans)

@@ -38,7 +38,7 @@ def header(count: int) -> Tensor:
     return torch.tensor([count], dtype=torch.int64).view(torch.uint8)
 
 
-def counted(message: Tensor) -> int:
+def header_count(message: Tensor) -> int:
     """Return the count of numbers in a message's header; 0 if the message is too short."""
     return int(message[:COUNT_BYTES].clone().view(torch.int64)) if len(message) >= COUNT_BYTES else 0
 
@@ -50,8 +50,8 @@ class ArrayReader:
         """:raises ValueError: if the message does not have ``size`` bytes, or another ``count`` in its header."""
         if message.dtype != torch.uint8 or message.shape != (size,):
             raise ValueError(f"{count} numbers are {size} bytes, not {message.dtype} {list(message.shape)}")
-        if counted(message) != count:
-            raise ValueError(f"a message of {counted(message)} numbers in place of one of {count}")
+        if header_count(message) != count:
+            raise ValueError(f"a message of {header_count(message)} numbers in place of one of {count}")
         self._message, self._at = message, COUNT_BYTES
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -71,7 +71,7 @@ class Chunked(Compressor, ABC):
     """A compressor whose messages start with their count of numbers."""
 
     def count(self, message: Tensor) -> int:
-        return counted(message)
+        return header_count(message)
 
     def damage(self, message: Tensor, count: int) -> str:
         try:

@@ -23,7 +23,7 @@ from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import CHUNK
 from planaria.exchange.compress.dense import PLAIN, GroupQuantised, Sign, Uncompressed
 from planaria.exchange.compress.estimates import EF21, EF21W, EControl
-from planaria.exchange.compress.feedback import EF14, Feedback, NoFeedback, full
+from planaria.exchange.compress.feedback import EF14, Feedback, NoFeedback, at_least_fp32
 from planaria.exchange.compress.sparse import RandK, TopK
 
 COMPRESSORS: Registry[Compressor] = Registry(
@@ -86,7 +86,7 @@ class Compression:
         scale = self._scale(outer, self.me)
         vector = weight_message.flat(meant)
         blocking = codec.encode(vector if scale == 1.0 else vector / scale, outer.rounds)
-        sent = _scaled(weight_message.named(codec.decode(blocking, count, outer.rounds), meant), scale)
+        sent = _scaled(weight_message.unflatten(codec.decode(blocking, count, outer.rounds), meant), scale)
         kept = self.feedback.next_parts(outer, exact, meant, sent)
         return Update(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent), codec.exact))
 
@@ -135,7 +135,7 @@ class Compression:
             return joined, self.feedback.shared(joined)
         return self.feedback.result(outer, joined)
 
-    def anew(self, outer: StageOuterState) -> StageOuterState:
+    def after_member_change(self, outer: StageOuterState) -> StageOuterState:
         """Return the state after a change of members: without estimates, with residuals."""
         return replace(outer, parts={n: held for n, held in outer.parts.items() if self.parts.get(n) != "estimate"})
 
@@ -173,7 +173,10 @@ def _scaled(weights: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 def _norm(vector: Weights, other: Weights | None = None) -> float:
     """Return ‖v‖, or ‖v − u‖, over tensors with the same names: fp32 tensors, fp64 squares."""
-    each = (full(vector[name]) if other is None else full(vector[name]) - other[name] for name in sorted(vector))
+    each = (
+        at_least_fp32(vector[name]) if other is None else at_least_fp32(vector[name]) - other[name]
+        for name in sorted(vector)
+    )
     return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in each))
 
 
@@ -194,7 +197,7 @@ def compression_of(setting: str | Mapping[str, Any]) -> Compression:
         COMPRESSORS.make(kind, COMPRESSORS.declared([kind], given)),
         FEEDBACKS.make(name, FEEDBACKS.declared([name], given)),
     )
-    if wrong := made.feedback.objection(made.compressor.delta(CHUNK)):
+    if wrong := made.feedback.why_unsupported(made.compressor.delta(CHUNK)):
         raise UserError(f"exchange.compress: {wrong}")
     return made
 

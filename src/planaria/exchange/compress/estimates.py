@@ -18,7 +18,7 @@ from torch import Tensor
 
 from planaria.config.bounds import Positive
 from planaria.exchange.base import Parts, StageOuterState, Weights
-from planaria.exchange.compress.feedback import Feedback, full
+from planaria.exchange.compress.feedback import Feedback, at_least_fp32
 from planaria.exchange.stepsize import scales
 
 LEAST = 1e-3
@@ -40,7 +40,7 @@ class Estimates(Feedback, ABC):
         return mean, {"mean_estimate": mean}
 
     def parts_after_start(self, exact: Weights) -> dict[str, Weights]:
-        return {"estimate": {name: full(g).clone() for name, g in exact.items()}}
+        return {"estimate": {name: at_least_fp32(g).clone() for name, g in exact.items()}}
 
     def shared(self, joined: Weights) -> dict[str, Weights]:
         return {"mean_estimate": joined}
@@ -72,8 +72,8 @@ class EF21(Estimates):
         """v ← (1 − a)v + ag (arXiv 2305.15155, algorithm 1)."""
         a = self.momentum
         if a == 1.0:
-            return {name: full(g) for name, g in exact.items()}
-        return {name: (1.0 - a) * outer["followed"][name] + a * full(g) for name, g in exact.items()}
+            return {name: at_least_fp32(g) for name, g in exact.items()}
+        return {name: (1.0 - a) * outer["followed"][name] + a * at_least_fp32(g) for name, g in exact.items()}
 
 
 Smoothness = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -83,8 +83,8 @@ class EF21W(EF21):
     """D = C((g − h)/s)·s, h ← h + D, h̄ ← h̄ + mean D, with the scale s_i = n·w_i = n·L_i/ΣL_j of replica i.
 
     In the paper's algorithm 2, h_i follows g_i/s_i and the mean counts s_i. Here h_i is s_i times that: the other
-    replicas' weights do not enter a state, and a change of weights needs no conversion. The step size is ``new_rule``
-    of ``exchange/stepsize.py``.
+    replicas' weights do not enter a state, and a change of weights needs no conversion. The published step size
+    is 1/(L + mean L_i · ξ(δ)) (theorem 3).
     """
 
     smoothness: Annotated[list[Smoothness], Field(min_length=1)] | Literal["auto"] = "auto"
@@ -128,7 +128,9 @@ def estimated(secants: tuple[float, ...]) -> list[float]:
 
 def _square(weights: Weights) -> float:
     """Return ‖v‖² in fp64."""
-    return sum(float(np.square(full(weights[name]).cpu().numpy(), dtype=np.float64).sum()) for name in sorted(weights))
+    return sum(
+        float(np.square(at_least_fp32(weights[name]).cpu().numpy(), dtype=np.float64).sum()) for name in sorted(weights)
+    )
 
 
 class EControl(Estimates):
@@ -163,7 +165,7 @@ class EControl(Estimates):
         residual = {name: outer["residual"].get(name, 0.0) + ahead[name] - sent[name] for name in sent}
         return {"residual": residual, "estimate": {name: outer["estimate"][name] + sent[name] for name in sent}}
 
-    def objection(self, delta: float) -> str:
+    def why_unsupported(self, delta: float) -> str:
         if self.eta == "auto" or self.eta <= delta or self.force:
             return ""
         return (
@@ -174,4 +176,4 @@ class EControl(Estimates):
 
 def _ahead(outer: StageOuterState, exact: Weights) -> dict[str, Tensor]:
     """Return g − h."""
-    return {name: full(g) - outer["estimate"][name] for name, g in exact.items()}
+    return {name: at_least_fp32(g) - outer["estimate"][name] for name, g in exact.items()}

@@ -18,7 +18,7 @@ from planaria.config.registry import Choice
 from planaria.exchange.base import Parts, StageOuterState, Weights
 
 
-def full(tensor: Tensor) -> Tensor:
+def at_least_fp32(tensor: Tensor) -> Tensor:
     """Return the tensor in fp32 or wider; may share memory."""
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
@@ -64,7 +64,7 @@ class Feedback(Choice, ABC):
         return joined, {}
 
     def parts_after_start(self, exact: Weights) -> dict[str, Weights]:
-        """Return the sender's own parts after it sent ``exact`` uncompressed to start."""
+        """Return the sender's own parts after it has sent its first value, ``exact``, uncompressed."""
         return {}
 
     def shared(self, joined: Weights) -> dict[str, Weights]:
@@ -87,7 +87,7 @@ class Feedback(Choice, ABC):
         """Return why the feedback does not support this number of members, or an empty string."""
         return ""
 
-    def objection(self, delta: float) -> str:
+    def why_unsupported(self, delta: float) -> str:
         """Return why the feedback does not support a compressor of this δ, or an empty string."""
         return ""
 
@@ -100,7 +100,7 @@ class NoFeedback(Feedback):
         return {}
 
     def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
-        return {name: full(tensor) for name, tensor in exact.items()}
+        return {name: at_least_fp32(tensor) for name, tensor in exact.items()}
 
     def next_parts(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         return {}
@@ -117,7 +117,7 @@ class EF14(Feedback):
         return {"residual": "own"}
 
     def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
-        return {name: full(tensor) + outer["residual"].get(name, 0.0) for name, tensor in exact.items()}
+        return {name: at_least_fp32(tensor) + outer["residual"].get(name, 0.0) for name, tensor in exact.items()}
 
     def next_parts(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         return {"residual": {name: meant[name] - sent[name] for name in meant}}

@@ -27,7 +27,7 @@ class RobustRule(Choice, ABC):
     byzantine: Natural = 1
     """f, the number of Byzantine members tolerated"""
 
-    def least(self) -> int:
+    def min_members(self) -> int:
         """Return the fewest members with which it tolerates f Byzantine ones; by default 2f + 1, a majority."""
         return 2 * self.byzantine + 1
 

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from planaria.common.compiled import COMPILED
 from planaria.exchange.robust.base import CoordinateRule, GramRule, RobustRule, nearest
-from planaria.exchange.robust.products import CHUNK, Vector, blank, bounded, chunks, framed, mixed, pieces, products
+from planaria.exchange.robust.products import (
+    CHUNK,
+    Vector,
+    chunks,
+    inner_products,
+    multiply_rows,
+    pieces,
+    products,
+    shortening_factors,
+    zeros_like_vector,
+)
 
 Mix = Literal["none", "nnm", "bucketing"]
 BUCKET = 2
@@ -52,11 +62,11 @@ def combine(
         return RobustValue(_visited(vectors, rule.combine, LONG if COMPILED else CHUNK))
     onward = isinstance(rule, GramRule) and rule.continues
     if onward and last is None:
-        last = blank(vectors[0])
+        last = zeros_like_vector(vectors[0])
     gram = products(vectors, last if onward else None, isinstance(rule, GramRule) and rule.origin)
     if isinstance(rule, CoordinateRule):
         made, matrix = rule.combine, _mixed_by(rule, gram, mix, draw)
-        return RobustValue(_visited(vectors, lambda rows: made(mixed(matrix, rows))))
+        return RobustValue(_visited(vectors, lambda rows: made(multiply_rows(matrix, rows))))
     assert isinstance(rule, GramRule)
     c = coefficients(rule, gram, mix, draw, onward)
     return RobustValue(by_coefficients(vectors, c, last if onward else None), c, gram)
@@ -74,15 +84,15 @@ def coefficients(rule: GramRule, gram: Tensor, mix: Mix, draw: int, about_last: 
     :raises ValueError: if there are too few vectors for the rule.
     """
     matrix = _mixed_by(rule, gram, mix, draw)
-    shorter = torch.ones(len(gram) - 1, dtype=gram.dtype) if about_last else bounded(gram)
-    seen = matrix @ framed(gram, shorter, rule.origin) @ matrix.T
+    shorter = torch.ones(len(gram) - 1, dtype=gram.dtype) if about_last else shortening_factors(gram)
+    seen = matrix @ inner_products(gram, shorter, rule.origin) @ matrix.T
     return matrix.T @ rule.coefficients(seen) * shorter
 
 
 def _mixed_by(rule: RobustRule, gram: Tensor, mix: Mix, draw: int) -> Tensor:
     """Return the mixing matrix by true lengths, since a shortened vector may be as near as an honest long one."""
     lengths = torch.ones(len(gram) - 1, dtype=gram.dtype)
-    matrix = mixing(mix, framed(gram, lengths, origin=False), rule.byzantine, draw)
+    matrix = mixing(mix, inner_products(gram, lengths, origin=False), rule.byzantine, draw)
     _enough(rule, len(matrix))
     return matrix
 
@@ -126,19 +136,21 @@ def _visited(vectors: Sequence[Vector], made: Callable[[list[Tensor]], Tensor], 
 
 
 def _enough(rule: RobustRule, count: int) -> None:
-    if count < rule.least():
+    if count < rule.min_members():
         raise ValueError(
-            f"{count} vectors are too few for {rule.byzantine} Byzantine ones: give at least {rule.least()}"
+            f"{count} vectors are too few for {rule.byzantine} Byzantine ones: give at least {rule.min_members()}"
         )
 
 
-def suspects(counted: Sequence[float], byzantine: int) -> list[int]:
+def low_weight_members(counted: Sequence[float], byzantine: int) -> list[int]:
     """Return the members, by index, with less than half of their weight in a mean: at most ``byzantine``, in order."""
     little = [index for index, value in enumerate(counted) if value < _LITTLE / len(counted)]
     return sorted(sorted(little, key=lambda index: (counted[index], index))[:byzantine])
 
 
-def rivals(rules: Mapping[str, RobustRule], own: GramRule, gram: Tensor, mix: Mix, draw: int) -> dict[str, Tensor]:
+def rival_coefficients(
+    rules: Mapping[str, RobustRule], own: GramRule, gram: Tensor, mix: Mix, draw: int
+) -> dict[str, Tensor]:
     """Return c [n] of each of ``rules`` except the run's ``own``, from G of a round with ``mix`` and ``draw``.
 
     Leaves out rules without coefficients from G: coordinate rules; iterative rules, if the run's is not, and rules

@@ -10,10 +10,10 @@ from planaria.control.state import RunState
 from planaria.control.update_reports import rounded
 from planaria.exchange.base import UpdateWeights
 from planaria.exchange.robust.equivocation import Exclusions, Received, findings, joined
-from planaria.exchange.robust.suspicion import distrusted
+from planaria.exchange.robust.suspicion import byzantine_bound
 
 
-def remembered(run: RunState) -> dict[int, str]:
+def excluded_replicas(run: RunState) -> dict[int, str]:
     """Return the replicas excluded from rounds because of repeated invalid updates, with reasons."""
     return Exclusions(invalid=run.suspicion.exclusions(run.rule).invalid).left_out
 
@@ -28,7 +28,7 @@ def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish 
     if not replica.received:
         return None
     result = run.suspicion.examine(_received_in_step(replica), run.rule)
-    if not result.least:
+    if not result.min_byzantine:
         return None
     if wrong := run.suspicion.raised(result.all).unbearable(run.rule):
         return d.Finish(outcome="failed", reason=wrong)
@@ -49,35 +49,35 @@ def _received_in_step(replica: ReplicaState) -> Received:
     return {member: joined(of_stages) for member, of_stages in enumerate(received)}
 
 
-def suspects(run: RunState, party: Collection[int]) -> Exclusions:
+def equivocating_replicas(run: RunState, party: Collection[int]) -> Exclusions:
     """Return the equivocating replicas among those about to settle a round together."""
-    if not run.rule.witnessed(len(party)):
+    if not run.rule.detects_equivocation(len(party)):
         return Exclusions()
     received = {}
     for number in party:
         replica, by_node = run.replicas[number], dict[int, dict[int, str]]()
-        assert replica.meeting is not None
-        for (node, member), digest in replica.meeting.received.items():
+        assert replica.open_round is not None
+        for (node, member), digest in replica.open_round.received.items():
             by_node.setdefault(node, {})[member] = digest
         nodes = (replica.arrangement.nodes(stage)[0] for stage in replica.arrangement.stages)
         received[number] = joined(by_node.get(node, {}) for node in nodes)
-    return findings(received, party, distrusted(run.rule))
+    return findings(received, party, byzantine_bound(run.rule))
 
 
 Coefficients = dict[int, dict[int, float]]
 Rivals = dict[str, dict[int, float]]
 
 
-def counted(run: RunState, round: int, party: Sequence[int]) -> tuple[Coefficients, Rivals]:
+def settle_weights(run: RunState, round: int, party: Sequence[int]) -> tuple[Coefficients, Rivals]:
     """Return the weights in :class:`~planaria.control.members.Settle` for a ``round`` that ``party`` settles."""
     weighing = run.rule.weighing
     if weighing is None or len(party) < 2:
         return {}, {}
     members, coefficients, first = sorted(party), Coefficients(), UpdateWeights()
     for me in members:
-        meeting, arrangement = run.replicas[me].meeting, run.replicas[me].arrangement
-        assert meeting is not None
-        stages = [meeting.products_at(arrangement.nodes(stage)[0]) for stage in arrangement.stages]
+        open_round, arrangement = run.replicas[me].open_round, run.replicas[me].arrangement
+        assert open_round is not None
+        stages = [open_round.products_at(arrangement.nodes(stage)[0]) for stage in arrangement.stages]
         if (result := weighing.counted(stages, members, me, round)) is None:  # too few for the rule
             return {}, {}
         first = first if coefficients else result

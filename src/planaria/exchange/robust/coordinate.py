@@ -29,17 +29,17 @@ class Median(CoordinateRule):
     """med_j x_j[k]; for an even number of members the mean of the two middle values."""
 
     def combine(self, rows: Sequence[Tensor]) -> Tensor:
-        return middle(rows, (len(rows) - 1) // 2)
+        return trimmed_mean(rows, (len(rows) - 1) // 2)
 
 
 class TrimmedMean(CoordinateRule):
     """The mean of x_j[k] without the f largest and the f smallest."""
 
     def combine(self, rows: Sequence[Tensor]) -> Tensor:
-        return middle(rows, self.byzantine)
+        return trimmed_mean(rows, self.byzantine)
 
 
-def middle(rows: Sequence[Tensor], trim: int) -> Tensor:
+def trimmed_mean(rows: Sequence[Tensor], trim: int) -> Tensor:
     """Return for each coordinate the mean of ``rows`` [d] without the ``trim`` largest and smallest: [d], a new tensor.
 
     Comparisons take whole rows, for vector instructions; the order of summation depends on the numbers only. The order

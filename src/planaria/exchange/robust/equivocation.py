@@ -37,7 +37,7 @@ class Exclusions(NamedTuple):
     """members whose updates were invalid too often, in order"""
 
     @property
-    def least(self) -> int:
+    def min_byzantine(self) -> int:
         """Least number of Byzantine members."""
         return len(self.byzantine) + len(self.disputes) + len(self.invalid)
 

@@ -17,7 +17,7 @@ def scores(gram: Tensor, byzantine: int) -> Tensor:
 class Krum(GramRule):
     """The vector with the lowest score."""
 
-    def least(self) -> int:
+    def min_members(self) -> int:
         return 2 * self.byzantine + 3
 
     def coefficients(self, gram: Tensor) -> Tensor:

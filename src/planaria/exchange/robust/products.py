@@ -42,7 +42,7 @@ def pieces(vector: Vector) -> Sequence[Tensor]:
     return [vector] if isinstance(vector, Tensor) else vector
 
 
-def blank(like: Vector) -> list[Tensor]:
+def zeros_like_vector(like: Vector) -> list[Tensor]:
     """Return a vector of zeros with the pieces of ``like``."""
     return [torch.zeros_like(piece) for piece in pieces(like)]
 
@@ -54,7 +54,7 @@ def blocks(held: Tensor, width: int) -> Tensor:
     return held[:, :padded].view(len(held), -1, BLOCK).transpose(0, 1)
 
 
-def mixed(matrix: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
+def multiply_rows(matrix: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     """Return the rows of MX, for M [m, n] and the ``rows`` [d] of n members."""
     held = torch.empty(len(rows), CHUNK, dtype=rows[0].dtype)
     torch.stack(list(rows), out=held[:, : len(rows[0])])
@@ -126,17 +126,19 @@ def _pass(vectors: Sequence[Vector], about: Vector | None, precision: torch.dtyp
     return total
 
 
-def bounded(gram: Tensor) -> Tensor:
+def shortening_factors(gram: Tensor) -> Tensor:
     """Return the factor of each vector [n] that shortens those above ``BOUND`` median lengths to that length, from G.
 
     Otherwise differences of inner products would be dominated by the longest vector's rounding error.
     """
-    norms = framed(gram, torch.ones(len(gram) - 1, dtype=gram.dtype), origin=True).diagonal().clamp(min=0.0).sqrt()
+    norms = (
+        inner_products(gram, torch.ones(len(gram) - 1, dtype=gram.dtype), origin=True).diagonal().clamp(min=0.0).sqrt()
+    )
     most = BOUND * float(norms.median())
     return torch.where(norms > most, most / norms, torch.ones_like(norms))
 
 
-def framed(gram: Tensor, shorter: Tensor, origin: bool) -> Tensor:
+def inner_products(gram: Tensor, shorter: Tensor, origin: bool) -> Tensor:
     """Return K [n, n], the inner products of s_j x_j about the ``origin``, or else about r; from G and s."""
     own = torch.cat([torch.diag(shorter), (shorter if origin else shorter - 1.0).unsqueeze(1)], dim=1)
     return own @ gram @ own.T

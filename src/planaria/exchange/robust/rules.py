@@ -19,12 +19,20 @@ from planaria.exchange import weight_message
 from planaria.exchange.base import OnCounted, TooManyByzantine, UpdateWeights, Weights
 from planaria.exchange.robust.base import CoordinateRule, GramRule, RobustRule
 from planaria.exchange.robust.clipping import CenteredClipping
-from planaria.exchange.robust.combining import BUCKET, Mix, by_coefficients, coefficients, combine, rivals, suspects
+from planaria.exchange.robust.combining import (
+    BUCKET,
+    Mix,
+    by_coefficients,
+    coefficients,
+    combine,
+    low_weight_members,
+    rival_coefficients,
+)
 from planaria.exchange.robust.coordinate import Median, TrimmedMean
 from planaria.exchange.robust.flag import Flag
 from planaria.exchange.robust.geometric import GeometricMedian
 from planaria.exchange.robust.krum import Krum, MultiKrum
-from planaria.exchange.robust.products import NotFinite, blank
+from planaria.exchange.robust.products import NotFinite, zeros_like_vector
 
 RULES: Registry[RobustRule] = Registry(
     "rule",
@@ -61,10 +69,10 @@ class RobustAggregator:
     counted: UpdateWeights | None = None
     """with scope "replica": the members' weights over all stages"""
 
-    def least(self) -> int:
+    def min_members(self) -> int:
         """Return the fewest members with which the rule tolerates its Byzantine ones; a bucket with one counts as
         Byzantine."""
-        return self.rule.least() if self.mix != "bucketing" else BUCKET * (self.rule.least() - 1) + 1
+        return self.rule.min_members() if self.mix != "bucketing" else BUCKET * (self.rule.min_members() - 1) + 1
 
     @property
     def continues(self) -> bool:
@@ -88,10 +96,10 @@ class RobustAggregator:
         :param last: the previous round's value; zero if there is none.
         :raises TooManyByzantine: if there are too few, or one is not finite (``refusal.py`` rejects these earlier).
         """
-        if len(decoded) < self.least():
+        if len(decoded) < self.min_members():
             raise TooManyByzantine(
                 f"{len(decoded)} members are too few to tolerate {self.rule.byzantine} Byzantine ones: "
-                f"{self.least()} or more"
+                f"{self.min_members()} or more"
             )
         like = next(iter(decoded.values()))
         if not like:  # an empty fragment
@@ -101,21 +109,21 @@ class RobustAggregator:
             weight_message.pieces(last) if last else None,
         )
         if self.scope == "replica":
-            return weight_message.named(self._given(vectors, [*decoded], before), like)
+            return weight_message.unflatten(self._given(vectors, [*decoded], before), like)
         try:
             result = combine(self.rule, vectors, self.mix, draw, before)
         except NotFinite as error:
             raise TooManyByzantine("a member's vector is not finite, and was not refused") from error
         if self.on_counted is not None and result.coefficients is not None and result.gram is not None:
             self.on_counted(self._counted([*decoded], result.coefficients, result.gram, draw))
-        return weight_message.named(result.value, like)
+        return weight_message.unflatten(result.value, like)
 
     def _given(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
         """Return the value with the weights found over all stages."""
         assert self.counted is not None, "whole replicas have no weights yet"
         c = torch.tensor([self.counted.coefficients[member] for member in members], dtype=torch.float64)
         if self.continues and last is None:
-            last = blank(vectors[0])
+            last = zeros_like_vector(vectors[0])
         return by_coefficients(vectors, c, last if self.continues else None)
 
     def judged(self, members: Sequence[int], gram: Tensor, draw: int) -> UpdateWeights:
@@ -132,11 +140,11 @@ class RobustAggregator:
         own = value.tolist()
 
         def by_rivals() -> dict[str, dict[int, float]]:
-            little = suspects(own, self.rule.byzantine)
+            little = low_weight_members(own, self.rule.byzantine)
             if not little or not isinstance(self.rule, GramRule):
                 return {}
             rules = {name: RULES.make(name, {"byzantine": self.rule.byzantine}) for name in RULES.shipped}
-            others = rivals(rules, self.rule, gram, self.mix, draw)
+            others = rival_coefficients(rules, self.rule, gram, self.mix, draw)
             return {name: {members[index]: float(c[index]) for index in little} for name, c in others.items()}
 
         return UpdateWeights(dict(zip(members, own, strict=True)), by_rivals)
@@ -164,10 +172,10 @@ def robust_of(setting: str | Mapping[str, Any], members: int) -> RobustAggregato
             f"exchange.robust.scope = 'replica': {rule!r} treats each coordinate separately, so stages cannot be "
             "weighted together; leave scope out, or use a rule that compares distances, such as 'multikrum'"
         )
-    if members < made.least():
+    if members < made.min_members():
         raise UserError(
             f"exchange.robust: {rule!r} with byzantine = {made.rule.byzantine} and mix = {mix!r} needs "
-            f"exchange.replicas = {made.least()} or more, and here are {members}; lower byzantine, or add replicas"
+            f"exchange.replicas = {made.min_members()} or more, not {members}; lower byzantine, or add replicas"
         )
     return made
 

@@ -88,12 +88,12 @@ class Suspicion:
         held = dict(self.refusals)
         for sender in sorted({other for others in refused.values() for other in others} - disputed):
             by = [member for member, others in refused.items() if sender in others]
-            held[sender] = held.get(sender, _NEVER).refused(round, by, distrusted(rule))
+            held[sender] = held.get(sender, _NEVER).refused(round, by, byzantine_bound(rule))
         return replace(self, now=frozenset(), refusals=MappingProxyType(held))
 
     def strikes(self, member: int, rule: Exchange) -> int:
         """Return the steps or rounds in which ``member``'s update was provably invalid or not the same to all."""
-        return self.refusals.get(member, _NEVER).strikes(distrusted(rule))
+        return self.refusals.get(member, _NEVER).strikes(byzantine_bound(rule))
 
     def forgotten(self, member: int) -> Suspicion:
         """Return the state without reports by and about ``member``, whose place another machine takes."""
@@ -115,17 +115,17 @@ class Suspicion:
     def examine(self, received: Received, rule: Exchange) -> Exclusions:
         """Return new findings from the digests in the current step, besides members already excluded."""
         known = self.exclusions(rule)
-        return findings(received, received.keys() - known.left_out.keys(), max(0, rule.tolerated - known.least))
+        return findings(received, received.keys() - known.left_out.keys(), max(0, rule.tolerated - known.min_byzantine))
 
     def unbearable(self, rule: Exchange) -> str:
         """Return why the step cannot be made without the excluded members, or an empty string."""
         standing = self.exclusions(rule)
-        if standing.least <= rule.tolerated:
+        if standing.min_byzantine <= rule.tolerated:
             return ""
         reasons = "; ".join(f"replica {member}: {why}" for member, why in standing.left_out.items())
         return f"more replicas are Byzantine than exchange.robust tolerates ({rule.tolerated}): {reasons}"
 
 
-def distrusted(rule: Exchange) -> int:
+def byzantine_bound(rule: Exchange) -> int:
     """Return f, the number of members that may be Byzantine; with rounds at least one, also without a robust rule."""
     return max(1, rule.tolerated) if rule.interval else rule.tolerated

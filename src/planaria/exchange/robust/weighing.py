@@ -60,7 +60,7 @@ class Weighing:
 
         :param draw: the round.
         """
-        if len(members) < self.robust.least():
+        if len(members) < self.robust.min_members():
             return None
         whole = torch.zeros(len(members) + 1, len(members) + 1, dtype=torch.float64)
         for known in stages:

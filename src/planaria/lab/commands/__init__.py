@@ -52,14 +52,21 @@ def _is_of(setting: str, root: type[Section]) -> bool:
     return setting.partition(".")[0] in root.model_fields
 
 
+DOMAINS = "what one failure takes: stage, adjacent, machine or region"
+
+
 @command("compare", cls=Compared, lasting=True, forks=True)
 def _compare(
     recipe: Annotated[Path, recipe_argument(COMPARED, ("compare", "drill"))],
     *,
     arms: Annotated[str | None, flag("A,B", "race only these arms, and strategies by name or as module:Class")] = None,
     seeds: Annotated[str | None, flag("1,2", "instead of the recipe's")] = None,
-    together: Annotated[float | None, flag("P", "instead of the recipe's compare.trace.together")] = None,
-    lost: Annotated[str | None, flag("WHAT", "what one failure takes: stage, adjacent, machine or region")] = None,
+    adjacent_probability: Annotated[
+        float | None, flag("P", "instead of the recipe's compare.trace.adjacent_probability")
+    ] = None,
+    failure_domain: Annotated[
+        str | None, flag("DOMAIN", "what one failure takes: stage, adjacent, machine or region")
+    ] = None,
     steps: Annotated[int | None, flag("N", "short for --train.steps")] = None,
     dry_run: Annotated[bool, switch("--dry-run", "print what would run, and about how long; run nothing")] = False,
     to: Annotated[Path | None, flag("DIR", "also write table and figures for a paper: CSV, LaTeX, PDF, SVG")] = None,
@@ -73,13 +80,19 @@ def _compare(
 
     numbers, progress = _seeds(seeds), not quiet
     if kinds_of(read(recipe)) == {"drill"}:
-        others = {"arms": arms, "together": together, "lost": lost, "steps": steps, "to": to}
+        others = {
+            "arms": arms,
+            "adjacent-probability": adjacent_probability,
+            "failure-domain": failure_domain,
+            "steps": steps,
+            "to": to,
+        }
         refuse(others | {"dry-run": dry_run or None}, f"compares strategies, and {recipe} is a drill; leave it out")
         return _drill(recipe, settings, numbers, repair, quiet)
     refuse({"repair": repair or None}, f"is for a drill, and {recipe} has no [drill] table; leave it out")
     _require_of(RunConfig, settings, f"is a setting of a swarm, and {recipe} has no [drill] table; leave it out")
-    from planaria.faults.failure_groups import lost_of
-    from planaria.lab.compare.api import compare, trace_laid
+    from planaria.faults.failure_groups import failure_domain_of
+    from planaria.lab.compare.api import compare, trace_overrides
     from planaria.lab.compare.run_comparison import ComparisonRequest
     from planaria.lab.dry_run import dry_run as estimate
     from planaria.lab.report.comparison_table import show_table
@@ -88,16 +101,23 @@ def _compare(
     fork_server(())  # races run in new processes
     changes: dict[str, object] = {**settings} | ({} if steps is None else {"train.steps": steps})
     names = None if arms is None else [name.strip() for name in arms.split(",")]
-    taken = lost_of(lost)
+    taken = failure_domain_of(failure_domain)
     if dry_run:
         estimate(
-            ComparisonRequest(recipe, changes, numbers, names, trace_laid(together, taken)), print if progress else None
+            ComparisonRequest(recipe, changes, numbers, names, trace_overrides(adjacent_probability, taken)),
+            print if progress else None,
         )
         return 0
     result = compare(
-        recipe, seeds=numbers, arms=names, together=together, lost=taken, settings=changes, progress=progress
+        recipe,
+        seeds=numbers,
+        arms=names,
+        adjacent_probability=adjacent_probability,
+        failure_domain=taken,
+        settings=changes,
+        progress=progress,
     )
-    show_table(result.found)
+    show_table(result.results)
     print(f"report        {result.report}\nnumbers       {result.numbers}")
     if to is not None:
         print(f"for a paper   {', '.join(result.write(to))} in {to}")

@@ -20,7 +20,7 @@ from planaria.exchange.coded.report import LEAST_ROUNDS, profile_of
 from planaria.exchange.coded.simulate import FinishTimes
 from planaria.lab.commands.advise_compress import advise_compress
 from planaria.lab.commands.advise_wire import advise_wire
-from planaria.lab.compare.advice import BreakEven, StrategyAdvice, unknown
+from planaria.lab.compare.advice import BreakEven, StrategyAdvice, unknown_strategies
 from planaria.lab.compare.advice import advise as weigh_all
 from planaria.lab.compare.experience import Experience
 from planaria.report.phrases import counted
@@ -110,7 +110,7 @@ def _conclusions(config: RunConfig, advice: StrategyAdvice, known: Experience, u
     command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
     if best.background != config.checkpoint.background:
         command += f" --checkpoint.background {str(best.background).lower()}"
-    taken, doubts = _in_unit(unit, best.prediction.hours.mean), unknown(config, known)
+    taken, doubts = _in_unit(unit, best.prediction.hours.mean), unknown_strategies(config, known)
     lines = [f"advice        {best.prediction.name}: {taken} {unit} ({command})"]
     if advice.rivals:
         lines.append(

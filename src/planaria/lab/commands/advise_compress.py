@@ -83,7 +83,7 @@ def _conclusions(config: RunConfig, advice: CompressionAdvice, known: Compressio
     if etas := [f"{choice.eta:.3g} ({choice.how})" for choice in advice.choices if choice.eta is not None]:
         yield f"eta           econtrol takes delta / 2: {', '.join(etas)}"
     yield (
-        "step size     EF21-W's larger one is for SGD with known smoothness (exchange/stepsize.py); with optim.kind = "
+        "step size     EF21-W's larger one is for SGD with known smoothness (arXiv 2402.10774); with optim.kind = "
         f"{config.optim.kind!r} nothing is proved"
     )
     yield f"how sure      {_sure(advice)}"

@@ -26,7 +26,7 @@ from planaria.lab.experts.log_probabilities import domain_samples, token_logps, 
 from planaria.lab.experts.manifest import ADDED, TOKENIZER, EnsembleManifest, Expert
 from planaria.lab.experts.merge import shares
 from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
-from planaria.lab.experts.scoring import score, weigh
+from planaria.lab.experts.scoring import fit_weights, score
 from planaria.lab.report.worst_report import sentences, tables
 from planaria.models.generate import texts
 from planaria.report.observe.bars import CountProgress
@@ -137,10 +137,10 @@ def _changing(folder: Path) -> Iterator[EnsembleManifest]:
         yield manifest.read(folder)
 
 
-def _copied(source: Path, shelf: Path, name: str) -> Path:
-    """Copy the model of a run, or an exported one, to ``shelf``, as ``name`` or, if taken, ``name-2`` and so on."""
+def _copied(source: Path, folder: Path, name: str) -> Path:
+    """Copy the model of a run, or an exported one, to ``folder``, as ``name`` or, if taken, ``name-2`` and so on."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    path = next(shelf / free for free in names if not (shelf / free).exists())
+    path = next(folder / free for free in names if not (folder / free).exists())
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if (source / manifest.WEIGHTS).exists():
@@ -211,7 +211,9 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
     if floor is not None and not 0 < floor < 1 / len(experts):
         raise UserError(f"--floor {floor:g}: must be above 0 and below 1/{len(experts)}, so that weights can differ")
     held_out, test = _read(ensemble, folder, HELD_OUT), _read(ensemble, folder, TEST)
-    result = weigh(experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE)
+    result = fit_weights(
+        experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE
+    )
     console = show(tables(result))
     for line in sentences(result):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

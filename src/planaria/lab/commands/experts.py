@@ -23,12 +23,12 @@ from planaria.lab.experts.domains import RULE, TRAINED, write_domains
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.ensemble import domain_weights_over_text as weights_over_text
 from planaria.lab.experts.experts_results import FittedWeights, Results, SeedResult
-from planaria.lab.experts.experts_spec import ExpertsSpec, expanded, load, sized
-from planaria.lab.experts.lineage import called
+from planaria.lab.experts.experts_spec import ExpertsSpec, expanded, expert_shapes, load
+from planaria.lab.experts.lineage import numbered_name
 from planaria.lab.experts.log_probabilities import DomainTexts
 from planaria.lab.experts.manifest import EnsembleManifest, Expert
 from planaria.lab.experts.minimax_weights import FLOOR
-from planaria.lab.experts.scoring import weigh
+from planaria.lab.experts.scoring import fit_weights
 from planaria.lab.report.experts_report import show_results, write_experts_report
 from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.models.llama_stages import parameter_count
@@ -153,7 +153,7 @@ def _worst(folder: Path, made: EnsembleManifest, texts: DomainTexts, domains: Se
     if not 2 <= len(made.members) < 1 / FLOOR:
         return None
     read = [texts.read(folder / member.model) for member in made.members]
-    return weigh(
+    return fit_weights(
         [member.name for member in made.members],
         {name: torch.stack([probabilities.held_out[name] for probabilities in read]).double() for name in domains},
         {name: torch.stack([probabilities.test[name] for probabilities in read]).double() for name in domains},
@@ -164,7 +164,7 @@ def _worst(folder: Path, made: EnsembleManifest, texts: DomainTexts, domains: Se
 
 def _trained(job: ExpertPlan, result: SeedResult) -> str:
     """Return the path of an expert's model within the run's folder."""
-    return f"seed-{result.seed}/experts/{called(job.name, result.line)}/model"
+    return f"seed-{result.seed}/experts/{numbered_name(job.name, result.line)}/model"
 
 
 def _branched_off(job: ExpertPlan, spec: ExpertsSpec, result: SeedResult) -> str:
@@ -182,7 +182,7 @@ def _parent(result: SeedResult, size: str) -> str:
 def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> EnsembleManifest:
     """Return the arm of experts that does best on held-out text as an ensemble."""
     ensembles = [value for arm, value in result.arms.items() if not is_generalist(arm)]
-    best, shapes = min(ensembles, key=lambda arm: arm.held_out), sized(base.model, spec)
+    best, shapes = min(ensembles, key=lambda arm: arm.held_out), expert_shapes(base.model, spec)
     members = []
     for job, belief in zip(best.experts, best.belief, strict=True):
         model = _trained(job, result)

@@ -69,7 +69,7 @@ class StrategyAdvice:
     break_evens: Sequence[BreakEven]
 
 
-def weigh(config: RunConfig, experience: Experience) -> list[WeighedStrategy]:
+def weigh_strategies(config: RunConfig, experience: Experience) -> list[WeighedStrategy]:
     """Weigh every strategy that is exact or was raced with models of similar size, under a recipe's [network].
 
     Sorted by hours.
@@ -78,12 +78,14 @@ def weigh(config: RunConfig, experience: Experience) -> list[WeighedStrategy]:
     for name, variant in candidates(config).items():
         expected = _expected(name, variant, experience)
         if isinstance(expected, Prediction):
-            costs, beside = step_bytes_and_memory(ResolvedRun(variant)), variant.checkpoint.background
-            results.append(WeighedStrategy(expected, variant.recovery.strategy, variant.routing.kind, *costs, beside))
+            costs, in_background = step_bytes_and_memory(ResolvedRun(variant)), variant.checkpoint.background
+            results.append(
+                WeighedStrategy(expected, variant.recovery.strategy, variant.routing.kind, *costs, in_background)
+            )
     return sorted(results, key=lambda w: w.prediction.hours.mean)
 
 
-def unknown(config: RunConfig, experience: Experience) -> dict[str, UnweighableStrategy]:
+def unknown_strategies(config: RunConfig, experience: Experience) -> dict[str, UnweighableStrategy]:
     """Return the strategies that cannot be weighed."""
     result = {name: _expected(name, variant, experience) for name, variant in candidates(config).items()}
     return {name: one for name, one in result.items() if isinstance(one, UnweighableStrategy)}
@@ -93,11 +95,11 @@ def _expected(name: str, variant: RunConfig, experience: Experience) -> Predicti
     clock = clock_of(variant)
     rate = per_step_probability(variant.network.hourly, clock.step_s)
     failures = FailureRate(rate, frozenset(range(variant.pipeline.stages + 1)))
-    if why := doubt(variant, failures, experience):
+    if why := why_not_covered(variant, failures, experience):
         return UnweighableStrategy(why, None)
     result = predict(name, variant, clock, failures, experience)
     ends = math.isfinite(result.hours.mean)
-    if why := far(variant, failures, experience, parameters(variant.model, variant.pipeline.stages)):
+    if why := why_size_not_covered(variant, failures, experience, parameters(variant.model, variant.pipeline.stages)):
         return UnweighableStrategy(why, result.hours if ends else None)
     return result if ends else UnweighableStrategy("between failures it makes no durable progress", None)
 
@@ -107,7 +109,7 @@ def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
 
     :raises UserError: when no strategy would ever finish.
     """
-    result = weigh(config, experience)
+    result = weigh_strategies(config, experience)
     if not result:
         raise UserError(
             f"network: with {config.network.hourly:.3g} failures an hour and worker, no known strategy makes durable "
@@ -141,7 +143,8 @@ def _break_evens(config: RunConfig, experience: Experience, best: str, label: st
     def winner(number: float) -> str:
         network = config.network.model_copy(update={label.partition(".")[2]: number})
         names = [
-            strategy.prediction.name for strategy in weigh(config.model_copy(update={"network": network}), experience)
+            strategy.prediction.name
+            for strategy in weigh_strategies(config.model_copy(update={"network": network}), experience)
         ]
         return names[0] if best in names else best
 
@@ -192,7 +195,7 @@ class Prediction:
     """Whether it is pure arithmetic, without experience."""
 
 
-def doubt(config: RunConfig, failures: FailureRate, experience: Experience) -> str:
+def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experience) -> str:
     """Explain why experience does not cover a recipe's strategy; empty if it does, or if none is needed."""
     if config.routing.kind not in ("full", "swapped"):
         return "the steps that its routes cost were not measured"
@@ -204,7 +207,7 @@ def doubt(config: RunConfig, failures: FailureRate, experience: Experience) -> s
     return next((why for curve, met in used if (why := curve.doubt(met))), "")
 
 
-def far(config: RunConfig, failures: FailureRate, experience: Experience, size: int) -> str:
+def why_size_not_covered(config: RunConfig, failures: FailureRate, experience: Experience, size: int) -> str:
     """Explain why experience does not cover ``size`` parameters; empty if it does. Assumes :func:`doubt` is empty."""
     fates = _fates(config, failures.struck)
     used: list[Curve | SwappedSteps] = [curve for curve, _ in _used(config, fates, failures.rate, experience)]
@@ -306,8 +309,8 @@ def candidates(config: RunConfig) -> Mapping[str, RunConfig]:
     }
     result = {name: _changed(config, chain, changes) for name, (chain, changes) in chains.items()}
     plain = result["checkpoint"]
-    for name, beside in (("checkpoint", False), ("checkpoint, in the background", True)):
-        checkpoint = plain.checkpoint.model_copy(update={"background": beside})
+    for name, in_background in (("checkpoint", False), ("checkpoint, in the background", True)):
+        checkpoint = plain.checkpoint.model_copy(update={"background": in_background})
         result[name] = plain.model_copy(update={"checkpoint": checkpoint})
     own = recovery(config.recovery, config.pipeline.stages)
     if (first := _first(config)) not in map(_first, result.values()) and not own.control:  # controls are no choice
@@ -331,6 +334,8 @@ def _changed(config: RunConfig, chain: str, changes: dict[str, Any]) -> RunConfi
     """Return the recipe with this chain, in the routing that it requires."""
     section = with_strategy(config.recovery, chain)
     section = section.model_copy(update={"options": Options({**section.options, **changes})})
-    needed = [strategy.needs.routing for strategy in recovery(section, config.pipeline.stages).strategies.values()]
+    needed = [
+        strategy.requirements.routing for strategy in recovery(section, config.pipeline.stages).strategies.values()
+    ]
     routing = config.routing.model_copy(update={"kind": max(needed) or "full"})
     return config.model_copy(update={"routing": routing, "recovery": section})

@@ -10,14 +10,14 @@ import plotly.graph_objects as go
 
 from planaria.config.consent import allowing
 from planaria.config.shipped import find
-from planaria.faults.failure_groups import Lost
+from planaria.faults.failure_groups import FailureDomain
 from planaria.lab.compare.race_results import ComparisonResults
-from planaria.lab.compare.run_comparison import NUMBERS, REPORT, ComparisonRequest, raced
+from planaria.lab.compare.run_comparison import NUMBERS, REPORT, ComparisonRequest, run_remaining_races
 from planaria.lab.report.comparison import body
 from planaria.lab.report.comparison_table import latex, numbers
 from planaria.lab.report.for_paper import write_for_paper
 from planaria.report import page
-from planaria.runtime.configuration import Settings, named
+from planaria.runtime.configuration import Settings, merge_settings
 from planaria.runtime.run import Table, figure_of, tabulated
 
 
@@ -26,8 +26,8 @@ def compare(
     *,
     seeds: Sequence[int] | None = None,
     arms: Sequence[str] | None = None,
-    together: float | None = None,
-    lost: Lost | None = None,
+    adjacent_probability: float | None = None,
+    failure_domain: FailureDomain | None = None,
     progress: bool = True,
     settings: Settings | None = None,
     allow_code: bool = False,
@@ -41,9 +41,10 @@ def compare(
     :param seeds: replace the recipe's; each determines weights, data order and failures.
     :param arms: race only these arms; recovery strategies, by name or as ``module:Class``, count as arms. The
         fault-free arm is always raced. With strategies alone, the recipe needs no ``[compare]`` table.
-    :param together: probability that a failure takes the next stage too; replaces ``compare.trace.together``.
-    :param lost: what one failure takes: ``stage``, ``adjacent`` (a stage and the next one), ``machine`` or ``region``;
-        replaces ``compare.trace.lost``.
+    :param adjacent_probability: probability that a failure takes the next stage too; replaces
+        ``compare.trace.adjacent_probability``.
+    :param failure_domain: what one failure takes: ``stage``, ``adjacent`` (a stage and the next one), ``machine`` or
+        ``region``; replaces ``compare.trace.failure_domain``.
     :param progress: show a bar on a terminal, and lines elsewhere.
     :param settings: dotted name → value, for all arms; ``short`` takes their last words (``steps=200``).
     :param allow_code: import modules that the recipe or ``arms`` name as ``module:Class``, which runs their code.
@@ -51,17 +52,23 @@ def compare(
     :raises RunStopped: when an arm failed; finished races are kept.
     """
     notify: Callable[[str], None] | None = print if progress else None
-    requested = ComparisonRequest(find(str(recipe)), named(settings, short), seeds, arms, trace_laid(together, lost))
+    requested = ComparisonRequest(
+        find(str(recipe)),
+        merge_settings(settings, short),
+        seeds,
+        arms,
+        trace_overrides(adjacent_probability, failure_domain),
+    )
     with allowing(allow_code):
-        return ComparisonResult(*raced(requested, not progress, notify))
+        return ComparisonResult(*run_remaining_races(requested, not progress, notify))
 
 
-def trace_laid(together: float | None, lost: Lost | None) -> dict[str, object]:
-    """Return the overrides of ``compare.trace``; a way to lose several stages replaces the recipe's others."""
-    laid: dict[str, object] = {} if together is None else {"together": together}
-    if lost is not None:
-        laid["lost"], laid["forbid_adjacent"] = lost, False
-        laid.setdefault("together", 0.0)
+def trace_overrides(adjacent_probability: float | None, failure_domain: FailureDomain | None) -> dict[str, object]:
+    """Return overrides of ``compare.trace``. A failure domain replaces the recipe's settings for adjacent failures."""
+    laid: dict[str, object] = {} if adjacent_probability is None else {"adjacent_probability": adjacent_probability}
+    if failure_domain is not None:
+        laid["failure_domain"], laid["forbid_adjacent"] = failure_domain, False
+        laid.setdefault("adjacent_probability", 0.0)
     return laid
 
 
@@ -69,7 +76,7 @@ class ComparisonResult:
     """Results of a comparison: every arm over all seeds, until it reaches the fault-free arm's loss."""
 
     def __init__(self, results: ComparisonResults, folder: Path) -> None:
-        self.found = results
+        self.results = results
         """All numbers."""
         self.folder = folder
 
@@ -80,7 +87,7 @@ class ComparisonResult:
 
     @property
     def numbers(self) -> Path:
-        """:attr:`found` as JSON in :attr:`folder`."""
+        """:attr:`results` as JSON in :attr:`folder`."""
         return self.folder / NUMBERS
 
     def table(self) -> Table:
@@ -93,19 +100,19 @@ class ComparisonResult:
         for five seeds or more; ``traffic`` and ``memory`` of copies, as shares; ``missed`` seeds; ``control``: whether
         the arm is one. A pandas data frame if pandas is installed, otherwise a list of dicts.
         """
-        return tabulated(numbers(self.found))
+        return tabulated(numbers(self.results))
 
     def runs(self) -> Table:
         """Return one row per run, by arm and seed: ``arm``, ``seed``, and every number measured."""
-        return tabulated([{"arm": arm.name} | run.model_dump() for arm in self.found.ranked() for run in arm.runs])
+        return tabulated([{"arm": arm.name} | run.model_dump() for arm in self.results.ranked() for run in arm.runs])
 
     def to_latex(self) -> str:
         """Return the terminal's table, mean [least … most], as LaTeX (requires ``booktabs``)."""
-        return latex(self.found)
+        return latex(self.results)
 
     def to_html(self) -> str:
         """Return the report: one page that works offline."""
-        return page.document(f"{self.found.name} compared · planaria", body(self.found))
+        return page.document(f"{self.results.name} compared · planaria", body(self.results))
 
     def write(self, folder: Path) -> list[str]:
         """Write results for a paper into ``folder``, and return the files' names.
@@ -115,12 +122,12 @@ class ComparisonResult:
 
         :raises UserError: when the folder is not writable.
         """
-        return write_for_paper(self.found, folder)
+        return write_for_paper(self.results, folder)
 
     @cached_property
     def figures(self) -> dict[str, go.Figure]:
         """All figures of the report by name: ``loss``, ``hours``, ``prices``, ``winners``, ``failures0``, …"""
-        return page.figures(body(self.found))
+        return page.figures(body(self.results))
 
     def figure(self, name: str) -> go.Figure:
         """Return one of :attr:`figures`.
@@ -130,4 +137,4 @@ class ComparisonResult:
         return figure_of(self.figures, name)
 
     def __repr__(self) -> str:
-        return f"<ComparisonResult {self.folder}: {len(self.found.arms)} arms, {len(self.found.failures)} seeds>"
+        return f"<ComparisonResult {self.folder}: {len(self.results.arms)} arms, {len(self.results.failures)} seeds>"

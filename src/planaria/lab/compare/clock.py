@@ -75,7 +75,7 @@ def clock_of(config: RunConfig) -> ArmClock:
     copies = costs_of_copies(ResolvedRun(config))
     shadowed = {copy.host: stage for copy, cost in copies if cost.forward for stage in copy.sources}
     busy = simulate(plan, Costs(network, shadowed), size).step_s if shadowed else plain.step_s
-    between = [(pair, cost.step_bytes) for copy, cost in copies if not cost.beside for pair in copy.pairs]
+    between = [(pair, cost.step_bytes) for copy, cost in copies if not cost.in_background for pair in copy.pairs]
     sent = [sum(count for pair, count in between if pair == link) for link in {pair for pair, _ in between}]
     bandwidth = network.bandwidth or math.inf
     largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in range(pipeline.stages + 1))
@@ -108,12 +108,12 @@ def of_weights(config: RunConfig) -> float:
 
 def _fullest(copies: Sequence[tuple[Copy, CopyCost]], step: SimulatedStep) -> float:
     """Return the bytes per step of the busiest link direction that carries copies while workers compute."""
-    carried = {(source, copy.host) for copy, cost in copies if cost.beside for source in copy.sources}
+    carried = {(source, copy.host) for copy, cost in copies if cost.in_background for source in copy.sources}
     return max((_carried(link, copies) + step.sent_bytes.get(link, 0) for link in carried), default=0.0)
 
 
 def _carried(link: tuple[int, int], copies: Sequence[tuple[Copy, CopyCost]]) -> float:
-    given = ((copy, cost) for copy, cost in copies if cost.beside and copy.host == link[1] != link[0])
+    given = ((copy, cost) for copy, cost in copies if cost.in_background and copy.host == link[1] != link[0])
     return sum(cost.step_bytes for copy, cost in given if link[0] in copy.sources)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planaria.common.documents import Record
-from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.exchange.aggregate import AggregatingExchange
@@ -16,7 +15,6 @@ from planaria.exchange.registry import exchange
 from planaria.lab.compare.advice import first_change
 from planaria.lab.compare.clock import clock_of, exchanged_bytes
 from planaria.lab.compare.experience import Range
-from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.models.families import stage_parameters
 
 CLOSE = 1.01
@@ -63,34 +61,10 @@ class CompressionExperience(Record):
     coding: CodingTimes
 
 
-def ranged(values: Iterable[float]) -> Range:
+def range_of(values: Iterable[float]) -> Range:
     """Return the range of one number per seed."""
     numbers = list(values)
     return Range(mean=sum(numbers) / len(numbers), low=min(numbers), high=max(numbers))
-
-
-def learn(results: ComparisonResults) -> list[CompressionArm]:
-    """Return what a comparison of exchanges shows for each arm; the first arm, the reference, is dense.
-
-    :raises UserError: when an arm stopped before its first loss, or dense gradients missed the target.
-    """
-    dense = results.arms[0]
-    return [
-        CompressionArm(
-            name=arm.name if arm is not dense else "dense",
-            changes=arm.changes,
-            loss=ranged(_final(own, arm) / _final(free, dense) for own, free in zip(arm.runs, dense.runs, strict=True)),
-            steps=None if arm.missed else ranged(run.ratio or 0.0 for run in arm.runs),
-            missed=arm.missed,
-        )
-        for arm in results.arms
-    ]
-
-
-def _final(run: ArmRun, arm: ArmScore) -> float:
-    if run.final is None:
-        raise UserError(f"{arm.name}: stopped before it had a loss; race it again")
-    return run.final
 
 
 @dataclass(frozen=True)
@@ -128,7 +102,7 @@ class CompressionAdvice:
 
 def advise(config: RunConfig, lessons: CompressionExperience) -> CompressionAdvice:
     """Weigh all schemes, and search the bandwidth at which compression starts to pay off."""
-    strategies = [weigh(config, arm, lessons.coding) for arm in lessons.arms]
+    strategies = [weigh_scheme(config, arm, lessons.coding) for arm in lessons.arms]
     known = [arm for arm in lessons.arms if arm.steps is not None]
     own = config.network.bandwidth
     assert own is not None, "checked before: the recipe has a bandwidth"
@@ -136,7 +110,7 @@ def advise(config: RunConfig, lessons: CompressionExperience) -> CompressionAdvi
     def pays(bandwidth: float) -> str:
         network = config.network.model_copy(update={"bandwidth": bandwidth})
         there = config.model_copy(update={"network": network})
-        return str(_best([weigh(there, arm, lessons.coding) for arm in known]) is not None)
+        return str(_best([weigh_scheme(there, arm, lessons.coding) for arm in known]) is not None)
 
     best = _best(strategies)
     far = own * SPAN if best is not None else own / SPAN
@@ -154,7 +128,7 @@ def _best(strategies: Sequence[WeighedCompression]) -> WeighedCompression | None
     return next(choice for choice in strategies if choice.arm.name == result)
 
 
-def weigh(config: RunConfig, arm: CompressionArm, coding: CodingTimes) -> WeighedCompression:
+def weigh_scheme(config: RunConfig, arm: CompressionArm, coding: CodingTimes) -> WeighedCompression:
     """Weigh one scheme on the machines of a recipe; the recipe's own compression settings are ignored."""
     plain = ExchangeConfig(replicas=config.exchange.replicas)
     changed = recipe.overlay(config.model_copy(update={"exchange": plain}), arm.changes, "the race")

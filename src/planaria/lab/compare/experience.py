@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
-from planaria.common import documents
 from planaria.common.documents import Record, former_names
-from planaria.common.errors import UserError
-from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
-from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Recovery
 
 POWERS = [k / 20 for k in range(6, 25)]
@@ -69,32 +64,32 @@ class Curve(Record):
     high: float
     """Addend: the same above (≥ 0)."""
     races: int
-    least: float
+    min_rate: float
     """Lowest raced rate, failures per step."""
-    most: float
-    smallest: int
+    max_rate: float
+    min_parameters: int
     """Parameters of the smallest model with enough races."""
-    largest: int
+    max_parameters: int
 
     def extra(self, rate: float, side: str) -> float:
         """Return the extra steps at ``rate`` failures per step; ``side`` is mean, low or high.
 
         Below the lowest raced rate the spread shrinks as √rate, to 0 without failures.
         """
-        beside = {"mean": 0.0, "low": self.low, "high": self.high}[side]
-        return float(self.scale * rate**self.power + beside * min(1.0, rate / self.least) ** 0.5)
+        deviation = {"mean": 0.0, "low": self.low, "high": self.high}[side]
+        return float(self.scale * rate**self.power + deviation * min(1.0, rate / self.min_rate) ** 0.5)
 
     def doubt(self, rate: float) -> str:
         """Explain why the curve does not cover this rate; empty if it does."""
         if self.races < FEWEST:
             return f"{self.races} races, of which at least {FEWEST} are needed"
-        if rate > BEYOND * self.most:
-            return f"{rate:.2g} failures a step, raced with up to {self.most:.2g}"
+        if rate > BEYOND * self.max_rate:
+            return f"{rate:.2g} failures a step, raced with up to {self.max_rate:.2g}"
         return ""
 
     def far(self, size: int) -> str:
         """Explain why the curve does not cover a model of ``size`` parameters; empty if it does."""
-        return _far(size, self.smallest, self.largest)
+        return _far(size, self.min_parameters, self.max_parameters)
 
 
 class Experience(Record):
@@ -120,7 +115,7 @@ class Experience(Record):
 
 def strategy_of(name: str, strategy: Recovery) -> str:
     """Return the name under which experience stores a strategy."""
-    return f"{name} ({strategy.variety})" if strategy.variety else name
+    return f"{name} ({strategy.quality_key})" if strategy.quality_key else name
 
 
 def fit(observed: Sequence[Observation]) -> Curve:
@@ -145,10 +140,10 @@ def fit(observed: Sequence[Observation]) -> Curve:
         low=min(off),
         high=max(off),
         races=len(observed),
-        least=min(rates),
-        most=max(rates),
-        smallest=min(sizes),
-        largest=max(sizes),
+        min_rate=min(rates),
+        max_rate=max(rates),
+        min_parameters=min(sizes),
+        max_parameters=max(sizes),
     )
 
 
@@ -172,68 +167,3 @@ def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
         results.append((wrong, power, scale))
     _, power, scale = min(results)
     return scale, power
-
-
-def learn(results: ComparisonResults, source: str, size: int) -> list[Observation]:
-    """Return the observations of a comparison of models with ``size`` parameters: every race with failures.
-
-    A race counts for the first strategy of its arm's chain, relative to the fault-free arm that differs in nothing
-    else. Exact strategies, controls and arms without such a partner are skipped.
-
-    :raises UserError: when arms missed the target.
-    """
-    calm = [arm for arm in results.arms if not arm.faults]
-    observed = []
-    for arm in results.arms:
-        by, first = _first(arm)
-        unharmed = next((score for score in calm if score.alike == arm.alike), None)
-        if arm.faults and unharmed and not first.exact and not first.control:
-            strategy = strategy_of(by, first)
-            observed += [_observation(strategy, size, arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
-    return observed
-
-
-def swapping(results: ComparisonResults, source: str, size: int) -> SwappedSteps:
-    """Return the steps to the target with swapped routes over those with full ones, without failures.
-
-    :raises UserError: when the comparison lacks a fault-free arm with swapped routes, or arms missed the target.
-    """
-    free = results.arms[0]
-    swapped = next((arm for arm in results.arms if arm.routing == "swapped" and not arm.faults), None)
-    if swapped is None:
-        raise UserError(f"{source}: no arm has swapped routing and faults = false; race one to measure its cost")
-    ratios = [_ticks(run, swapped.name, source) / _ticks(own, free.name, source) for run, own in _pairs(swapped, free)]
-    return SwappedSteps(mean=statistics.fmean(ratios), low=min(ratios), high=max(ratios), parameters=size)
-
-
-def _first(arm: ArmScore) -> tuple[str, Recovery]:
-    """Return the first strategy of an arm's chain, with the arm's options."""
-    location = "recovery.options."
-    texts = {key.removeprefix(location): value for key, value in arm.changes.items() if key.startswith(location)}
-    options = {key: _value(text) for key, text in texts.items()}
-    by = arm.changes.get("recovery.strategy", "checkfree").split(",")[0].strip()
-    return by, RECOVERIES.make(by, RECOVERIES.declared([by], options))
-
-
-def _value(text: str) -> object:
-    """Parse a recipe's option from the text that a comparison stores."""
-    try:
-        return documents.parse_toml(f"value = {text.lower()}", "an option")["value"]
-    except UserError:
-        return text
-
-
-def _observation(strategy: str, size: int, arm: str, run: ArmRun, unharmed: ArmRun, source: str) -> Observation:
-    ticks = _ticks(run, arm, source)
-    extra = ticks / _ticks(unharmed, arm, source) - 1
-    return Observation(strategy=strategy, rate=run.failures / ticks, extra=extra, parameters=size)
-
-
-def _pairs(score: ArmScore, other: ArmScore) -> Sequence[tuple[ArmRun, ArmRun]]:
-    return list(zip(score.runs, other.runs, strict=True))
-
-
-def _ticks(run: ArmRun, arm: str, source: str) -> float:
-    if run.ticks is None:
-        raise UserError(f"{source}: {arm} did not reach the target with seed {run.seed}; train longer, or aim lower")
-    return run.ticks

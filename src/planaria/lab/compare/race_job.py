@@ -134,7 +134,7 @@ def run_races(
     return [course for work in works if (course := work.kept.read()[0]) is not None]
 
 
-def kept(races: Sequence[Race], folder: Path, code: Code = lambda config: ()) -> list[bool]:
+def cached_races(races: Sequence[Race], folder: Path, code: Code = lambda config: ()) -> list[bool]:
     """Return for each race whether a result of the same identity exists."""
     works = (_Work(race=one, identity=one.identity(code(one.config)), folder=folder) for one in races)
     return [work.kept.read()[0] is not None for work in works]

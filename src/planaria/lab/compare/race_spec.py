@@ -13,8 +13,9 @@ from pydantic import Field
 from planaria.common.errors import UserError, nearest
 from planaria.config.bounds import EXACT, Fraction, Natural, Stages
 from planaria.config.schema import RunConfig, Section
+from planaria.config.section import formerly
 from planaria.data.corpus import resolved
-from planaria.faults.failure_groups import Lost
+from planaria.faults.failure_groups import FailureDomain
 from planaria.faults.trace import Trace
 from planaria.faults.trace_generation import generate
 from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, table_of
@@ -55,9 +56,9 @@ class TraceSpec(Section):
     """the ends worker fails at the same rate as the block stages"""
     forbid_adjacent: bool = False
     """neighbouring stages never fail in the same step: so never a copy and its host, if these are neighbours"""
-    together: Fraction = 0.0
+    adjacent_probability: Annotated[Fraction, formerly("adjacent_probability", "together")] = 0.0
     """chance that a failure takes the next stage too, and then possibly the one after"""
-    lost: Lost = "stage"
+    failure_domain: Annotated[FailureDomain, formerly("failure_domain", "lost")] = "stage"
     """what one failure takes: stage, adjacent (a stage and the next), machine, or region (half of all stages); each
     stage is lost about as often"""
     machine: Stages = 2
@@ -205,7 +206,7 @@ def _strategy(name: str, own: Collection[str], path: Path) -> dict[str, Any]:
     if name not in RECOVERIES.names and ":" not in name:
         fix = nearest(name, [*own, *RECOVERIES.names])
         raise UserError(f"{path}: compare.arms.{name}: there is no such arm, and no such strategy; {fix}")
-    return {"recovery": {"strategy": name}, "routing": {"kind": RECOVERIES.find(name).needs.routing or "full"}}
+    return {"recovery": {"strategy": name}, "routing": {"kind": RECOVERIES.find(name).requirements.routing or "full"}}
 
 
 def _validations(comparison: Comparison, base: RunConfig) -> int:
@@ -234,7 +235,7 @@ def trace_for(comparison: Comparison, config: RunConfig, seed: int, replica: int
         set(spec.exempt),
         spec.forbid_adjacent,
         spec.ends,
-        spec.together,
-        spec.lost,
+        spec.adjacent_probability,
+        spec.failure_domain,
         spec.machine,
     )

@@ -18,7 +18,7 @@ from planaria.config import recipe
 from planaria.config.registry import blaming
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Data, prepare
-from planaria.faults.failure_groups import groups_lost, share
+from planaria.faults.failure_groups import failure_groups, share
 from planaria.faults.trace import Trace, digest, write
 from planaria.faults.trace_generation import hourly_of_all
 from planaria.lab.compare.clock import ArmClock, activation_bytes, clock_of, exchanged_bytes, of_weights
@@ -80,14 +80,14 @@ class PreparedComparison:
     folder: Path
 
 
-def ready(requested: ComparisonRequest, notify: Callable[[str], None] | None) -> PreparedComparison:
+def prepare_races(requested: ComparisonRequest, notify: Callable[[str], None] | None) -> PreparedComparison:
     """Validate and prepare everything before the first race; ``notify`` reports the preparation of the text.
 
     :raises UserError: naming the first error, its place and the fix.
     """
     path = requested.path
     comparison, arms = load(path, requested.flags, requested.seeds, requested.only, requested.trace)
-    arms, clocks = checked(path, comparison, arms)
+    arms, clocks = resolve_arms(path, comparison, arms)
     base = arms[0].config
     dataset = prepare(base.data, base.model.vocab, notify, base.model.context)
     for arm in arms:
@@ -99,11 +99,11 @@ def ready(requested: ComparisonRequest, notify: Callable[[str], None] | None) ->
     return PreparedComparison(comparison, arms, clocks, dataset, traces, races, Path(base.out) / f"{base.name}-compare")
 
 
-def raced(
+def run_remaining_races(
     requested: ComparisonRequest, quiet: bool, notify: Callable[[str], None] | None
 ) -> tuple[ComparisonResults, Path]:
     """Run the remaining races of the comparison; return its results and folder."""
-    all_ = ready(requested, notify)
+    all_ = prepare_races(requested, notify)
     folder, comparison = all_.folder, all_.comparison
     make_folder(folder)
     with run_folders.held(folder):
@@ -113,7 +113,7 @@ def raced(
             write(drawn[0], folder / f"trace-{seed}.json")
             for replica, trace in enumerate(drawn[1:], 1):
                 write(trace, folder / f"trace-{seed}-replica-{replica}.json")
-        result = compared(requested.path, comparison, all_.arms, all_.clocks, all_.traces, all_.races, courses)
+        result = score_arms(requested.path, comparison, all_.arms, all_.clocks, all_.traces, all_.races, courses)
         atomic.write_text(folder / NUMBERS, result.model_dump_json(indent=1))
     write_comparison(result, folder / REPORT)
     return result, folder
@@ -132,7 +132,7 @@ def _race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: M
     )
 
 
-def compared(
+def score_arms(
     path: Path,
     comparison: Comparison,
     arms: list[Arm],
@@ -157,7 +157,7 @@ def compared(
         )
     if search:
         search.insert(0, scored[0])
-        scored.insert(1, tuned(search))
+        scored.insert(1, best_search_arm(search))
     return ComparisonResults(
         name=base.name,
         clock=comparison.clock or str(path),
@@ -169,11 +169,11 @@ def compared(
         further=[failures for failures in drawn if failures.replica],
         arms=against_reset(scored),
         search=search,
-        blows=comparison.trace.lost,
+        blows=comparison.trace.failure_domain,
     )
 
 
-def tuned(search: Sequence[ArmScore]) -> ArmScore:
+def best_search_arm(search: Sequence[ArmScore]) -> ArmScore:
     """Return the search's arm with the fewest steps, as the mean over seeds; arms that missed the target do not count.
 
     It is selected on the same seeds, so its result is slightly optimistic.
@@ -254,7 +254,7 @@ def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:
     return {name: str(value) for name, value in other.items() if one.get(name) != value and name != "name"}
 
 
-def checked(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, ArmClock]]:
+def resolve_arms(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, ArmClock]]:
     """Return the arms with 'best' intervals resolved to numbers, and the clock of each.
 
     :raises UserError: naming the arm that the engine rejects, and why.
@@ -288,7 +288,9 @@ def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: A
         return arm.model_copy(update={"config": config})
     struck = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)
     hourly = hourly_of_all(trace.hourly, trace.step_s, config.exchange.replicas)
-    blown = share(trace.lost) * len(groups_lost(trace.lost, struck, config.pipeline.stages, trace.machine))
+    blown = share(trace.failure_domain) * len(
+        failure_groups(trace.failure_domain, struck, config.pipeline.stages, trace.machine)
+    )
     every = max(best_steps(hourly, blown, clock.step_s, clock.save_s), clock.behind)
     checkpoint = config.checkpoint.model_copy(update={"every": every})
     return arm.model_copy(update={"config": config.model_copy(update={"checkpoint": checkpoint})})
@@ -301,8 +303,8 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) 
     """
     if not comparison.clock:
         return settle(arm.config)
-    beside = path.parent / comparison.clock
-    other = recipe.load(beside if beside.is_file() else Path(comparison.clock), {}, "train", "compare")
+    recipe_file = path.parent / comparison.clock
+    other = recipe.load(recipe_file if recipe_file.is_file() else Path(comparison.clock), {}, "train", "compare")
     if other.pipeline.stages != arm.config.pipeline.stages:
         raise UserError(
             f"{path}: compare.clock = {comparison.clock!r}: has {other.pipeline.stages} block stages, "

@@ -47,7 +47,7 @@ class ArmCost:
     """A forward pass of all active experts, for one token: the cost of inference."""
 
 
-def allot(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -> dict[str, list[ExpertPlan]]:
+def allot_jobs(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -> dict[str, list[ExpertPlan]]:
     """Return arm → its jobs. ``tier``: domain → 0 (easiest) …; ``sizes`` and ``steps`` are ordered like the tiers."""
     middle = len(sizes) // 2
     return {
@@ -68,7 +68,7 @@ def generalist(size: str, flops: float, model: ModelConfig, step_tokens: int) ->
     return f"{GENERALIST}-{size}", ExpertPlan(domain=GENERALIST, size=size, steps=max(1, steps))
 
 
-def bills(
+def arm_costs(
     arms: Mapping[str, Sequence[ExpertPlan]],
     models: Mapping[str, ModelConfig],
     step_tokens: int,
@@ -80,12 +80,12 @@ def bills(
 
     :raises UserError: when the costs of arms of experts differ by more than ``EVEN``.
     """
-    result = {arm: spent(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
+    result = {arm: arm_cost(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
     _require_even([bill for arm, bill in result.items() if not is_generalist(arm)])
     return result
 
 
-def spent(
+def arm_cost(
     arm: str,
     jobs: Sequence[ExpertPlan],
     models: Mapping[str, ModelConfig],

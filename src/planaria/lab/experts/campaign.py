@@ -20,17 +20,17 @@ from planaria.lab.experts.budget import (
     SYNCHRONISED,
     ArmCost,
     ExpertPlan,
-    allot,
-    bills,
+    allot_jobs,
+    arm_cost,
+    arm_costs,
     generalist,
     is_generalist,
-    spent,
 )
 from planaria.lab.experts.difficulty import ProbeLoss, still_to_learn
 from planaria.lab.experts.domains import GENERAL, TRAINED
 from planaria.lab.experts.experts_results import SeedResult
-from planaria.lab.experts.experts_spec import ExpertsSpec, sized, step_tokens
-from planaria.lab.experts.lineage import called, chains, lineages, parent_seed, tiered
+from planaria.lab.experts.experts_spec import ExpertsSpec, expert_shapes, step_tokens
+from planaria.lab.experts.lineage import chains, lineages, numbered_name, parent_seed, tier_of_domains
 from planaria.lab.experts.log_probabilities import DomainLogProbabilities, DomainTexts, sources, token_logps
 from planaria.lab.experts.scoring import arm_result
 from planaria.lab.experts.text_prior import RidgePrior
@@ -53,13 +53,13 @@ def arms_of(spec: ExpertsSpec, base: RunConfig, tier: Mapping[str, Mapping[str, 
     """
     result: dict[str, list[ExpertPlan]] = {}
     for by, tiers in tier.items():
-        for arm, jobs in allot(tiers, list(spec.sizes), spec.steps).items():
+        for arm, jobs in allot_jobs(tiers, list(spec.sizes), spec.steps).items():
             if by == spec.probe.by[0]:
                 result[arm] = jobs
             elif arm != SYNCHRONISED:
                 result[f"{arm}, by {by}"] = jobs
-    models, tokens = sized(base.model, spec), step_tokens(base)
-    flops = spent(SYNCHRONISED, result[SYNCHRONISED], models, tokens).flops
+    models, tokens = expert_shapes(base.model, spec), step_tokens(base)
+    flops = arm_cost(SYNCHRONISED, result[SYNCHRONISED], models, tokens).flops
     for size in spec.rivals:
         arm, job = generalist(size, flops, models[size], tokens)
         result[arm] = [job]
@@ -71,15 +71,15 @@ def costs(spec: ExpertsSpec, base: RunConfig, offered: Mapping[str, list[ExpertP
 
     :raises UserError: when arms of experts differ in cost.
     """
-    return bills(offered, sized(base.model, spec), step_tokens(base), {*spec.speaking, GENERALIST})
+    return arm_costs(offered, expert_shapes(base.model, spec), step_tokens(base), {*spec.speaking, GENERALIST})
 
 
 def require_even(spec: ExpertsSpec, base: RunConfig) -> None:
-    """Check before anything runs that arms cost the same; this depends only on how many domains are in each tier.
+    """Check before anything runs that all arms cost the same, given the number of domains in each tier.
 
     :raises UserError: as :func:`costs` does.
     """
-    anyhow = tiered(dict.fromkeys(spec.domains, 0.0), spec.after, len(spec.sizes))
+    anyhow = tier_of_domains(dict.fromkeys(spec.domains, 0.0), spec.after, len(spec.sizes))
     costs(spec, base, arms_of(spec, base, {spec.probe.by[0]: anyhow}))
 
 
@@ -119,10 +119,10 @@ class Campaign:
         :raises RunStopped: when a model that others depend on could not be trained.
         """
         numbers = range(self.spec.parents)
-        self.parents = {called(size, n): self._parent(size, n) for size in self.spec.sizes for n in numbers}
+        self.parents = {numbered_name(size, n): self._parent(size, n) for size in self.spec.sizes for n in numbers}
         self._require("models to branch off", list(self.parents.values()))
         difficulty = {str(by): self._difficulty(by) for by in self.spec.probe.by}
-        tier = {by: tiered(hard, self.spec.after, len(self.spec.sizes)) for by, hard in difficulty.items()}
+        tier = {by: tier_of_domains(hard, self.spec.after, len(self.spec.sizes)) for by, hard in difficulty.items()}
         arms = arms_of(self.spec, self.base, tier)
         cost = costs(self.spec, self.base, arms)
         lines = lineages(list(self.spec.sizes), self.spec.parents, self.seed)
@@ -156,10 +156,10 @@ class Campaign:
         missing = [name for name, training in experts.items() if training.config.name in lost]
         speaking = {*self.spec.speaking, GENERALIST}
         members = {arm: [job for job in jobs if job.domain in speaking] for arm, jobs in arms.items()}
-        spoken = {job.name for jobs in members.values() for job in jobs} - set(missing)
-        readings = {name: self._read(experts[name]) for name in experts if name in spoken}
-        mute = [arm for arm, jobs in members.items() if not readings.keys() & {job.name for job in jobs}]
-        for arm in mute:
+        members_trained = {job.name for jobs in members.values() for job in jobs} - set(missing)
+        readings = {name: self._read(experts[name]) for name in experts if name in members_trained}
+        untrained_arms = [arm for arm, jobs in members.items() if not readings.keys() & {job.name for job in jobs}]
+        for arm in untrained_arms:
             if not is_generalist(arm):
                 raise RunStopped(f"{self.own}: none of the experts of {arm} could be trained; see their .log files")
         return {
@@ -168,7 +168,7 @@ class Campaign:
             "arms": {
                 arm: arm_result(jobs, cost[arm], readings, self.spec, positions)
                 for arm, jobs in members.items()
-                if arm not in mute
+                if arm not in untrained_arms
             },
         }
 
@@ -178,7 +178,7 @@ class Campaign:
         if mixture.prior != "ridge":
             return self.texts.places
         parent, texts = self.parents[line[self.spec.middle]].model, {name: self.spec.parts(name) for name in domains}
-        listener = RidgePrior.beside(parent, self.folder, texts, self.base.data.cache)
+        listener = RidgePrior.stored_or_fitted(parent, self.folder, texts, self.base.data.cache)
         return self.texts.priors(lambda samples: listener.priors(samples, domains, mixture.temperature))
 
     def _difficulty(self, by: str) -> dict[str, float]:
@@ -194,7 +194,7 @@ class Campaign:
 
     def _held_out(self, size: str) -> dict[str, float]:
         """Return domain → mean held-out loss of the parents of this size."""
-        all_of = [self._read(self.parents[called(size, n)]).held_out_losses for n in range(self.spec.parents)]
+        all_of = [self._read(self.parents[numbered_name(size, n)]).held_out_losses for n in range(self.spec.parents)]
         return {name: fmean(losses[name] for losses in all_of) for name in self.spec.domains}
 
     def _probed(self) -> dict[str, float]:
@@ -219,7 +219,7 @@ class Campaign:
         optim = {name: value for name, value in own.items() if value is not None}
         text = {"source": str((self.folder / (GENERAL if given.text.source else TRAINED)).absolute())}
         changes = {"train": {"steps": given.steps}, "optim": optim, "seed": parent_seed(self.seed, number)}
-        return self._training("seeds", called(size, number), size, text, changes)
+        return self._training("seeds", numbered_name(size, number), size, text, changes)
 
     def _probe(self, domain: str) -> Training:
         steps, middle = self.spec.probe.steps, self.spec.middle
@@ -233,7 +233,7 @@ class Campaign:
         start = self.parents[line[job.size]] if before is None else self._expert(before, number, line)
         schedule = schedule_steps(self.spec, job)
         changes = {"train": {"steps": job.steps, "schedule_steps": schedule, "start": str(start.model)}}
-        return self._training("experts", called(job.name, number), job.size, self._text(job.domain), changes)
+        return self._training("experts", numbered_name(job.name, number), job.size, self._text(job.domain), changes)
 
     def _before(self, job: ExpertPlan) -> ExpertPlan | None:
         """Return the expert that a job's branches off, of the domain before its own; None for a parent."""
@@ -244,7 +244,7 @@ class Campaign:
         return sources(self.spec.parts(domain), self.folder / TRAINED)
 
     def _training(
-        self, shelf: str, name: str, size: str, text: Mapping[str, Any], changes: Mapping[str, Any]
+        self, subfolder: str, name: str, size: str, text: Mapping[str, Any], changes: Mapping[str, Any]
     ) -> Training:
         """Return the training of a model of this size that reads ``text``."""
         own_validation = self.base.data.validation if self.base.train.eval_every else 0.0
@@ -254,7 +254,7 @@ class Campaign:
             "tokenizer": str((self.folder / "tokenizer.json").absolute()),
             "validation": own_validation,
         }
-        own = {"name": name, "out": str(self.own / shelf), "seed": self.seed, "data": data}
+        own = {"name": name, "out": str(self.own / subfolder), "seed": self.seed, "data": data}
         return Training(configured(self.base, own | {"model": {"hidden": self.spec.sizes[size]}, **changes}))
 
     def _read(self, training: Training) -> DomainLogProbabilities:

@@ -24,9 +24,9 @@ from planaria.config.schema import DataConfig
 from planaria.data.corpus import documents, file_documents
 from planaria.data.listing import STDLIB
 from planaria.data.records import kind_of, read_records
-from planaria.data.tokenizer import pieces, spread
+from planaria.data.tokenizer import evenly_spaced, pieces
 from planaria.lab.experts.budget import GENERALIST
-from planaria.lab.experts.embedding import clustered
+from planaria.lab.experts.embedding import k_means_groups
 from planaria.lab.experts.experts_spec import ExpertsSpec, TextSpec
 
 PIECE = 4_000
@@ -62,26 +62,26 @@ def write_domains(spec: ExpertsSpec, folder: Path) -> None:
         return
     known: dict[str, str] = {}
     for name, domain in spec.untrained.items():
-        kept = spread(_pieces(f"experts.untrained.{name}", domain), spec.most // TENTH, _length)
+        kept = evenly_spaced(_pieces(f"experts.untrained.{name}", domain), spec.most // TENTH, _length)
         known |= dict.fromkeys((piece.document for piece in kept), TEST)
         _write(folder / TEST / f"{name}.jsonl", kept)
     if spec.clusters:
         _cut_into_clusters(spec, folder, known)
     for name in () if spec.clusters else spec.parts(GENERALIST):
         location = f"experts.domains.{name}"
-        kept = spread(_pieces(location, spec.domains[name]), spec.most, _length)
+        kept = evenly_spaced(_pieces(location, spec.domains[name]), spec.most, _length)
         _require_enough(location, kept)
-        known |= parted([piece.document for piece in kept], known)
+        known |= split_documents([piece.document for piece in kept], known)
         _write_parts(name, location, kept, known, folder)
     if spec.seed.text.source:
         location = "experts.seed.text"
-        kept = spread(_pieces(location, spec.seed.text), spec.most * len(spec.domains), _length)
+        kept = evenly_spaced(_pieces(location, spec.seed.text), spec.most * len(spec.domains), _length)
         own = [piece for piece in kept if known.get(piece.document, TRAINED) == TRAINED]
         _require_enough(location, own)
         _write(folder / GENERAL / f"{GENERAL}.jsonl", own)
 
 
-def parted(items: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+def split_documents(items: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
     """Return document → its part, for a domain's digests. ``known``: parts of other domains' documents.
 
     New documents are ordered by digest: the first tenth (rounded up) is test text, the second is held out. The split is
@@ -116,9 +116,9 @@ def _cut_into_clusters(spec: ExpertsSpec, folder: Path, known: dict[str, str]) -
     """Cut one body of unlabelled text into domains by the content of its pieces."""
     name, domain = next(iter(spec.domains.items()))
     location = f"experts.domains.{name.rpartition('-')[0]}"
-    kept = spread(_pieces(location, domain), spec.most, _length)
-    groups = clustered([piece.text for piece in kept], spec.clusters)
-    known |= parted([piece.document for piece in kept], known)
+    kept = evenly_spaced(_pieces(location, domain), spec.most, _length)
+    groups = k_means_groups([piece.text for piece in kept], spec.clusters)
+    known |= split_documents([piece.document for piece in kept], known)
     for number, name in enumerate(spec.domains):
         own = [piece for piece, group in zip(kept, groups, strict=True) if group == number]
         _require_enough(f"experts.domains.{name}", own, ", or ask for fewer experts.clusters")

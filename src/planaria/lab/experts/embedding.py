@@ -102,7 +102,7 @@ class Embedding:
             raise UserError(f"{folder / FILE}: missing or damaged ({error}); bring it back") from None
 
 
-def clustered(texts: Sequence[str], count: int) -> list[int]:
+def k_means_groups(texts: Sequence[str], count: int) -> list[int]:
     """Return the group of each text after k-means (seed 0) into ``count`` groups, the largest group first.
 
     :raises UserError: when there are fewer texts than groups, or scikit-learn is missing.

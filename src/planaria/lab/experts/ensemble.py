@@ -87,7 +87,7 @@ class Ensemble:
         """Return ln w [E, N, T] over samples [N, T + 1], by the manifest's mixture."""
         mixture = self.manifest.mixture
         log_w = posterior.log_weights(self.logps(samples), self.log_prior(samples))
-        return posterior.speakers(log_w, mixture.top_k, mixture.prefix)
+        return posterior.keep_strongest(log_w, mixture.top_k, mixture.prefix)
 
     def generate(
         self, tokens: Sequence[int], max_new: int, temperature: float = 0.0, top_k: int = 0, seed: int = 0
@@ -143,7 +143,7 @@ class _Speech:
         for left in range(self._left, 0, -1):
             log_p = self._next(left)
             uniform = torch.rand(1, generator=self._generator)
-            mixture = posterior.mixed(log_p, self._log_w()[:, None])
+            mixture = posterior.log_mixture(log_p, self._log_w()[:, None])
             chosen = int(pick(mixture.float()[None], self._temperature, self._top_k, uniform))
             if chosen == self._ensemble.tokenizer.end:
                 return
@@ -230,6 +230,6 @@ def text_prior(folder: Path, ensemble: EnsembleManifest, tokenizer: Tokenizer) -
         return TextPrior(partial(embedding.priors, decode=tokenizer.decode, **given), after)
     if mixture.prior == "ridge":
         texts = {domain: ensemble.parts(domain) for domain in domains}
-        listener = RidgePrior.beside(folder / ensemble.listener(folder), folder, texts)
+        listener = RidgePrior.stored_or_fitted(folder / ensemble.listener(folder), folder, texts)
         return TextPrior(partial(listener.priors, **given), partial(listener.prior, **given))
     return None

@@ -174,7 +174,7 @@ class Results(Record):
         return [arm for arm in self.arms if is_generalist(arm)]
 
     @property
-    def spoken(self) -> list[str]:
+    def active_domains(self) -> list[str]:
         """The domains whose experts are active in the even arm: all trained ones, unless some follow others."""
         active = {job.domain for run in self.runs for job in run.arms[SYNCHRONISED].experts}
         return [domain for domain in self.trained if domain in active]
@@ -189,7 +189,9 @@ class Results(Record):
 
     def perplexities(self, arm: str, domain: str) -> list[float]:
         """Return one perplexity per seed: the geometric mean over its lines of descent."""
-        return [geometric([run.arms[arm].scores[domain].perplexity for run in self.of(seed)]) for seed in self.seeds]
+        return [
+            geometric_mean([run.arms[arm].scores[domain].perplexity for run in self.of(seed)]) for seed in self.seeds
+        ]
 
     def ratios(self, arm: str, domain: str, to: str = SYNCHRONISED) -> list[float]:
         """Return the arm's perplexity over another's, seed by seed."""
@@ -199,7 +201,7 @@ class Results(Record):
     def overall(self, arm: str, to: str = SYNCHRONISED, domains: Sequence[str] = ()) -> list[float]:
         """Return the geometric mean of :meth:`ratios` over these domains, or all, seed by seed."""
         by_domain = [self.ratios(arm, domain, to) for domain in domains or self.domains]
-        return [geometric([ratios[n] for ratios in by_domain]) for n in range(len(self.seeds))]
+        return [geometric_mean([ratios[n] for ratios in by_domain]) for n in range(len(self.seeds))]
 
     def luck(self, arm: str, to: str = SYNCHRONISED) -> list[float]:
         """Return the effect of the parent alone on an arm's perplexity over another's, over all domains.
@@ -236,6 +238,6 @@ class Results(Record):
         return "loss" if min(ratios) > 1 + TIE else "tie"
 
 
-def geometric(values: Sequence[float]) -> float:
+def geometric_mean(values: Sequence[float]) -> float:
     """Return the geometric mean."""
     return math.exp(fmean(map(math.log, values)))

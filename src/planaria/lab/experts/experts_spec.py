@@ -277,6 +277,6 @@ def step_tokens(base: RunConfig) -> int:
     return base.samples * base.model.context
 
 
-def sized(base: ModelConfig, spec: ExpertsSpec) -> dict[str, ModelConfig]:
+def expert_shapes(base: ModelConfig, spec: ExpertsSpec) -> dict[str, ModelConfig]:
     """Return size → shape: the recipe's model with another width of the feed-forward layers."""
     return {size: base.model_copy(update={"hidden": width}) for size, width in spec.sizes.items()}

@@ -12,7 +12,7 @@ APART = 1 << 20
 """Difference of the training seeds of two parents of one size; larger than any run's number of seeds."""
 
 
-def called(name: str, number: int) -> str:
+def numbered_name(name: str, number: int) -> str:
     """Return the name of the ``number``-th (from 0) of several equal trainings; the first has the plain name."""
     return name if number == 0 else f"{name}.{number + 1}"
 
@@ -31,7 +31,7 @@ def lineages(sizes: Sequence[str], parents: int, seed: int) -> list[dict[str, st
     draw, result = random.Random(seed), list[dict[str, str]]()
     orders = {size: draw.sample(range(parents), parents) for size in sizes}
     for line in range(parents):
-        result.append({size: called(size, order[line]) for size, order in orders.items()})
+        result.append({size: numbered_name(size, order[line]) for size, order in orders.items()})
     return result
 
 
@@ -61,7 +61,7 @@ def chains(after: Mapping[str, str]) -> list[list[str]]:
     return result
 
 
-def tiered(difficulty: Mapping[str, float], after: Mapping[str, str], count: int) -> dict[str, int]:
+def tier_of_domains(difficulty: Mapping[str, float], after: Mapping[str, str], count: int) -> dict[str, int]:
     """Return domain → its tier, the same for all of a chain, whose difficulty is the mean over its domains."""
     result = {chain[-1]: chain for chain in chains(after)}
     hard = {last: fmean(difficulty[name] for name in chain) for last, chain in result.items()}

@@ -79,7 +79,7 @@ class DomainTexts:
             read = import_model(model).eval()
             result = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
             result |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
-            keep(file, result)
+            write_tensors(file, result)
             kept = result
         return DomainLogProbabilities(
             {name: kept[f"test.{name}"] for name in self.test},
@@ -104,7 +104,7 @@ class DomainTexts:
         return self.priors(lambda samples: known.priors(samples, tokenizer.decode, domains, temperature))
 
 
-def keep(file: Path, values: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(file: Path, values: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors beside a model, with metadata, and update the digests of the folder."""
     with atomic.replacing(file) as unfinished:
         save_file(dict(values), unfinished, metadata=None if metadata is None else dict(metadata))

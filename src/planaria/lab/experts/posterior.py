@@ -8,7 +8,7 @@ each token. Nothing overflows. Only a token that *every* active expert considers
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -36,7 +36,9 @@ def cached(logps: Tensor, decay: float) -> Tensor:
     return pi.clamp_min(torch.finfo(pi.dtype).tiny).log()
 
 
-def fitted(held_out: Mapping[str, Tensor], floor: float = FLOOR, tolerance: float = TOLERANCE) -> MinimaxWeights:
+def fit_worst_domain_weights(
+    held_out: Mapping[str, Tensor], floor: float = FLOOR, tolerance: float = TOLERANCE
+) -> MinimaxWeights:
     """Return the weights for the domain with the largest mixture loss, with domain prices and a certificate.
 
     ``held_out``: domain → log-probabilities of its texts' tokens [E, N, T]; each row is a whole text.
@@ -55,11 +57,6 @@ def nearest(texts: Tensor, centres: Tensor, temperature: float) -> Tensor:
     return (-(torch.cdist(centres.double(), texts.double()) ** 2) / temperature).log_softmax(0)
 
 
-def centre(texts: Sequence[Tensor]) -> Tensor:
-    """Return the mean [D] of embedded texts."""
-    return torch.stack(list(texts)).mean(0)
-
-
 def log_weights(logps: Tensor, log_prior: Tensor) -> Tensor:
     """Return ln w_{j,t} [E, N, T]: the posterior of expert j after the tokens before t.
 
@@ -73,12 +70,12 @@ def log_weights(logps: Tensor, log_prior: Tensor) -> Tensor:
     return torch.where(hopeless, prior.expand_as(scores), scores).log_softmax(0)
 
 
-def mixed(logps: Tensor, log_w: Tensor) -> Tensor:
+def log_mixture(logps: Tensor, log_w: Tensor) -> Tensor:
     """Return ln Σ_j w_{j,t} p_j(x_t | x_<t), [N, T]; for all next tokens with ``logps`` [E, V] and ``log_w`` [E, 1]."""
     return torch.logsumexp(logps + log_w, 0)
 
 
-def speakers(log_w: Tensor, k: int, prefix: int) -> Tensor:
+def keep_strongest(log_w: Tensor, k: int, prefix: int) -> Tensor:
     """Restrict ln w [E, N, T], in each text, to the ``k`` (0: all) strongest experts after its first ``prefix`` tokens.
 
     The others read no further and stay excluded; the remaining posterior is renormalised.
@@ -91,7 +88,7 @@ def speakers(log_w: Tensor, k: int, prefix: int) -> Tensor:
     return torch.cat((log_w[..., :prefix], after), -1)
 
 
-def passes(experts: int, tokens: int, k: int, prefix: int) -> float:
+def forward_passes_per_token(experts: int, tokens: int, k: int, prefix: int) -> float:
     """Return the experts' forward passes per token of a text: the cost of inference in models of their mean size."""
     if not 0 < k < experts or tokens <= prefix:
         return float(experts)

@@ -58,7 +58,9 @@ def arm_result(
         scores=scores("test.", mixture),
         held_out=fmean(domain_score.loss for domain_score in scores("held_out.", mixture).values()),
         fewer={name: scores("test.", mixture.model_copy(update={"top_k": k})) for name, k in ks.items()},
-        passes={name: posterior.passes(len(there), length, k, mixture.prefix) for name, k in ks.items()},
+        passes={
+            name: posterior.forward_passes_per_token(len(there), length, k, mixture.prefix) for name, k in ks.items()
+        },
         without={
             job.name: {name: domain_score.loss for name, domain_score in scores("test.", mixture, n).items()}
             for n, job in enumerate(there if len(there) > 1 else ())
@@ -75,7 +77,7 @@ def belief(spec: MixtureSpec, held_out: Mapping[str, Tensor]) -> Tensor:
     texts = list(held_out.values())
     if spec.prior == "worst" and len(texts[0]) > 1:
         first = {name: logps[..., : spec.prefix] for name, logps in held_out.items()}
-        return torch.from_numpy(posterior.fitted(first).w).log()
+        return torch.from_numpy(posterior.fit_worst_domain_weights(first).w).log()
     if spec.prior != "cached":
         return posterior.uniform(len(texts[0]))
     each = min(math.ceil(spec.sequences / len(texts)), *(logps.shape[1] for logps in texts))
@@ -84,9 +86,9 @@ def belief(spec: MixtureSpec, held_out: Mapping[str, Tensor]) -> Tensor:
 
 def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> DomainScore:
     """Score the mixture on texts [E, N, T]; ``spec`` may restrict it to the strongest experts after the prefix."""
-    log_w = posterior.speakers(posterior.log_weights(logps, log_prior), spec.top_k, spec.prefix)
+    log_w = posterior.keep_strongest(posterior.log_weights(logps, log_prior), spec.top_k, spec.prefix)
     return DomainScore(
-        loss=-float(posterior.mixed(logps, log_w).mean()),
+        loss=-float(posterior.log_mixture(logps, log_w).mean()),
         best=-float(logps.mean((1, 2)).max()),
         averaged=-float(posterior.averaged(logps, log_prior).mean()),
         speaking=log_w.exp().mean((1, 2)).tolist(),
@@ -104,7 +106,7 @@ RIVALS = ("uniform", "cached")
 """Priors compared with the fitted one."""
 
 
-def weigh(
+def fit_weights(
     experts: Sequence[str],
     held_out: Mapping[str, Tensor],
     test: Mapping[str, Tensor],
@@ -120,7 +122,9 @@ def weigh(
     :raises UserError: naming the domain, when the problem has no solution or no choice.
     """
     tokens = min(tokens, *(logps.shape[-1] for logps in (*held_out.values(), *test.values())))
-    result = posterior.fitted({name: logps[..., :tokens] for name, logps in held_out.items()}, floor, tolerance)
+    result = posterior.fit_worst_domain_weights(
+        {name: logps[..., :tokens] for name, logps in held_out.items()}, floor, tolerance
+    )
     beliefs = {name: belief(mixture.model_copy(update={"prior": name}), held_out) for name in RIVALS} | {
         WORST: torch.from_numpy(result.w).log()
     }

@@ -13,7 +13,7 @@ from planaria.common.errors import UserError
 from planaria.lab.experts import ridge
 from planaria.lab.experts.domains import TRAINED
 from planaria.lab.experts.embedding import EVERY
-from planaria.lab.experts.log_probabilities import BATCH, domain_samples, keep, kept_sums
+from planaria.lab.experts.log_probabilities import BATCH, domain_samples, kept_sums, write_tensors
 from planaria.lab.experts.manifest import WEIGHTS, digest
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
@@ -48,12 +48,12 @@ class RidgePrior:
         self._router = ridge.router(list(sums.values()), lam, unit=False)
 
     @classmethod
-    def beside(
+    def stored_or_fitted(
         cls, parent: Path, run: Path, texts: Mapping[str, Sequence[str]], cache: str | None = None
     ) -> RidgePrior:
-        """Return the exported model ``parent``, fitted on the domains' training text in the folder ``run``.
+        """Return the prior of the exported model ``parent``: stored, or fitted on training text in the folder ``run``.
 
-        ``texts``: domain → the domains whose text it is, usually itself. Sums are stored beside the model; missing
+        ``texts``: domain → the domains whose text it is, usually itself. Sums are stored in the model's folder; missing
         domains are added.
 
         :raises UserError: when the sums are damaged or another model's, or a domain has no text.
@@ -69,7 +69,7 @@ class RidgePrior:
         }
         if missing:
             known |= missing
-            keep(file, known, {"model": whose})
+            write_tensors(file, known, {"model": whose})
         return cls(model, {name: known[name] for name in texts})
 
     def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:

@@ -93,7 +93,7 @@ class Training:
         return [word for name, location in paths.items() for word in (f"--{name}", location)]
 
 
-def portable(config: RunConfig, folder: Path) -> str:
+def portable_recipe(config: RunConfig, folder: Path) -> str:
     """Return the recipe of a training in ``folder``, with paths relative to it and without the token cache."""
     tree = recipe.moved(config.model_dump(mode="json", exclude_none=True), lambda name: _from(folder, name))
     tree["data"].pop("cache", None)
@@ -123,7 +123,7 @@ def train_all(
     for training in trainings:
         if not training.done:
             training.recipe.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(training.recipe, portable(training.config, training.recipe.parent))
+            atomic.write_text(training.recipe, portable_recipe(training.config, training.recipe.parent))
     lost = list[str]()
     run_jobs(
         title,

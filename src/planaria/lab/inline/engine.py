@@ -26,10 +26,10 @@ from planaria.recovery.chain import RecoveryPlan as RecoveryPlan
 from planaria.recovery.chain import staleness_by_stage
 from planaria.runtime.engine.config_checks import require_device, require_sound
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.worker.plan_execution import adding
-from planaria.runtime.worker.recovery_copies import StageCopies, workshop
-from planaria.runtime.worker.runner import StageRunner, added
-from planaria.runtime.worker.step_samples import StepData, batches, learned, masks
+from planaria.runtime.worker.plan_execution import nodes_sharing_parameters
+from planaria.runtime.worker.recovery_copies import StageCopies, rebuild_inputs
+from planaria.runtime.worker.runner import StageRunner, sum_shares
+from planaria.runtime.worker.step_samples import StepData, batches, learned_targets, masks
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class InlineEngine:
         self._grow_older()
         if self._memory is not None:
             self._memory = self._memory.committed(self.step, there.stage)
-        rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
+        rounds = [] if self.replicas is None else self.replicas.exchange_round(self.step + 1)
         first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
         result = StepResult(self.step, loss, first, rounds)
         self.step += 1
@@ -204,7 +204,7 @@ class InlineEngine:
                 if self.replicas is not None:
                     rebuilt[node].outer = self.replicas.outer[alive.nodes(stage)[0]].given(to_successor=False)
             else:
-                at = workshop(self.config, stage, self.step)
+                at = rebuild_inputs(self.config, stage, self.step)
                 if self._chain.control:
                     at = replace(at, before=self.runners[node].state())
                 rebuilt[node] = self._chain.rebuild(by, stage, given, at)
@@ -271,9 +271,9 @@ class InlineEngine:
         if self.replicas is not None:
             self.replicas.agree(self.step)
             return
-        for nodes in dict.fromkeys(adding(there, self.config.model, node) for node in there.stage):
+        for nodes in dict.fromkeys(nodes_sharing_parameters(there, self.config.model, node) for node in there.stage):
             if len(nodes) > 1:
-                total = added(self.runners[node].share() for node in nodes)
+                total = sum_shares(self.runners[node].share() for node in nodes)
                 for node in nodes:
                     self.runners[node].absorb(total)
 
@@ -309,4 +309,4 @@ class InlineEngine:
         size = self.config.pipeline.microbatch_size
         batch = batches(stream, first_sample, size)
         apart = masks(self.config.data, stream, batch, first_sample, size)
-        return StepData(batch, apart, learned(stream, first_sample, size, microbatches), first_sample)
+        return StepData(batch, apart, learned_targets(stream, first_sample, size, microbatches), first_sample)

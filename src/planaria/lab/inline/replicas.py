@@ -15,10 +15,10 @@ from torch import Tensor
 from planaria.config.schema import RunConfig
 from planaria.exchange.base import Update, UpdateWeights
 from planaria.exchange.robust.equivocation import Exclusions, digest, findings, joined
-from planaria.exchange.robust.suspicion import Suspicion, distrusted
+from planaria.exchange.robust.suspicion import Suspicion, byzantine_bound
 from planaria.exchange.robust.weighing import Products
 from planaria.exchange.update_publisher import UpdatePublisher, vectors
-from planaria.exchange.update_validation import refused
+from planaria.exchange.update_validation import invalid_updates
 from planaria.exchange.weight_message import consensus
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
@@ -102,7 +102,7 @@ class InlineReplicas:
         """Note that these nodes are copies of others of their stages."""
         for stage in {self._arrangement.stage[node] for node in nodes}:
             for node in self._arrangement.nodes(stage):
-                self.outer[node].anew()
+                self.outer[node].after_member_change()
 
     def state(self, node: int) -> StageState:
         """Return a node's state that outlives a step; it shares memory."""
@@ -130,11 +130,11 @@ class InlineReplicas:
 
     def _leave_out_byzantine(self, received: Received) -> None:
         """Leave out replicas that sent different updates to others; a fleet repeats the step in that case."""
-        if not self.exchange.witnessed(self.count):
+        if not self.exchange.detects_equivocation(self.count):
             return
         result = self._suspicion.examine(self._digests(received, range(self.count)), self.exchange)
         raised = self._suspicion.raised(result.all)
-        if result.least and (wrong := raised.unbearable(self.exchange)):
+        if result.min_byzantine and (wrong := raised.unbearable(self.exchange)):
             raise NonFinite(wrong)
         left_out = raised.exclusions(self.exchange).left_out
         for outer in self.outer.values():
@@ -145,9 +145,11 @@ class InlineReplicas:
         """Return the replicas of a ``party`` with too many invalid updates before, or contradictory ones now."""
         useless = self._suspicion.exclusions(self.exchange).invalid
         others = [replica for replica in party if replica not in useless]
-        if not self.exchange.witnessed(len(others)):
+        if not self.exchange.detects_equivocation(len(others)):
             return Exclusions(invalid=useless)
-        return findings(self._digests(received, others), others, distrusted(self.exchange))._replace(invalid=useless)
+        return findings(self._digests(received, others), others, byzantine_bound(self.exchange))._replace(
+            invalid=useless
+        )
 
     def _digests(self, received: Received, replicas: Iterable[int]) -> dict[int, dict[int, str]]:
         """Return receiver → sender → digest of the updates of all stages."""
@@ -162,7 +164,7 @@ class InlineReplicas:
         self._refused, self._steps = {}, self._steps + 1
         return {node: outer.commit() for node, outer in self.outer.items()}
 
-    def meet(self, commits: int) -> list[StageRounds]:
+    def exchange_round(self, commits: int) -> list[StageRounds]:
         """After ``commits`` steps, begin a round if one is due and settle those due; return the settled rounds."""
         every = self.exchange.interval
         if every and commits % every == 0:
@@ -215,7 +217,7 @@ class InlineReplicas:
         for node, updates in pending.received.items():
             codec, like = self.exchange.codec(self.outer[node].settled), pending.honest[node]
             others = {replica: update for replica, update in updates.items() if replica != self._replica[node]}
-            verdicts[node] = UpdateJudgement(refused(others, like, codec))
+            verdicts[node] = UpdateJudgement(invalid_updates(others, like, codec))
         out = {replica for verdict in verdicts.values() for replica in verdict.refused}
         result = self._findings(pending.received, [replica for replica in range(self.count) if replica not in out])
         out |= result.left_out.keys()

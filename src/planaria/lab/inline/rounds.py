@@ -53,7 +53,7 @@ class InlineRounds:
         """Carry out one replica's tasks of a round."""
         arrangement = self._steps.resolved.arrangement
         column = {stage: arrangement.nodes(stage)[replica] for stage in arrangement.stages}
-        for work in self._steps.work(step, counted, replica):
+        for work in self._steps.tasks_of(step, counted, replica):
             for stage, node in column.items():
                 self._steps.begin(self._runners[node], work, data(stage))
             carry_out(work.plan, self._runners)
@@ -67,7 +67,7 @@ def carry_out(
     """Execute a plan with the ``runners`` of its nodes, already begun; ``passed`` gets each message."""
     messages: dict[Key, Tensor] = {}
     for action in topological_order(plan):
-        given = messages.pop(action.needs) if action.needs is not None else None
+        given = messages.pop(action.input_key) if action.input_key is not None else None
         out = getattr(runners[action.node], action.kind)(action.microbatch, action.hop, given)
         if action.target is not None:
             messages[action.key] = out

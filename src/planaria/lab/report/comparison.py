@@ -8,7 +8,7 @@ from pathlib import Path
 from planaria.lab.compare.race_results import ENOUGH, ArmRun, ArmScore, ComparisonResults
 from planaria.lab.compare.ranking import LEAST_FAILURES, Ranking, failures, ranking
 from planaria.lab.report.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
-from planaria.lab.report.comparison_table import DIGEST, between, called, failures_label, seeds_of, target
+from planaria.lab.report.comparison_table import DIGEST, arm_title, failures_label, range_text, seeds_of, target
 from planaria.lab.report.winner_figure import hours_at, redundant_arm, winners_figure, without_failures
 from planaria.lab.trials.spread import shown
 from planaria.report import page
@@ -114,7 +114,7 @@ def _controls(results: ComparisonResults) -> Iterator[str]:
                 "controls",
                 ["arm", "× fault-free", "95 %", "× reset", "95 %"],
                 [
-                    [called(arm), *_with_interval(arm, "ratio"), *_with_interval(arm, "reset_ratio")]
+                    [arm_title(arm), *_with_interval(arm, "ratio"), *_with_interval(arm, "reset_ratio")]
                     for arm in results.ranked()[1:]
                 ],
                 numbers_from=1,
@@ -134,7 +134,7 @@ def _controls(results: ComparisonResults) -> Iterator[str]:
 
 
 def _with_interval(arm: ArmScore, of: str) -> list[str]:
-    return [shown(arm.spread(of)), between(arm.interval(of))]
+    return [shown(arm.spread(of)), range_text(arm.interval(of))]
 
 
 def _winners(results: ComparisonResults) -> Iterator[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from planaria.lab.compare.race_results import ArmScore, ComparisonResults, SeedTrace, smoothed
-from planaria.lab.report.spread_figures import add_band, whiskers
+from planaria.lab.report.spread_figures import add_band, error_bars
 from planaria.lab.trials.spread import Spread
 from planaria.report.phrases import amount, counted
 from planaria.report.theme import INK, MUTED, RED, RULE, SERIES, VEIL, figure, label, lanes, on, stroke, whole
@@ -94,7 +94,7 @@ def hours_figure(results: ComparisonResults, of: str = "hours", unit: str = "hou
         x=means,
         orientation="h",
         marker={"color": [shade[arm.name] for arm in arms if label(arm.name) in spreads]},
-        error_x=whiskers(list(spreads.values()), color=INK, width=5),
+        error_x=error_bars(list(spreads.values()), color=INK, width=5),
         text=[
             f"{amount(mean)} {'h' if of == 'hours' else unit}" + (f" · × {mean / means[0]:.3f}" if means[0] else "")
             for mean in means
@@ -136,12 +136,14 @@ def price_figure(results: ComparisonResults) -> go.Figure:
             mode="markers",
             showlegend=False,
             marker={"size": 10 + 28 * math.sqrt(arm.memory / largest), "color": shade[arm.name], "opacity": 0.85},
-            error_y=whiskers([extra], thickness=1.2, width=4, color=shade[arm.name]),
+            error_y=error_bars([extra], thickness=1.2, width=4, color=shade[arm.name]),
             hovertemplate=f"<b>{label(arm.name)}</b><br>{100 * arm.traffic:.2f} % traffic, {100 * arm.memory:.0f} % "
             f"memory<br>%{{y:.2f}} % more steps, {extra.least:.2f} to {extra.most:.2f}<extra></extra>",
         )  # fmt: skip
     marks = [(place, mean) for place, (mean, _, _) in zip(positions, spreads, strict=True)]
-    best = front([mark if arm.faults and not arm.control else None for arm, mark in zip(arms, marks, strict=True)])
+    best = pareto_front(
+        [mark if arm.faults and not arm.control else None for arm, mark in zip(arms, marks, strict=True)]
+    )
     fig.add_scatter(
         x=[marks[i][0] for i in best], y=[marks[i][1] for i in best], mode="lines", showlegend=False, hoverinfo="skip",
         line={"shape": "hv", "color": MUTED, "width": 1.5, "dash": "dash"},
@@ -156,7 +158,7 @@ def price_figure(results: ComparisonResults) -> go.Figure:
     return fig
 
 
-def front(points: Sequence[tuple[float, float] | None]) -> list[int]:
+def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
     """Return the Pareto front of (price, harm), by price."""
     result: list[int] = []
     least = math.inf

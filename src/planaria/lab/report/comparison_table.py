@@ -35,7 +35,7 @@ def show_table(results: ComparisonResults) -> None:
         console.print(f"trace         {failures.digest[:DIGEST]} {failures_label(failures)}", highlight=False)
     console.print(Text(f"clock         {results.clock}{'' if results.priced else ', by which steps take no time'}"))
     console.print(Text(f"target        {target(results)}"))
-    for line in (floor(results), resets(results), searched(results)):
+    for line in (floor(results), moments_sentence(results), search_sentence(results)):
         if line:
             console.print(Text(line))
 
@@ -91,9 +91,9 @@ def _cells(results: ComparisonResults, arm: ArmScore) -> list[str]:
     if arm.missed:
         cells[0] = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
     if _intervals(results):
-        cells.insert(2, between(arm.interval("ratio")))
+        cells.insert(2, range_text(arm.interval("ratio")))
     shares = (arm.traffic, *([arm.weights] if exchanged(results) else []), arm.memory)
-    return [called(arm), *cells, *(f"{100 * share:.3g} %" for share in shares), shown(arm.spread("failures"), ".3g")]
+    return [arm_title(arm), *cells, *(f"{100 * share:.3g} %" for share in shares), shown(arm.spread("failures"), ".3g")]
 
 
 def exchanged(results: ComparisonResults) -> bool:
@@ -101,12 +101,12 @@ def exchanged(results: ComparisonResults) -> bool:
     return any(arm.weights for arm in results.arms)
 
 
-def called(arm: ArmScore) -> str:
+def arm_title(arm: ArmScore) -> str:
     """Return an arm's name, marked if it is a control."""
     return f"{arm.name} (control)" if arm.control else arm.name
 
 
-def between(interval: tuple[float, float] | None) -> str:
+def range_text(interval: tuple[float, float] | None) -> str:
     return "–" if interval is None else f"{interval[0]:.3f} … {interval[1]:.3f}"
 
 
@@ -133,7 +133,7 @@ def floor(results: ComparisonResults) -> str:
     )
 
 
-def resets(results: ComparisonResults) -> str:
+def moments_sentence(results: ComparisonResults) -> str:
     """Describe the effect of losing moments alone, without which ratios to the fault-free arm mislead."""
     alone = [f"{arm.name} × {shown(results.alone(arm))}" for arm in results.arms if arm.control == "reset"]
     if alone:
@@ -146,7 +146,7 @@ def resets(results: ComparisonResults) -> str:
     return ""
 
 
-def searched(results: ComparisonResults) -> str:
+def search_sentence(results: ComparisonResults) -> str:
     """Describe the search without failures."""
     if not results.search:
         return ""

@@ -11,9 +11,9 @@ from statistics import fmean
 import plotly.graph_objects as go
 
 from planaria.lab.experts.budget import SYNCHRONISED
-from planaria.lab.experts.experts_results import TIE, Results, TextWeights, geometric
+from planaria.lab.experts.experts_results import TIE, Results, TextWeights, geometric_mean
 from planaria.lab.report.experts_verdict import verdict
-from planaria.lab.report.spread_figures import whiskers
+from planaria.lab.report.spread_figures import error_bars
 from planaria.lab.report.worst_report import section as worst_section
 from planaria.lab.trials.spread import Spread, seeds_shown, shown, spread
 from planaria.report import page
@@ -97,7 +97,7 @@ def _reasons(results: Results) -> dict[str, Table]:
         "one-lost": Table(
             "one expert lost: perplexity of the others together, over before (geometric mean over seeds)",
             ["lost", *results.domains],
-            [_lost_row(results, domain) for domain in results.spoken],
+            [_lost_row(results, domain) for domain in results.active_domains],
         ),
         "fewer": Table(
             "fewer experts: perplexity over all speaking, geometric mean over domains",
@@ -113,7 +113,9 @@ def _speech(found: TextWeights) -> str:
         "Pieces of the domains' test texts, joined. Each token is coloured by the weights that the ensemble's experts "
         "have in it, by what came before. It takes a few tokens to notice that a domain has begun.",
         page.legend(zip(found.experts, SERIES, strict=False)),
-        page.tinted((text, blend(weights)) for text, weights in zip(found.pieces, found.weights, strict=True)),
+        page.tinted_text(
+            (text, mixed_colour(weights)) for text, weights in zip(found.pieces, found.weights, strict=True)
+        ),
     )
 
 
@@ -158,8 +160,12 @@ def _range(values: Sequence[float]) -> str:
 def _parent_row(results: Results, size: str) -> list[str]:
     """Compare the parents of a size with each other."""
     seeds = results.branched(size)
-    apart = [value / geometric(lines) for lines in seeds for value in lines]
-    return [f"parents of size {size}: perplexity", _cell([geometric(lines) for lines in seeds], ".2f"), _range(apart)]
+    apart = [value / geometric_mean(lines) for lines in seeds for value in lines]
+    return [
+        f"parents of size {size}: perplexity",
+        _cell([geometric_mean(lines) for lines in seeds], ".2f"),
+        _range(apart),
+    ]
 
 
 def _hard_row(results: Results, domain: str) -> list[str]:
@@ -176,7 +182,7 @@ def _lost_row(results: Results, lost: str) -> list[str]:
     arms = [run.arms[SYNCHRONISED] for run in results.runs]
     pairs = [(arm, arm.without[job.name]) for arm in arms for job in arm.experts if job.domain == lost and arm.without]
     ratios = [[math.exp(left[d] - arm.scores[d].loss) for arm, left in pairs] for d in results.domains]
-    return [lost, *(f"{geometric(values):.3f}" if values else "–" for values in ratios)]
+    return [lost, *(f"{geometric_mean(values):.3f}" if values else "–" for values in ratios)]
 
 
 def _ks(results: Results) -> Mapping[str, float]:
@@ -232,7 +238,7 @@ def body(results: Results) -> Iterator[str]:
     yield page.footer("Written by planaria experts train; results.json beside this page has every number.")
 
 
-def blend(weights: Sequence[float]) -> str:
+def mixed_colour(weights: Sequence[float]) -> str:
     """Return the experts' colours on white, mixed by weight, as a CSS colour."""
     mixed = [255.0] * 3
     for colour, weight in zip(cycle(SERIES), weights, strict=False):
@@ -255,7 +261,7 @@ def perplexity_figure(results: Results) -> go.Figure:
             mode="markers",
             name=label(arm),
             marker=stroke(index)["marker"] | {"size": 10},
-            error_y=whiskers(spreads),
+            error_y=error_bars(spreads),
         )
     fig.add_hline(y=1, line={"width": 1, "color": MUTED})
     fig.update_layout(scattermode="group")  # puts arms side by side; it would also start the axis at 0

@@ -15,7 +15,7 @@ from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.lab.compare.race_results import ComparisonResults, smoothed
 from planaria.lab.report.comparison_figures import Over, bands, colours
-from planaria.lab.report.comparison_table import called, latex, numbers
+from planaria.lab.report.comparison_table import arm_title, latex, numbers
 from planaria.lab.trials.result_cache import make_folder
 from planaria.lab.trials.spread import shown
 from planaria.report.sheets import Cell, as_csv
@@ -102,7 +102,7 @@ def _to_target(results: ComparisonResults) -> Any:
     figure, axes = _empty(0.6 + 0.28 * len(known))
     means = [spread.mean for _, spread in known]
     errors = [[spread.mean - spread.least for _, spread in known], [spread.most - spread.mean for _, spread in known]]
-    names = [_text(called(arm)) for arm, _ in known]
+    names = [_text(arm_title(arm)) for arm, _ in known]
     shade = colours(results)
     axes.barh(names, means, xerr=errors, color=[shade[arm.name] for arm, _ in known], height=0.65, ecolor="#1d2733")
     for index, (arm, _) in enumerate(known):

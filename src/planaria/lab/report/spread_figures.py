@@ -49,7 +49,7 @@ def add_band(
     )
 
 
-def whiskers(spreads: Sequence[Spread], **style: Any) -> dict[str, Any]:
+def error_bars(spreads: Sequence[Spread], **style: Any) -> dict[str, Any]:
     """Return Plotly's error bars from minimum to maximum."""
     above = [spread.most - spread.mean for spread in spreads]
     below = [spread.mean - spread.least for spread in spreads]

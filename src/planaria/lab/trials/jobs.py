@@ -14,7 +14,7 @@ from typing import Annotated, Protocol
 
 from pydantic import Field
 
-from planaria.common.signals import ending
+from planaria.common.signals import describe_exit
 from planaria.config.bounds import Natural, Seconds
 from planaria.config.schema import Section
 from planaria.runtime.fleet.process import die_with_parent
@@ -140,7 +140,7 @@ class _Attempt:
         with self.job.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             lines = file.read().decode(errors="replace").strip().splitlines()
-        how = self._stuck or ending(self.process.returncode)
+        how = self._stuck or describe_exit(self.process.returncode)
         return f"{how} ({lines[-1]})" if lines else how
 
 

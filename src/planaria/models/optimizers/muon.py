@@ -17,7 +17,7 @@ LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
 
 
 class Muon(AdamW):
-    """Keep AdamW's state and keys for matrices too, so that stages are re-cut by parameter.
+    """Muon with AdamW's state keys, so that stages can be re-cut by parameter.
 
     Muon's momentum is the same mean of gradients as the first moment; the second moment stays zero.
     """
@@ -33,9 +33,9 @@ class Muon(AdamW):
     ) -> StageOptimizer:
         wanted = matrices(named, stage)
         theirs = set(wanted)
-        beside = adamw((p for p in named.values() if p not in theirs), config, scales)
+        adam = adamw((p for p in named.values() if p not in theirs), config, scales)
         if not wanted:
-            return beside
+            return adam
         muon = torch.optim.Muon(
             groups(wanted, scales),
             lr=config.lr,
@@ -43,16 +43,16 @@ class Muon(AdamW):
             momentum=config.beta1,
             adjust_lr_fn="match_rms_adamw",
         )
-        return MuonBesideAdamW(beside, muon)
+        return MuonBesideAdamW(adam, muon)
 
 
 class MuonBesideAdamW:
     """Both optimizers with one ``state``."""
 
-    def __init__(self, beside: torch.optim.AdamW, muon: torch.optim.Muon) -> None:
-        self._adamw, self._muon = beside, muon
-        self.state = beside.state
-        self.param_groups = [*beside.param_groups, *muon.param_groups]
+    def __init__(self, adam: torch.optim.AdamW, muon: torch.optim.Muon) -> None:
+        self._adamw, self._muon = adam, muon
+        self.state = adam.state
+        self.param_groups = [*adam.param_groups, *muon.param_groups]
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""

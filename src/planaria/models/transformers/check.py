@@ -16,7 +16,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.llama_layers import document_mask
 from planaria.models.transformers.decoder import PLACE, Decoder
-from planaria.models.transformers.shrinking import LAYERS, shrunk
+from planaria.models.transformers.shrinking import LAYERS, shrink_config
 from planaria.models.transformers.skeleton import in_one_line
 from planaria.models.transformers.stages import TransformersEnds
 
@@ -74,19 +74,19 @@ def require_cuttable(decoder: Decoder, masked: bool) -> CutDifferences:
 def _findings(decoder: Decoder) -> CutDifferences:
     config, attention = decoder.config, decoder.attention
     try:
-        return compared(Decoder.of(shrunk(config), attention))
+        return compare_with_whole(Decoder.of(shrink_config(config), attention))
     except Exception as error:  # the library may raise anything
         why = in_one_line(error)
-    few = Decoder.of(shrunk(config, 2, widths=False), attention)
+    few = Decoder.of(shrink_config(config, 2, widths=False), attention)
     try:
         if few.facts.parameters > MOST_PARAMETERS:
             raise ValueError(f"a small one cannot be built to check how it is cut: {why}")
-        return compared(few)._replace(note=f"compared with two layers of full width: {why}")
+        return compare_with_whole(few)._replace(note=f"compared with two layers of full width: {why}")
     except Exception as error:  # the library may raise anything
         raise UserError(f"{PLACE}: the model cannot be built: {in_one_line(error)}") from None
 
 
-def compared(decoder: Decoder) -> CutDifferences:
+def compare_with_whole(decoder: Decoder) -> CutDifferences:
     """Return the differences between a model cut into stages and the whole one, in fp32 on the CPU."""
     facts = decoder.facts
     cut = (1,) * facts.layers if facts.layers < LAYERS else (1, facts.layers - 2, 1)

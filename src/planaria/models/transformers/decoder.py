@@ -18,6 +18,7 @@ from planaria.models.llama_stages import stage_layers
 from planaria.models.transformers.adapters import Lora, freeze, initialise_adapters, inject, load_base, plain
 from planaria.models.transformers.alike import kinds
 from planaria.models.transformers.skeleton import (
+    build_decoder,
     decoder_layers,
     initialise,
     layer_output,
@@ -26,7 +27,6 @@ from planaria.models.transformers.skeleton import (
     random_settings,
     read_config,
     skeleton,
-    whole,
 )
 from planaria.models.transformers.stages import ModelFrame, TransformersBlock, TransformersEnds, build
 
@@ -173,7 +173,7 @@ class Decoder:
 
         :raises RuntimeError: if a weight is missing or has no place.
         """
-        model: Any = whole(self.config, self.facts.attention)
+        model: Any = build_decoder(self.config, self.facts.attention)
         missing, unknown = model.load_state_dict(
             {name: tensor.detach() for name, tensor in named.items()}, strict=False
         )

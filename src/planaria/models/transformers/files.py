@@ -16,7 +16,7 @@ from planaria.common import digests, documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import WeightsFile, checked_config
-from planaria.models.huggingface import INDEX, METADATA, WEIGHTS, listed, read_tensor, tokenizer_of
+from planaria.models.huggingface import INDEX, METADATA, WEIGHTS, read_tensor, tensor_shapes, tokenizer_of
 from planaria.models.model_metadata import ModelMetadata, of_folder, write_json
 from planaria.models.transformers.adapters import ADAPTERS, settings_of, trained_name, write_adapters
 from planaria.models.transformers.family import decoder_of, model_section
@@ -41,7 +41,7 @@ def open_decoder(folder: Path) -> WeightsFile:
     config = checked_config(path, model_section(result, str(path)))
     if (folder / ADAPTERS).is_file():
         return _open_adapters(folder, config, of_folder(folder, result, config.context), exported=bool(sums))
-    shapes, files = listed(folder, str, exported=bool(sums))
+    shapes, files = tensor_shapes(folder, str, exported=bool(sums))
     decoder = decoder_of(config)
     expected, table, head = decoder.shapes(config), decoder.facts.table, decoder.facts.tied_head
     read: Callable[[str], Tensor] = partial(read_tensor, files)
@@ -64,7 +64,7 @@ def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, expo
     if not exported:
         raise UserError(f"{folder}: these adapters were not exported here; merge them into their model with `peft`")
     config = config.model_copy(update={"lora": settings_of(folder)})
-    shapes, files = listed(folder, trained_name, exported, ADAPTERS)
+    shapes, files = tensor_shapes(folder, trained_name, exported, ADAPTERS)
     return WeightsFile(folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), usage=usage)
 
 

@@ -29,7 +29,7 @@ _INNER = {"num_heads": "head_dim", "mamba_n_heads": "mamba_d_head", "mamba_num_h
 """numbers of heads, and their sizes, whose products are the inner width of a state-space layer"""
 
 
-def shrunk(config: Any, layers: int = LAYERS, widths: bool = True) -> dict[str, Any]:
+def shrink_config(config: Any, layers: int = LAYERS, widths: bool = True) -> dict[str, Any]:
     """Return the config.json of a model with at most ``layers`` layers, which has all kinds of layers if they fit.
 
     Without ``widths`` only layers are left out.

@@ -103,14 +103,16 @@ def skeleton(
     for implementation in (attention, "eager") if attention == "sdpa" else (attention,):
         try:
             with _parameters_on_meta() if buffers else torch.device("meta"):
-                return whole(config, implementation, None if buffers else "batched_mm", dtype)
+                return build_decoder(config, implementation, None if buffers else "batched_mm", dtype)
         except Exception as error:  # the library may raise anything
             last = error
     assert last is not None
     raise UserError(f"{location}: {in_one_line(last)}")
 
 
-def whole(config: Any, attention: str, experts: str | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+def build_decoder(
+    config: Any, attention: str, experts: str | None = None, dtype: torch.dtype = torch.float32
+) -> nn.Module:
     """Build the library's causal decoder of ``config`` in ``dtype`` on the current device; it raises anything.
 
     As when the library loads weights, some parameters of a model in bf16 are fp32.

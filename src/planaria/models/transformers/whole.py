@@ -12,7 +12,7 @@ from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.skeleton import decoder_layers, skeleton
 
 
-def assembled(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
+def assemble(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
     """Return the library's model in evaluation mode; ``read`` gives the trained weights by global name.
 
     At most one tensor is in memory besides the model.
@@ -37,6 +37,6 @@ def assembled(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
 
 def merged(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
     """Return the same in fp32, with adapters added to their matrices, which can be trained."""
-    model = assembled(decoder, read).float()
+    model = assemble(decoder, read).float()
     merge(model)
     return model.requires_grad_(True)

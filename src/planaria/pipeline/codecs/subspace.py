@@ -35,7 +35,7 @@ Bits = Annotated[int, AfterValidator(_bits)]
 
 
 class SubspaceCodec(WireCodec):
-    """The coordinates of hidden states in a subspace, with token ids."""
+    """Send token ids and the coordinates of hidden states in a fixed subspace."""
 
     rank: Positive
     """k: dimensions of the subspace, at most model.dim"""

@@ -237,31 +237,3 @@ def max_min_rates(routes: Sequence[Sequence[str]], capacity: Mapping[str, float]
                 left[link] = max(0.0, left[link] - share)
                 growing[link] -= 1
     return rates
-
-
-def completion_times(
-    sizes: Sequence[float], routes: Sequence[Sequence[str]], capacity: Mapping[str, float]
-) -> list[float]:
-    """Return the seconds until each flow completes, [flows], if all begin at once with max-min fair rates at every
-    moment.
-
-    ``sizes`` are bytes; a flow over a dead link never completes (infinite).
-    """
-    times = [0.0 if size == 0 else math.inf for size in sizes]
-    left = {flow: float(size) for flow, size in enumerate(sizes) if size}
-    now = 0.0
-    while left:
-        flows = list(left)
-        rates = dict(zip(flows, max_min_rates([routes[flow] for flow in flows], capacity), strict=True))
-        moving = [flow for flow in flows if rates[flow] > 0]
-        if not moving:
-            break
-        span = min(left[flow] / rates[flow] for flow in moving)
-        now += span
-        for flow in moving:
-            if left[flow] / rates[flow] <= span * (1 + 1e-12):
-                times[flow] = now
-                del left[flow]
-            else:
-                left[flow] -= rates[flow] * span
-    return times

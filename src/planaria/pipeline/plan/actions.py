@@ -56,7 +56,7 @@ class Action:
         return (self.target if self.kind == "forward" else self.source) is None
 
     @property
-    def needs(self) -> Key | None:
+    def input_key(self) -> Key | None:
         """The message that this action waits for; None if its input is local."""
         if self.source is None:
             return None
@@ -125,7 +125,7 @@ def graph(plan: StepPlan) -> Graph:
         for key in action.after:
             if (earlier := numbers.get(key)) is not None:
                 local[earlier] += (n,)
-        if (message := action.needs) is not None:
+        if (message := action.input_key) is not None:
             waits[n] += 1
             if (sender := numbers.get(message)) is not None:
                 receiver[sender] = n
@@ -144,7 +144,7 @@ def deadlock(numbered: Graph, done: Iterable[int]) -> UserError:
     key = next(iter(stuck))
     while key in stuck and key not in chain:
         chain[key] = stuck[key]
-        waits = (*stuck[key].after, stuck[key].needs)
+        waits = (*stuck[key].after, stuck[key].input_key)
         key = next(wanted for wanted in waits if wanted and wanted not in finished)
     seen = list(chain)
     ring = seen[seen.index(key) :] if key in chain else seen[-1:]

@@ -81,7 +81,9 @@ def columns(routes: Sequence[Sequence[int]], replicas: int, stages: int) -> list
     return [tuple(node_of(r, stage, stages) for stage in route) for r in range(replicas) for route in routes]
 
 
-def mixed(routes: Sequence[Sequence[int]], replicas: int, stages: int, seed: int, step: int) -> list[tuple[int, ...]]:
+def mixed_routes(
+    routes: Sequence[Sequence[int]], replicas: int, stages: int, seed: int, step: int
+) -> list[tuple[int, ...]]:
     """Return the same routes, but permute the k-th microbatches of all replicas at every boundary except the last.
 
     Each boundary draws a permutation from seed, step and microbatch alone, so all replicas agree without messages and

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from planaria.common.errors import UserError
 from planaria.config.registry import Choice
-from planaria.recovery.codes.field import PRODUCT, Bytes, combine, express, rank
+from planaria.recovery.codes.field import PRODUCT, Bytes, combine, rank, solve_in_columns
 
 MAX_SHARDS = 256
 """shards of one code: the elements of GF(2⁸)"""
@@ -87,7 +87,7 @@ class ErasureCode:
         requested = missing if wanted is None else self._known(wanted) & missing
         order = self._by_checks(missing, requested)
         order += [shard for shard in range(self.shards) if shard not in missing and shard not in order]
-        result = express(self.generator[:, order], self.generator[:, sorted(requested)])
+        result = solve_in_columns(self.generator[:, order], self.generator[:, sorted(requested)])
         if result is None:
             return f"shards {_list(requested)} cannot be rebuilt: {_list(missing)} of {self.shards} are lost"
         return tuple(sorted(order[n] for n in np.flatnonzero(result.any(axis=0))))
@@ -102,7 +102,7 @@ class ErasureCode:
         given = [_bytes(reads[shard]) for shard in order]
         if len({shard.size for shard in given}) > 1:
             raise ValueError(f"shards of unequal lengths: {_list(shard.size for shard in given)} bytes; pad them")
-        result = express(self.generator[:, order], self.generator[:, requested])
+        result = solve_in_columns(self.generator[:, order], self.generator[:, requested])
         if result is None:
             raise LossError(
                 f"shards {_list(requested)} cannot be rebuilt from {_list(order) or 'none'} of {self.shards}"
@@ -201,12 +201,6 @@ def tolerates(code: ErasureCode, lost: int) -> bool:
 def shares(code: ErasureCode) -> list[float]:
     """Return :func:`share` for 0, 1, 2 … n − k lost shards."""
     return [share(code, lost) for lost in range(len(code.weights) + 1)]
-
-
-def loss_chance(shares: list[float], shards: int, p: float) -> float:
-    """Return P(data loss) if shards are lost independently with probability p: Σᵢ C(n,i) pⁱ (1−p)ⁿ⁻ⁱ (1 − shareᵢ)."""
-    survived = [*shares, *[0.0] * (shards + 1 - len(shares))]
-    return sum(comb(shards, i) * p**i * (1 - p) ** (shards - i) * (1 - each) for i, each in enumerate(survived))
 
 
 def _pieces(shards: int, lost: int) -> Iterator[NDArray[np.int64]]:

@@ -76,7 +76,7 @@ def _double(words: _Words, carry: _Words) -> None:
     np.bitwise_xor(words, carry, out=words)
 
 
-def express(columns: Bytes, targets: Bytes) -> Bytes | None:
+def solve_in_columns(columns: Bytes, targets: Bytes) -> Bytes | None:
     """Return coefficients [targets, columns] that express ``targets`` [rows, targets] in ``columns`` [rows, columns].
 
     None if the columns do not suffice. Earlier columns are preferred (Gauss–Jordan).

@@ -26,7 +26,7 @@ class LocalCodes(CodeFamily):
     def code(self, members: int, tolerate: int) -> ErasureCode:
         refuse_sizes(members, tolerate)
         groups = -(-members // self.group)
-        globals_ = needed(tolerate, self.group)
+        globals_ = required_parities(tolerate, self.group)
         data = members - groups - globals_
         if data < 1:
             raise UserError(
@@ -40,7 +40,7 @@ class LocalCodes(CodeFamily):
         raise UserError(f"code = 'local': found none of {members} for any {tolerate} losses; use 'reed_solomon'")
 
 
-def needed(tolerate: int, group: int) -> int:
+def required_parities(tolerate: int, group: int) -> int:
     """Return the global parities that any ``tolerate`` losses require.
 
     In the worst case each full group, and the rest in another, is repaired by its own parity once.

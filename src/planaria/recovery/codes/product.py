@@ -81,11 +81,6 @@ def hypergraph_product(first: ClassicalCode, second: ClassicalCode) -> tuple[lis
     return x, z
 
 
-def commute(x: Sequence[int], z: Sequence[int]) -> bool:
-    """Whether H_X H_Zᵀ = 0 over GF(2): checks of different kinds share an even number of qubits."""
-    return all((one & other).bit_count() % 2 == 0 for one in x for other in z)
-
-
 def parameters(first: ClassicalCode, second: ClassicalCode) -> tuple[int, int, int]:
     """Return (N, K, D) of the product, by formula; D is 0 if K is.
 

@@ -55,7 +55,7 @@ class SearchTarget:
         return self.shards - self.data
 
 
-def excess(target: SearchTarget, rows: Sequence[int]) -> int:
+def excess_weight(target: SearchTarget, rows: Sequence[int]) -> int:
     """Return by how much checks and shards exceed the target's weights, in total."""
     above = sum(max(0, row.bit_count() - target.weight) for row in rows)
     if target.degree:
@@ -64,7 +64,7 @@ def excess(target: SearchTarget, rows: Sequence[int]) -> int:
     return above
 
 
-def worth(target: SearchTarget, rows: Sequence[int]) -> float:
+def survival_score(target: SearchTarget, rows: Sequence[int]) -> float:
     """Return (min(d, D) − 1) / (D − 1) · 2^−e, the share of required losses survived, halved per excess edge.
 
     It is 0 unless the n − k ``rows`` [bits of shards] are independent. d is the distance, counted over all 2ᵏ words; e
@@ -80,7 +80,7 @@ def worth(target: SearchTarget, rows: Sequence[int]) -> float:
     if len(words) != target.data:
         return 0.0
     kept = min(distance(words, target.shards), target.distance) - 1
-    return math.ldexp(kept / (target.distance - 1), -excess(target, rows))
+    return math.ldexp(kept / (target.distance - 1), -excess_weight(target, rows))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def anneal(target: SearchTarget, seed: int, tries: int = 20_000) -> SearchedCode
         if cost <= now or random.random() < math.exp((now - cost) / heat):
             rows, now = changed, cost
             best = min(best, (now, rows))
-    return SearchedCode(_code(best[1], target.shards), excess(target, best[1]), seed, tries)
+    return SearchedCode(_code(best[1], target.shards), excess_weight(target, best[1]), seed, tries)
 
 
 def certificate(code: SearchedCode) -> dict[str, object]:
@@ -163,7 +163,7 @@ def _cost(target: SearchTarget, rows: list[int], generators: list[int]) -> float
     """Return the excess weight plus the words that are too light; words of exactly the target distance count 1/16."""
     counted = gf2.weights(generators, target.shards)
     light = int(counted[1 : target.distance].sum())
-    return excess(target, rows) + light + int(counted[target.distance]) / 16
+    return excess_weight(target, rows) + light + int(counted[target.distance]) / 16
 
 
 def _code(rows: list[int], shards: int) -> ErasureCode:

@@ -16,7 +16,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
 from planaria.recovery.codes.base import CodeFamily, ErasureCode, refuse_sizes
-from planaria.recovery.codes.field import Bytes, express
+from planaria.recovery.codes.field import Bytes, solve_in_columns
 
 MAX_DATA, MAX_SHARDS = 16, 64
 """limits of a code file: all 2ᵏ words are counted, each in 64 bits"""
@@ -67,14 +67,14 @@ def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, location: object
     matrix = np.zeros((len(rows), shards), np.uint8)
     for n, row in enumerate(rows):
         matrix[n, list(row)] = 1
-    parities = express(matrix[:, data:], matrix[:, :data])
+    parities = solve_in_columns(matrix[:, data:], matrix[:, :data])
     if parities is None or not _full(matrix[:, data:]):
         raise UserError(f"{location}: the last {len(rows)} shards are not determined by the others; renumber them")
     return ErasureCode(np.ascontiguousarray(parities.T), tuple(frozenset(row) for row in rows))
 
 
 def _full(matrix: Bytes) -> bool:
-    return express(matrix, np.eye(len(matrix), dtype=np.uint8)) is not None
+    return solve_in_columns(matrix, np.eye(len(matrix), dtype=np.uint8)) is not None
 
 
 def weights(code: ErasureCode) -> tuple[NDArray[np.int64], int]:

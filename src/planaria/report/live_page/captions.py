@@ -168,7 +168,7 @@ class Captions:
                 if isinstance(fact, d.Blamed):  # a panel shows its evidence
                     text = text.partition(": ")[0]
                 return Caption(SLOWNESS[fact.kind], f"{_capital(text)}.")
-            case d.Meet():
+            case d.BeginRound():
                 return Caption(
                     "calm", f"{_capital(replicas(fact.members))} meet: each stage exchanges updates with its copies."
                 )
@@ -177,7 +177,7 @@ class Captions:
             case d.Cannot():
                 lost = f"{stages(fact.lost)} cannot be rebuilt" if fact.lost else "the run cannot continue"
                 return Caption("loss", f"{_capital(lost)}: {fact.reason}.")
-            case d.SendAway():
+            case d.ExcludeMember():
                 return Caption("loss", f"{_capital(fact.reason)}: its workers are sent away.")
             case d.Disband():
                 spares = " Its workers are spares now." if fact.workers else ""

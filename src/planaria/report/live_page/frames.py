@@ -44,7 +44,7 @@ class StateChange:
         return json.dumps(frame | ({"line": self.line} if self.line else {}), separators=(",", ":"))
 
 
-def patched(state: Json, change: Mapping[str, Any]) -> Json:
+def apply_patch(state: Json, change: Mapping[str, Any]) -> Json:
     """Return ``state`` after a merge patch (RFC 7396), without modifying either."""
     after = dict(state)
     for name, value in change.items():
@@ -52,7 +52,7 @@ def patched(state: Json, change: Mapping[str, Any]) -> Json:
             after.pop(name, None)
         elif isinstance(value, dict):
             before = after.get(name)
-            after[name] = patched(before if isinstance(before, dict) else {}, value)
+            after[name] = apply_patch(before if isinstance(before, dict) else {}, value)
         else:
             after[name] = value
     return after
@@ -70,13 +70,13 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
     return change
 
 
-def joined(first: Mapping[str, Any], then: Mapping[str, Any]) -> Json:
+def merge_patches(first: Mapping[str, Any], then: Mapping[str, Any]) -> Json:
     """Return the merge patch equivalent to both in sequence."""
     change = dict(first)
     for name, value in then.items():
         before = change.get(name)
         both = isinstance(value, dict) and isinstance(before, dict)
-        change[name] = joined(before, value) if both else value  # type: ignore[arg-type]
+        change[name] = merge_patches(before, value) if both else value  # type: ignore[arg-type]
     return change
 
 
@@ -131,7 +131,7 @@ def _paired(frames: list[StateChange], heaviest: int, all_kinds: bool) -> list[S
         if last is None or not light or not (last.routine or all_kinds) or _undoes(last.change, frame.change):
             kept.append(frame)
             continue
-        change, line = joined(last.change, frame.change), frame.line or last.line
+        change, line = merge_patches(last.change, frame.change), frame.line or last.line
         routine, weight = frame.routine and last.routine, frame.weight + last.weight
         kept[-1] = StateChange(frame.number, frame.t, change, line, routine, weight)
     return kept

@@ -31,7 +31,7 @@ from planaria.control.logs import News
 from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.pipeline.routing import ROUTINGS, change, routes, without
 from planaria.report.live_page.captions import Captions
-from planaria.report.live_page.frames import SCHEMA, Json, StateChange, difference, patched
+from planaria.report.live_page.frames import SCHEMA, Json, StateChange, apply_patch, difference
 from planaria.report.live_page.page_state import PageState
 from planaria.report.membership import Membership
 from planaria.report.observe.tally import RunTally, SlowVerdict, SlowVerdicts
@@ -89,7 +89,7 @@ class LogFold:
 
     def _fact(self, t: float, fact: e.Event | d.Decision) -> StateChange | None:
         held = dict(self.members.holders)
-        line = self._narrator.tell(t, fact)
+        line = self._narrator.describe(t, fact)
         left = [node for node, worker in held.items() if self.members.holders.get(node) != worker]
         self.tally.take(t, fact)
         self._scene.take(fact)
@@ -159,7 +159,7 @@ class LogFold:
     def _meeting(self, fact: e.Event | d.Decision) -> Json:
         """Return the current rounds by their members."""
         rounds: Json = dict(self.state.get("rounds", {})) if not isinstance(fact, e.RunStarted) else {}
-        if isinstance(fact, d.Meet):
+        if isinstance(fact, d.BeginRound):
             rounds[_members(fact.members)] = {"round": fact.round, "members": fact.members}
         elif isinstance(fact, d.Settle | d.Disband | d.Form):
             lost = {*fact.members} if isinstance(fact, d.Settle) else {fact.replica}
@@ -185,7 +185,7 @@ class LogFold:
         whole = () if routine else WHOLE
         before = {name: self.state.get(name, {}) for name in seen}
         after = {
-            name: patched(before[name], value) if isinstance(value, dict) and name not in whole else value
+            name: apply_patch(before[name], value) if isinstance(value, dict) and name not in whole else value
             for name, value in seen.items()
         }
         change = difference(before, after) | {n: v for n, v in after.items() if n not in self.state}

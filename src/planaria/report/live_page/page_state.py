@@ -58,7 +58,7 @@ class PageState:
                 self._facts[fact.worker] |= {"device": fact.device} if fact.device else {}
             case e.WorkerLeaving():
                 self._about(fact.worker)["leaving"] = True
-            case d.SendAway():
+            case d.ExcludeMember():
                 for worker in fact.workers:
                     self._about(worker)["away"] = True
             case e.WorkerLost():

@@ -68,18 +68,18 @@ class Progress(NoProgress):
         self._bar.start()
 
     def on_event(self, t: float, event: Event) -> None:
-        self._show(self._narrator.tell(t, event))
+        self._show(self._narrator.describe(t, event))
         self._refresh()
 
     def on_decision(self, t: float, decision: Decision) -> None:
-        self._show(self._narrator.tell(t, decision))
+        self._show(self._narrator.describe(t, decision))
         self._done = self._members.progress
         if isinstance(decision, Form) and decision.goes_back:
             self._printed = self._tenth()
         self._refresh()
 
     def recall(self, t: float, fact: Event | Decision) -> None:
-        self._narrator.tell(t, fact)
+        self._narrator.describe(t, fact)
         self._done = self._members.progress
         self._printed = self._tenth()
 

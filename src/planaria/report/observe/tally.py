@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.run_record import Metric, RunRecord, ValidationMetric
-from planaria.report.run.naming import Naming, naming_of
+from planaria.control.run_record import Metric, ValidationMetric
+from planaria.report.run.naming import Naming
 from planaria.report.run.recovery_fold import Recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
 
@@ -202,15 +202,3 @@ class RunTally:
             if timing.total is not None:
                 self.recovery_s.add(timing.total)
         return over
-
-
-def tally_of(record: RunRecord) -> RunTally:
-    """Return the totals of a complete record."""
-    tally = RunTally(naming_of(record))
-    for _, work in record.worked:
-        tally.worked(work)
-    for t, fact in record.history:
-        tally.take(t, fact)
-    for metric in record.metrics:
-        tally.measured(metric)
-    return tally

@@ -50,10 +50,10 @@ def require_library(tracker: str, module: str, extra: str) -> None:
 
     :raises UserError: if it is not, with the command that installs it.
     """
-    if not installed(module):
+    if not is_installed(module):
         raise missing_package(f"observe.trackers: {tracker!r}", module, extra)
 
 
-def installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Return whether a library is installed, without importing it."""
     return find_spec(module) is not None

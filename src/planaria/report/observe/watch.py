@@ -269,7 +269,7 @@ class TrackerThread:
             self._since = None
 
 
-def every(step: int) -> int:
+def span_interval(step: int) -> int:
     """Return the interval at which steps around ``step`` are logged with their spans."""
     return EVERY << max(0, (step // THINNED_FROM).bit_length() - 1)
 
@@ -290,7 +290,7 @@ class ReportSampling:
     def take(self, t: float, worked: e.Worked, replica: int) -> list[tuple[float, e.Worked]]:
         """Return the reports to log now, with their times: selected steps with spans, others summed without."""
         since = worked.step - self._formed.get(replica, 0)
-        if worked.dropped or since <= AFTER_FORMING or worked.step % every(worked.step) == 0:
+        if worked.dropped or since <= AFTER_FORMING or worked.step % span_interval(worked.step) == 0:
             before = self._sums.pop(worked.node, None)
             return [*([before] if before else []), (t, worked)]
         before = self._sums.get(worked.node)
@@ -309,7 +309,7 @@ class ReportSampling:
 
 
 def _sum(worked: e.Worked, other: e.Worked) -> dict[str, object]:
-    """Return the sum of the bytes sent to each peer, and the larger memory peaks."""
+    """Add up the bytes sent to each peer, and keep the larger memory peaks."""
     sent = {
         peer: worked.sent_bytes.get(peer, 0) + other.sent_bytes.get(peer, 0)
         for peer in worked.sent_bytes | other.sent_bytes

@@ -29,15 +29,15 @@ def saves(record: RunRecord) -> CheckpointTimes:
 
 
 def _saves(record: RunRecord) -> CheckpointTimes:
-    sealed, unequal, beside = 0, 0, dict[tuple[int, int], bool]()
+    sealed, unequal, in_background = 0, 0, dict[tuple[int, int], bool]()
     stood: dict[tuple[int, int], float] = defaultdict(float)
     written: dict[tuple[int, int], float] = defaultdict(float)
     for _, fact in record.history:
         if isinstance(fact, Save):
-            beside[fact.step, fact.generation] = fact.background
+            in_background[fact.step, fact.generation] = fact.background
         elif isinstance(fact, StageCopied | StageSaved):
             key = fact.step, fact.generation
-            whole = isinstance(fact, StageCopied) or not beside.get(key, False)
+            whole = isinstance(fact, StageCopied) or not in_background.get(key, False)
             into = stood if whole else written
             into[key] = max(into[key], fact.seconds)
         elif isinstance(fact, Seal):

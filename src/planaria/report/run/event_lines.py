@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from planaria.common.printing import printable
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
@@ -16,7 +17,7 @@ from planaria.report.membership import Membership
 from planaria.report.phrases import counted, listed
 from planaria.report.run.naming import Naming, naming_of, replicas, stages
 from planaria.report.run.round_history import RoundHistory, Rounds
-from planaria.report.run.verdict_lines import differing, line
+from planaria.report.run.verdict_lines import differing_replicas, line
 
 Tone = Literal["fault", "slow", "loss", "recovery", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {
@@ -59,7 +60,7 @@ class Narrator:
         self._copies: dict[int, str] = {}
         """replica that is copied as a whole → text to show when that is done"""
 
-    def tell(self, t: float, fact: e.Event | d.Decision) -> EventLine | None:
+    def describe(self, t: float, fact: e.Event | d.Decision) -> EventLine | None:
         """Process a fact; return its line, if any."""
         left = self.members.take(fact)
         history = self._rounds.take(t, fact, left)
@@ -265,17 +266,17 @@ class Narrator:
             return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")
         if isinstance(fact, e.HostLeft):
             return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")
-        if isinstance(fact, d.SendAway):
+        if isinstance(fact, d.ExcludeMember):
             lost = ", ".join(fact.workers)
             return self._line("loss", f"replica {fact.member} sent away: {fact.reason}; workers that leave: {lost}")
-        if isinstance(fact, d.TurnAway):
+        if isinstance(fact, d.RemoveMachine):
             return self._line("loss", f"machine {fact.host} turned away: {fact.reason}")
         return None
 
     def _sealed(self, seal: d.Seal) -> EventLine | None:
         """Return a line for a partial checkpoint, or one whose replicas should be equal but differ."""
         left = [f"the remaining {stages(seal.stages)} were saved in {seal.folder}"] if seal.partial else []
-        differ = [text for text in map(differing, seal.unequal) if text not in self._unequal]
+        differ = [text for text in map(differing_replicas, seal.unequal) if text not in self._unequal]
         self._unequal.update(differ)
         text = "; ".join([*differ, *left])
         return self._line("fault" if differ else "note", text) if text else None
@@ -293,26 +294,25 @@ class Narrator:
         return "spare" if node is None or node < 0 else self._naming.name([node])
 
     def _of(self, node: int | None) -> int | None:
-        """The replica of a node, if there is one."""
+        """Return the replica of a node, if any."""
         return None if node is None or node < 0 else self._naming.replica(node)
 
     def _line(self, tone: Tone, text: str, replica: int | None = None) -> EventLine:
-        """A line about a replica, at the step that this has under way, or about the whole run."""
-        # Details come from operating systems and strangers: nothing in them may move a terminal's cursor.
+        """Return a line about one replica at its current step, or about the whole run."""
         step = self.members.run_step(replica if self._naming.several else 0)
-        return EventLine(step, tone, "".join(c if c.isprintable() else " " for c in text))
+        return EventLine(step, tone, printable(text))
 
 
 def story(record: RunRecord) -> list[tuple[float, EventLine]]:
-    """All lines of a run with their times, in order."""
+    """Return all lines of a run with their times, in order."""
     return list(record.once(_story))
 
 
 def _story(record: RunRecord) -> list[tuple[float, EventLine]]:
     narrator = Narrator()
-    # What stages say of their steps tells of the rounds of several replicas, and of nothing else.
+    # Reports of single stages are only needed for the rounds of several replicas.
     facts = record.history if naming_of(record).several else record.turns
-    lines = ((t, narrator.tell(t, fact)) for t, fact in facts)
+    lines = ((t, narrator.describe(t, fact)) for t, fact in facts)
     return [(t, line) for t, line in lines if line is not None]
 
 

@@ -15,7 +15,7 @@ from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.run.ledger import sample_ledger
 from planaria.report.run.recovery_timeline import recoveries
-from planaria.report.run.round_history import RoundHistory, gatherings, totals, totals_lines
+from planaria.report.run.round_history import RoundHistory, settled_rounds, totals, totals_lines
 from planaria.report.theme import (
     CARRIED,
     GREEN,
@@ -43,7 +43,7 @@ def replica_section(record: RunRecord) -> Iterator[str]:
     if count == 1:
         return
     count = max([count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form))])
-    held = gatherings(record)
+    held = settled_rounds(record)
     text = f"{counted(count, 'replica')} with separate steps and samples."
     parts = _validations(record)
     if held:
@@ -85,7 +85,7 @@ def _rounds(held: Sequence[RoundHistory], count: int) -> list[str]:
         ),
         page.chart(waits({round: waited(own) for round, own in rounds.items()}), "waits"),
         page.subheading("Rounds settled by each pair of replicas; on the diagonal, alone"),
-        page.chart(heat(met(held, count), alone=True), "meetings"),
+        page.chart(heat(rounds_together(held, count), alone=True), "meetings"),
     ]
 
 
@@ -104,8 +104,8 @@ def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
     """Return (mean of the members' steps, RMS of ``apart`` over all nodes) per round of several replicas."""
     points = []
     for own in rounds.values():
-        met = [history for history in own if history.apart]
-        apart = [far for history in met for far in history.apart]
+        met = [history for history in own if history.spreads]
+        apart = [far for history in met for far in history.spreads]
         steps = [step for history in met for step in history.steps.values()]
         if apart:
             points.append((sum(steps) / len(steps), math.sqrt(sum(far * far for far in apart) / len(apart))))
@@ -120,7 +120,7 @@ def waited(held: Sequence[RoundHistory]) -> tuple[float, float, float, int]:
     return sum(others.values()) / len(others), sum(offers.values()) / len(others), longest, who
 
 
-def met(held: Sequence[RoundHistory], count: int) -> list[list[int]]:
+def rounds_together(held: Sequence[RoundHistory], count: int) -> list[list[int]]:
     """Return [replica, replica] numbers of rounds settled together; on the diagonal, alone."""
     pairs = Counter(pair for history in held for pair in combinations(sorted(history.members), 2))
     alone = Counter(history.members[0] for history in held if history.alone)

@@ -31,10 +31,10 @@ from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.naming import naming_of
 from planaria.report.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
 from planaria.report.run.replica_report import replica_section
-from planaria.report.run.round_history import gatherings, totals
+from planaria.report.run.round_history import settled_rounds, totals
 from planaria.report.run.run_verdict import facts_of, verdict
 from planaria.report.run.stage_holders import holdings, machine_section
-from planaria.report.run.summary import measured
+from planaria.report.run.summary import key_metrics
 
 DEATHS_DRAWN = 4
 
@@ -141,7 +141,7 @@ def wall_time(record: RunRecord) -> float:
 
 def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
     ledger, wall = sample_ledger(record), wall_time(record)
-    last = measured(record)
+    last = key_metrics(record)
     steps = sum(line.samples for line in ledger) // record.config.samples or last.steps
     yield "steps", f"{steps}", f"of {record.config.train.steps}"
     yield "training loss", "–" if last.loss is None else f"{last.loss:.4f}", "last step"
@@ -159,7 +159,7 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
     )
     yield "wall time", _clock(wall), "without pauses between resumptions"
     yield from _fault_facts(record, timings)
-    if held := gatherings(record):
+    if held := settled_rounds(record):
         sums = totals(held)
         sent = f"{(sums.blocking_bytes + sums.prefetched_bytes) / 1e6:.1f} MB sent"
         yield (

@@ -39,7 +39,7 @@ class RoundHistory:
     """member → bytes sent by all its stages while another replica waited"""
     prefetched_bytes: dict[int, int] = field(default_factory=dict)
     """member → bytes sent ahead"""
-    apart: list[float] = field(default_factory=list)
+    spreads: list[float] = field(default_factory=list)
     """RMS distance from the mean before the round, per stage and member; empty if alone"""
 
     @property
@@ -88,7 +88,7 @@ class Rounds:
             self._made(t, fact)
         elif isinstance(fact, d.DrawGroups):
             self._groups[fact.round] = fact.groups
-        elif isinstance(fact, d.Meet):
+        elif isinstance(fact, d.BeginRound):
             for replica in fact.members:
                 self._met[replica] = fact.round, t, self._idle(replica, t)
         elif isinstance(fact, e.UpdateRejected):
@@ -158,10 +158,10 @@ class Rounds:
         history.blocking_bytes[replica] = history.blocking_bytes.get(replica, 0) + fact.blocking_bytes
         history.prefetched_bytes[replica] = history.prefetched_bytes.get(replica, 0) + fact.prefetched_bytes
         if not history.alone:
-            history.apart.append(fact.apart)
+            history.spreads.append(fact.spread)
 
 
-def gatherings(record: RunRecord) -> list[RoundHistory]:
+def settled_rounds(record: RunRecord) -> list[RoundHistory]:
     """Return the settled rounds of a run, in order; empty for inline runs and single replicas."""
     return list(record.once(_gatherings))
 

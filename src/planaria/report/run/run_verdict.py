@@ -13,8 +13,8 @@ from planaria.report.phrases import counted, listed
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
-from planaria.report.run.round_history import gatherings, totals
-from planaria.report.run.summary import measured
+from planaria.report.run.round_history import settled_rounds, totals
+from planaria.report.run.summary import key_metrics
 from planaria.report.verdict import Verdict
 
 NO_END = "no end recorded"
@@ -58,8 +58,8 @@ class RunFacts:
 
 def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
     """Return the facts of a run."""
-    last, timings, faults = measured(record), recoveries(record), faults_summary(record)
-    ledger, sums = sample_ledger(record), totals(gatherings(record))
+    last, timings, faults = key_metrics(record), recoveries(record), faults_summary(record)
+    ledger, sums = sample_ledger(record), totals(settled_rounds(record))
     first = next(record.trained, None)
     return RunFacts(
         ended=outcome(record),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from planaria.planner.bound import ALL
-from planaria.planner.guidelines import Violation, broken
+from planaria.planner.guidelines import Violation, find_violations
 from planaria.planner.schedule import Schedule
 from planaria.report import page
 from planaria.report.phrases import amount, counted
@@ -42,7 +42,7 @@ def write_page(schedule: Schedule, path: Path) -> Path:
 
 def body(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     """Yield the page's sections as HTML."""
-    wrong = broken(step.problem, step.solution, step.times)
+    wrong = find_violations(step.problem, step.solution, step.times)
     name = f"Plan for {counted(len(schedule.nodes), 'node')}"
     yield page.heading(name, verdict(schedule, step, wrong), _summary(schedule))
     yield page.cards(_facts(schedule, step))
@@ -193,7 +193,7 @@ def _arrangement_section(schedule: Schedule, step: PlannedStep) -> Iterator[str]
 
 
 def verdict(schedule: Schedule, step: PlannedStep, wrong: Sequence[Violation]) -> Verdict:
-    """Return the verdict: good if the plan keeps every guideline and no tried alternative is faster."""
+    """Return the verdict: good if the plan obeys every guideline and no other plan that was tried is faster."""
     beaten = [name for name, seconds in schedule.compared.items() if seconds < schedule.step_s]
     badge = f"breaks {counted(len(wrong), 'guideline')}" if wrong else "keeps every guideline"
     could = [] if schedule.gap is None else [(schedule.gap, "maximum gain of any other plan: 1 − bound ÷ step")]

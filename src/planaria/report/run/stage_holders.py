@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planaria.control.decisions import Decision, Finish, Form, TurnAway
+from planaria.control.decisions import Decision, Finish, Form, RemoveMachine
 from planaria.control.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
 from planaria.control.logs import RunRecord
 from planaria.report import page
@@ -88,7 +88,7 @@ class _Stays:
             case HostJoined():
                 self._here[fact.host] = MachineStay(fact.host, fact.detail, fact.workers, t)
                 self.all.append(self._here[fact.host])
-            case HostLeft(detail=how) | TurnAway(reason=how):
+            case HostLeft(detail=how) | RemoveMachine(reason=how):
                 machine = self._here[fact.host]
                 if machine.until is None:
                     machine.until, machine.how = t, how

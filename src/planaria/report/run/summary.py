@@ -11,7 +11,7 @@ from planaria.control.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.report.run import features
 from planaria.report.run.diagnosis import summary_lines as diagnosis_lines
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
-from planaria.report.run.round_history import gatherings, totals, totals_lines
+from planaria.report.run.round_history import settled_rounds, totals, totals_lines
 from planaria.report.run.stage_peaks import summary_lines as memory_lines
 
 
@@ -29,7 +29,7 @@ class RunMetrics:
     """number of distinct trained steps"""
 
 
-def measured(record: RunRecord) -> RunMetrics:
+def key_metrics(record: RunRecord) -> RunMetrics:
     """Return the key metrics of a run."""
     return record.once(_measured)
 
@@ -51,11 +51,11 @@ def _measured(record: RunRecord) -> RunMetrics:
 
 def summary(record: RunRecord) -> Iterator[str]:
     """Yield lines on final losses, exchange, compression, memory, slowness and faults."""
-    last = measured(record)
+    last = key_metrics(record)
     if last.loss is not None:
         validated = last.validation and f" (validation {last.validation.val_loss:.4f})"
         yield f"final loss    {last.loss:.4f}{validated or ''}"
-    held = gatherings(record)
+    held = settled_rounds(record)
     for index, line in enumerate(totals_lines(totals(held)) if held else ()):
         yield f"{'' if index else 'exchange':<14}{line}"
     yield from features.lines(record)

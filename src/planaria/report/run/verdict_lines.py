@@ -74,7 +74,7 @@ def _cleared(fact: d.Cleared, naming: Naming) -> str:
     return f"{naming.name(fact.nodes)}: {what.get(fact.fault, 'its worker')} is no longer slow"
 
 
-def differing(found: d.UnequalReplicas) -> str:
+def differing_replicas(found: d.UnequalReplicas) -> str:
     """Return which replicas differ in weights that should be equal."""
     if not found.differing:
         return (

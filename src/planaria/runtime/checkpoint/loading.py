@@ -295,8 +295,8 @@ def making(files: Iterable[StageContents]) -> Iterator[Callable[[recut.TensorOri
 def carry_out(made: recut.StagePlan) -> StageState:
     """Read and combine the tensors of a stage, several at once."""
     hows = dict(_hows(made))
-    with making(made.files.values()) as make, ThreadPoolExecutor(READING) as beside:
-        tensors = dict(zip(hows, beside.map(make, hows.values()), strict=True))
+    with making(made.files.values()) as make, ThreadPoolExecutor(READING) as threads:
+        tensors = dict(zip(hows, threads.map(make, hows.values()), strict=True))
 
     def of(kind: str, names: Iterable[str]) -> dict[str, Tensor]:
         return {name: tensors[kind, name] for name in names}

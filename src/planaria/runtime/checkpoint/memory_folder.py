@@ -100,8 +100,8 @@ class MemoryFolder:
         :raises UserError: if they are missing, damaged, or of another stage or snapshot.
         """
         folder = self._at(label)
-        state, beside = (read_labelled(folder, _file(stage, label, index)) for index in (0, _PARITIES))
-        return state, beside.outer
+        state, parity = (read_labelled(folder, _file(stage, label, index)) for index in (0, _PARITIES))
+        return state, parity.outer
 
     def owner(self) -> Owner | None:
         """Return the owner; None if it is missing or invalid."""
@@ -145,7 +145,7 @@ class MemoryFolder:
         return self.folder / f"step-{label.step:08d}.g{label.generation}.{label.part}"
 
 
-def sweep(shared: Path = SHARED) -> None:
+def remove_orphaned(shared: Path = SHARED) -> None:
     """Remove the snapshots of runs whose folders were removed."""
     for folder in shared.glob("planaria-*"):
         found = MemoryFolder(Path(), shared)

@@ -19,7 +19,7 @@ from planaria.common.atomic import new_folder
 from planaria.common.errors import UserError
 from planaria.common.filesystems import fetch, filesystem, reached, required, shown
 from planaria.common.stdio import Notify
-from planaria.control.logs import ID, draw
+from planaria.control.logs import ID, write_identity
 from planaria.models.llama_stages import parameter_count
 from planaria.models.packing import HEADROOM
 from planaria.runtime.checkpoint.store import (
@@ -66,7 +66,7 @@ class Mirror:
         with required("checkpoint.store"), reached(self.url, "read there"):
             there = self._read(ID)
         if not mark.exists():
-            draw(folder, there if again else None)
+            write_identity(folder, there if again else None)
         if there is None:
             with required("checkpoint.store"), reached(self.url, "write there"):
                 self._system.makedirs(self._root, exist_ok=True)

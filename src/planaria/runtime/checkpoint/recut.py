@@ -108,7 +108,7 @@ def same_outer(saved: ExchangeConfig | None, wanted: ExchangeConfig | None) -> b
     if saved is None or wanted is None:
         return True
     was, now = exchange(saved), exchange(wanted)
-    return type(was) is type(now) and all(getattr(was, name) == getattr(now, name) for name in was.lasting)
+    return type(was) is type(now) and all(getattr(was, name) == getattr(now, name) for name in was.fixed_on_resume)
 
 
 def equal_copies(saved: RunCut) -> bool:

@@ -191,8 +191,8 @@ def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> Di
     """Write a state and return its digests, which are computed while the disk is busy and written last."""
     named = entries(state)
     table = digest_table(bytes(DIGEST_BYTES) for _ in named)
-    with ThreadPoolExecutor(_HASHING) as beside:
-        rows = {name: beside.submit(digest, name, named[name]) for name in sorted(named)}
+    with ThreadPoolExecutor(_HASHING) as threads:
+        rows = {name: threads.submit(digest, name, named[name]) for name in sorted(named)}
 
         def before(name: str) -> None:
             if name == "sha256":
@@ -231,8 +231,8 @@ def require_stage(folder: Path, stage: int, step: int, sha256: str, index: int =
     if sha256:
         _require_root(path, sha256)
     held = contents(folder, stage, step, index)
-    with _opened(folder, held.label) as (file, _), ThreadPoolExecutor(READING) as beside:
-        deque(beside.map(lambda key: _checked(held, file, key, file.scan), held.entries), maxlen=0)
+    with _opened(folder, held.label) as (file, _), ThreadPoolExecutor(READING) as threads:
+        deque(threads.map(lambda key: _checked(held, file, key, file.scan), held.entries), maxlen=0)
 
 
 def _require_root(path: Path, sha256: str) -> None:

@@ -223,10 +223,10 @@ def replica_folder(folder: Path, replica: int) -> Path:
 
 def stage_name(stage: int, replica: int, replicas: int) -> str:
     """Return a stage's file of a replica, as a manifest names it."""
-    return named(stage_file(Path(), stage).name, replica, replicas)
+    return replica_file(stage_file(Path(), stage).name, replica, replicas)
 
 
-def named(file: str, replica: int, replicas: int) -> str:
+def replica_file(file: str, replica: int, replicas: int) -> str:
     """Return a replica's file, as a manifest names it."""
     return (Path() if replicas == 1 else replica_folder(Path(), replica)).joinpath(file).as_posix()
 

@@ -21,7 +21,7 @@ from planaria.models.optimizers import optimizer
 from planaria.pipeline.codecs.registry import codec_of
 from planaria.pipeline.plan.check import require
 from planaria.recovery import RECOVERIES
-from planaria.runtime.engine.requirements import needs, require_network
+from planaria.runtime.engine.requirements import device_needs, require_network
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.fleet.local import devices_here
@@ -46,7 +46,7 @@ def check(config: RunConfig) -> ResolvedRun:
     if config.engine == "inline":
         require_device(config)
     elif config.engine == "fleet" and config.fleet.kind == "local":
-        devices_here(needs(config), run_started(resolved, START).own_workers)
+        devices_here(device_needs(config), run_started(resolved, START).own_workers)
     if config.exchange.replicas > 1:
         _check_replicas(config)
     if config.engine == "fleet":
@@ -78,11 +78,11 @@ def _check_sized(config: RunConfig) -> None:
         raise UserError(f"{setting} is for one replica; with exchange.replicas give numbers, such as [7, 8, 8, 7]")
     if config.network.emulate is True:
         raise UserError(f"{setting} times real passes, and network.emulate = true has none; give numbers")
-    here = fleet.own is None or fleet.own > config.pipeline.stages
+    here = fleet.local_workers is None or fleet.local_workers > config.pipeline.stages
     if not here and not (fleet.port and fleet.key):
         raise UserError(
-            f"{setting} with fleet.own = {fleet.own}: machines that join are timed and then reconnect; set "
-            "fleet.port and fleet.key, and let them join by address"
+            f"{setting} with fleet.local_workers = {fleet.local_workers}: machines that join are timed and then "
+            "reconnect; set fleet.port and fleet.key, and let them join by address"
         )
 
 
@@ -119,20 +119,23 @@ def require_sound(resolved: ResolvedRun) -> None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
     kind = config.routing.kind if resolved.schedule is None else "a schedule"
     for name, strategy in chain.strategies.items():
-        needs, meanwhile = strategy.needs, config.recovery.meanwhile
-        required = (("routing.kind", needs.routing, kind), ("recovery.meanwhile", needs.meanwhile, meanwhile))
+        requirements, meanwhile = strategy.requirements, config.recovery.meanwhile
+        required = (
+            ("routing.kind", requirements.routing, kind),
+            ("recovery.meanwhile", requirements.meanwhile, meanwhile),
+        )
         for setting, needed, value in required:
             if needed not in ("", value):
                 raise UserError(
                     f"recovery.strategy = {config.recovery.strategy!r}: {name} needs {setting} = {needed!r}, not "
-                    f"{value!r}: {needs.why}"
+                    f"{value!r}: {requirements.why}"
                 )
-        if needs.alike and config.pipeline.unlike:
+        if requirements.alike and config.pipeline.unlike:
             raise UserError(
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others of the "
                 f"same size; these have pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
             )
-        if needs.alike and (why := family(config.model).unlike(config.model, config.pipeline.stages)):
+        if requirements.alike and (why := family(config.model).unlike(config.model, config.pipeline.stages)):
             raise UserError(
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others like it: "
                 f"{why}; or use 'echo, checkpoint' or 'snapshot'"

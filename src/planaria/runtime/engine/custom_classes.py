@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planaria.config.registry import Choice, foreign
+from planaria.config.registry import Choice, custom_choices
 from planaria.config.schema import RunConfig
 from planaria.exchange.registry import chosen_classes
 from planaria.models.families import FAMILIES
@@ -25,7 +25,7 @@ def own_classes(config: RunConfig) -> list[type[Choice]]:
     chosen += [CODES.find(name) for name in _codes(config.recovery.options)]
     chosen += [ROUTINGS.find(config.routing.kind), FAMILIES.find(config.model.family)]
     chosen += [OPTIMIZERS.find(config.optim.kind), codec_class(config.pipeline.wire)]
-    return foreign([*chosen, *chosen_classes(config.exchange)])
+    return custom_choices([*chosen, *chosen_classes(config.exchange)])
 
 
 def _codes(options: Mapping[str, Any]) -> Iterator[str]:

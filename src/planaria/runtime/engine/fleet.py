@@ -20,28 +20,28 @@ from planaria.control.checkpoint_decisions import all_saved, nothing_to_save
 from planaria.control.controller import Controller
 from planaria.control.decisions import Finish, Replan
 from planaria.control.events import Replanned
+from planaria.control.failover import FailoverState
 from planaria.control.protocols import Observer
 from planaria.control.relay_watch import RelayWatch
-from planaria.control.takeover import Takeover
 from planaria.data.shards import Data
 from planaria.faults.injector import TraceChaos
 from planaria.models.families import family
 from planaria.planner.problem import PlanningProblem, Solution
-from planaria.planner.replan import measured, replan
+from planaria.planner.replan import replan, with_measured_links
 from planaria.planner.schedule import Schedule
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.one_process import inline_config, one_process, peak_report
 from planaria.runtime.engine.prepare import PreparedRun
-from planaria.runtime.engine.requirements import needs, require_answers
-from planaria.runtime.engine.run_files import settled
+from planaria.runtime.engine.requirements import device_needs, require_answers
+from planaria.runtime.engine.run_files import local_workplace
 from planaria.runtime.engine.run_folders import SCHEDULE
 from planaria.runtime.engine.run_start import START, Origin, run_started
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.base import Elastic, Fleet, FleetWork, WorkerHost
+from planaria.runtime.fleet.joinable_fleet import JoinableFleet, JoinInfo
 from planaria.runtime.fleet.joining import kept_key
-from planaria.runtime.fleet.kept_fleet import KeptFleet, start_keeper
-from planaria.runtime.fleet.local import devices_here, ground
-from planaria.runtime.fleet.open_fleet import JoinInfo, OpenFleet
+from planaria.runtime.fleet.local import devices_here, worker_host
+from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, start_supervisor
 from planaria.runtime.prediction.memory import predicted_bytes
 from planaria.runtime.transport.address import Reach
 from planaria.runtime.transport.listener import no_answer
@@ -66,13 +66,13 @@ def train(
     observer: Observer,
     origin: Origin = START,
     stop: Callable[[], bool] | None = None,
-    takeover: Takeover | None = None,
+    failover: FailoverState | None = None,
     listening: Callable[[str], object] | None = None,
 ) -> Finish:
     """Train with workers in processes, on a Ray cluster or in this process; return how the run ended.
 
     :param stop: polled; the run stops after a whole step when it returns true
-    :param takeover: lead the living workers of a run whose controller was lost
+    :param failover: lead the living workers of a run whose controller was lost
     :param listening: called with the HOST:PORT that other machines join
     :raises UserError: if the port is taken or the cluster is unsuitable; then no worker was started.
     """
@@ -80,26 +80,26 @@ def train(
     if inline:
         prepared = prepared.with_config(inline_config(prepared.config))
     config, resolved = prepared.config, prepared.run
-    if takeover is None:
+    if failover is None:
         started = run_started(resolved, origin).model_copy(update={"predicted_bytes": predicted_bytes(config)})
     else:
-        started = takeover.state.settings
+        started = failover.state.settings
     planner = None if resolved.schedule is None else Replanner(resolved.schedule, config.seed)
-    memory = prepare_memory(resolved, folder, started) if takeover is None else memory_of(resolved, folder)
+    memory = prepare_memory(resolved, folder, started) if failover is None else memory_of(resolved, folder)
     with ExitStack() as ending:
         requested = ending.enter_context(stop_requested(stop))
         place: AbstractContextManager[Elastic] = (
             one_process(resolved, prepared.dataset, folder, started.offset, started.part)
             if inline
-            else opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part, takeover)
+            else opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part, failover)
         )
         fleet = ending.enter_context(place)
-        if listening is not None and isinstance(fleet, OpenFleet):
+        if listening is not None and isinstance(fleet, JoinableFleet):
             listening(fleet.address)
-        next_fault = origin.next_fault if takeover is None else takeover.state.progress + 1
+        next_fault = origin.next_fault if failover is None else failover.state.progress + 1
         chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, next_fault)
         relays = _relay_watch(config)
-        controller = Controller(config, started, fleet, folder, observer, chaos, planner, relays, takeover)
+        controller = Controller(config, started, fleet, folder, observer, chaos, planner, relays, failover)
         finish = controller.run(requested)
         if inline:
             observer.on_worked(time.monotonic(), peak_report(controller.state.progress))
@@ -127,29 +127,29 @@ def opened(
     workers: int,
     offset: int = 0,
     part: str = "",
-    takeover: Takeover | None = None,
-) -> Iterator[OpenFleet]:
+    failover: FailoverState | None = None,
+) -> Iterator[JoinableFleet]:
     """Yield a run's fleet with room for ``workers`` own workers.
 
     :param offset: first sample of block 0
     :param part: name of this part of the run
-    :param takeover: lead workers that a keeper owns, instead of starting some
+    :param failover: lead workers that a supervisor owns, instead of starting some
     :raises UserError: if the port is taken or the cluster is unsuitable.
     """
-    with ground(config.fleet, workers) as host:
-        kept = None if takeover is None else KeptFleet(folder, takeover.state.term + 1, takeover.notice)
+    with worker_host(config.fleet, workers) as host:
+        kept = None if failover is None else SupervisedFleet(folder, failover.state.term + 1, failover.notice)
         reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
         key, sign = (_key(config), secrets.token_hex(16)) if kept is None else _shared(kept.shared)
         require_answers(config.fleet, key)
         logs = from_environment()
         setup = Setup(config, folder, data.folder, host.host, key, offset, reach, part=part, sign=sign, log=logs)
-        hosts = () if takeover is None else takeover.state.hosts
+        hosts = () if failover is None else failover.state.hosts
         with closing(_open(host, setup, data.folders, workers, kept, 1 + len(hosts))) as fleet:
             yield fleet
 
 
 def _shared(text: str) -> tuple[bytes, str]:
-    """Return the run's key and sign, as an earlier controller has left them with the keeper."""
+    """Return the run's key and sign, as an earlier controller has left them with the supervisor."""
     shared = json.loads(text)
     return bytes.fromhex(shared["key"]), shared["sign"]
 
@@ -167,9 +167,9 @@ def _open(
     setup: Setup,
     data: Sequence[Path],
     workers: int,
-    kept: KeptFleet | None = None,
+    kept: SupervisedFleet | None = None,
     first: int = 1,
-) -> OpenFleet:
+) -> JoinableFleet:
     """Open a fleet and its entry file in the run's folder for machines that join; ``data``: folders of the prepared
     data; ``kept``: living workers of the run; ``first``: number of the first machine that joins.
     """
@@ -180,20 +180,22 @@ def _open(
 
     def home(relay: str) -> Fleet:
         entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))
-        settle = partial(settled, remote, Path.cwd(), None, _note)  # no relay: all nodes of a cluster reach each other
+        settle = partial(
+            local_workplace, remote, Path.cwd(), None, _note
+        )  # no relay: all nodes of a cluster reach each other
         if kept is not None:
             return kept
-        work = FleetWork(entry, preload_for(config), workers, settle, files, setup.key, needs(config))
+        work = FleetWork(entry, preload_for(config), workers, settle, files, setup.key, device_needs(config))
         if config.fleet.standby == "off":
             return host.fleet(work)
         shared = json.dumps({"key": setup.key.hex(), "sign": setup.sign})
         devices = devices_here(work.needs, work.workers).devices
-        keeper = start_keeper(setup.folder, work, config.fleet, devices, shared)
-        return KeptFleet(setup.folder, term=1, child=keeper)
+        supervisor = start_supervisor(setup.folder, work, config.fleet, devices, shared)
+        return SupervisedFleet(setup.folder, term=1, child=supervisor)
 
     plain = SETUP.dump_json(replace(remote, reach=Reach())).decode()
     terms = JoinInfo(plain, config.pipeline.stages + 1, setup.sign, files, first)
-    return OpenFleet(home, config.fleet, host.host, setup.key, terms, setup.folder)
+    return JoinableFleet(home, config.fleet, host.host, setup.key, terms, setup.folder)
 
 
 def _note(line: str) -> None:
@@ -228,7 +230,9 @@ class Replanner:
             _plan(self._problem, self._solution, list(range(self._problem.nodes)), self._seed)
             while True:
                 request = self._requests.get()
-                problem = measured(self._problem, {(link.source, link.target): link.seconds for link in request.links})
+                problem = with_measured_links(
+                    self._problem, {(link.source, link.target): link.seconds for link in request.links}
+                )
                 self._answers.put(_plan(problem, self._solution, request.nodes, self._seed))
         except BaseException as error:  # otherwise the run would wait forever
             self._answers.put(error)

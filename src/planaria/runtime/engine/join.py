@@ -19,8 +19,8 @@ from planaria.common.logs import from_environment
 from planaria.common.signals import interrupted
 from planaria.common.stdio import Notify
 from planaria.runtime.engine.fleet import PRELOAD
-from planaria.runtime.engine.requirements import needs
-from planaria.runtime.engine.run_files import settled
+from planaria.runtime.engine.requirements import device_needs
+from planaria.runtime.engine.run_files import local_workplace
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.devices import require_devices
 from planaria.runtime.fleet.host_memory import free_memory
@@ -194,8 +194,8 @@ class _Stay:
         setup = replace(_setup(visit), host=visit.own_address, reach=visit.reach, log=from_environment())
         if not shared:
             setup = replace(setup, sign="")
-        settle = partial(settled, setup, Path(visit.welcome.cwd), terms.cache, notify)
-        wanted = needs(setup.config)
+        settle = partial(local_workplace, setup, Path(visit.welcome.cwd), terms.cache, notify)
+        wanted = device_needs(setup.config)
         start_s = setup.config.fleet.start_timeout_s
         orders = PoolConfiguration(
             settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s
@@ -206,7 +206,7 @@ class _Stay:
         require_devices(called, wanted, result, workers, "join from one that has more")
         require_room(setup.config, workers, result, free_memory(), called)
         fleet = setup.config.fleet
-        self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed)
+        self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed_heartbeats)
         notify(f"joined {setup.config.name} as {visit.welcome.host}; starting workers")
         if not visit.reach.reachable:
             notify("others cannot connect to this machine; it connects to them, or through the controller")

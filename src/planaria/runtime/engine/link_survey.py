@@ -19,9 +19,9 @@ from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.link_survey_node import (
     REPORT,
     Failed,
-    Meet,
     Met,
     NodeSetup,
+    OpenLink,
     Part,
     Probe,
     Probed,
@@ -52,7 +52,7 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, on_pair: OnP
     demand = {(a, b): max(_capacity(lines[a, b]), _capacity(lines[b, a])) for a, b in lines}
     setup = NodeSetup(config.host, new_key(), config.heartbeat_s, config.timeout_s)
     entry = partial(link_survey_node.main, setup)
-    fleet = LocalFleet(entry, PRELOAD, config.heartbeat_s, config.missed, start_s=config.start_timeout_s)
+    fleet = LocalFleet(entry, PRELOAD, config.heartbeat_s, config.missed_heartbeats, start_s=config.start_timeout_s)
     try:
         leader = SurveyLeader(fleet, names, lines, on_pair)
         leader.gather()
@@ -121,7 +121,7 @@ class SurveyLeader:
     def _meet(self, node: int, peer: int, at: str) -> None:
         latency_s, bandwidth = self._lines[peer, node]  # the receiving end holds frames back
         link = _link_id((min(node, peer), max(node, peer)))
-        self._order(node, Meet(link=link, at=at, peer=peer, latency_s=latency_s, bandwidth=bandwidth))
+        self._order(node, OpenLink(link=link, at=at, peer=peer, latency_s=latency_s, bandwidth=bandwidth))
 
     def _part(self, pair: Pair) -> None:
         low, high = pair

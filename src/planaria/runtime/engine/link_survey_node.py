@@ -26,10 +26,10 @@ from planaria.runtime.worker.control_link import ControlLink, Superseded
 T = TypeVar("T")
 
 
-class Meet(Fact):
+class OpenLink(Fact):
     """Open an edge that emulates this latency (s) and bandwidth (bytes/s) for received messages."""
 
-    kind: Literal["meet"] = "meet"
+    kind: Literal["open_link"] = "open_link"
     link: str
     at: str
     """address of the other end; empty if the other end connects"""
@@ -81,7 +81,7 @@ class Failed(Fact):
     detail: Annotated[str, Field(max_length=400)]
 
 
-Order = Annotated[Meet | Probe | Part | Leave, Field(discriminator="kind")]
+Order = Annotated[OpenLink | Probe | Part | Leave, Field(discriminator="kind")]
 Report = Annotated[Ready | Met | Probed | Failed | Heartbeat, Field(discriminator="kind")]
 ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 REPORT: TypeAdapter[Report] = TypeAdapter(Report)
@@ -134,7 +134,7 @@ class Surveyor:
 
     def _take(self, item: Any) -> None:
         match item:
-            case Meet():
+            case OpenLink():
                 self._edge = Edge(self._spec(item), self._port, self._inbox)
             case Probe() if self._edge is not None:
                 self._control_link.report(Probed(link=self._edge.spec.link_id, samples=self._probe(self._edge)))
@@ -150,7 +150,7 @@ class Surveyor:
             ):
                 edge.send(Ping(number, FrameContent.PONG), torch.empty(0, dtype=torch.uint8))
 
-    def _spec(self, meet: Meet) -> EdgeSpec:
+    def _spec(self, meet: OpenLink) -> EdgeSpec:
         return EdgeSpec(
             link_id=meet.link,
             at=meet.at,

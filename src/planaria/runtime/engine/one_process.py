@@ -35,7 +35,7 @@ from planaria.runtime.worker.worker import Worker
 def inline_config(config: RunConfig) -> RunConfig:
     """Return ``config`` with settings disabled that need several processes: spares, diagnosis, relays, emulated links,
     background saves."""
-    fleet: dict[str, object] = {"spares": 0, "own": None, "diagnose": "off", "replace": True, "relays": {}}
+    fleet: dict[str, object] = {"spares": 0, "local_workers": None, "diagnose": "off", "replace": True, "relays": {}}
     return config.model_copy(
         update={
             "fleet": config.fleet.model_copy(update=fleet),

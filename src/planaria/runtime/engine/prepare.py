@@ -19,12 +19,12 @@ from planaria.data.stream import Stream
 from planaria.faults.checks import require_listeners
 from planaria.faults.trace import Trace
 from planaria.models.foreign_weights import WeightsFile
-from planaria.planner.guidelines import broken
+from planaria.planner.guidelines import find_violations
 from planaria.planner.schedule import read as read_schedule
 from planaria.runtime.engine.config_checks import check, read_faults
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.starting_weights import require_tokenizer, starting_weights, weight_warnings
-from planaria.runtime.engine.unused_settings import idle, require_used
+from planaria.runtime.engine.unused_settings import require_used, without_effect
 from planaria.runtime.prediction.copy_costs import settle
 from planaria.runtime.prediction.memory import fitted_here
 
@@ -82,7 +82,7 @@ def prepare(
     read = epochs(config, train, config.train.steps * config.samples if samples is None else samples)
     if parent is not None:
         require_tokenizer(parent, config, dataset)
-    warned = (*filter(None, (fits,)), *idle(run, faults), *weight_warnings(run, parent)) if begins else ()
+    warned = (*filter(None, (fits,)), *without_effect(run, faults), *weight_warnings(run, parent)) if begins else ()
     return PreparedRun(run, dataset, faults, parent, (*warned, *read))
 
 
@@ -105,14 +105,16 @@ def with_absolute_paths(config: RunConfig, recipe: Path | None) -> RunConfig:
     """
     config = settle(config)
     config = config.model_copy(update={"data": resolved(config.data)})
-    if config.chaos.trace is not None and (file := beside(recipe, config.chaos.trace)) != Path(config.chaos.trace):
+    if config.chaos.trace is not None and (file := relative_to_recipe(recipe, config.chaos.trace)) != Path(
+        config.chaos.trace
+    ):
         chaos = config.chaos.model_copy(update={"trace": str(file.absolute())})
         config = config.model_copy(update={"chaos": chaos})
     if config.routing.schedule is None:
         return config
-    file = beside(recipe, config.routing.schedule).absolute()
+    file = relative_to_recipe(recipe, config.routing.schedule).absolute()
     schedule, pipeline = read_schedule(file), config.pipeline
-    if wrong := broken(schedule.problem, schedule.solution):
+    if wrong := find_violations(schedule.problem, schedule.solution):
         raise UserError(f"{file}: not a valid schedule: {wrong[0]}; plan again")
     if len(schedule.stages) != pipeline.stages + 1:
         raise UserError(f"{file}: has {len(schedule.stages) - 1} block stages; pipeline.stages = {pipeline.stages}")
@@ -131,7 +133,7 @@ def on_schedule(config: RunConfig, file: Path) -> RunConfig:
     return config.model_copy(update={"routing": config.routing.model_copy(update={"schedule": str(file)})})
 
 
-def beside(recipe: Path | None, name: str) -> Path:
+def relative_to_recipe(recipe: Path | None, name: str) -> Path:
     """Return the path of a file that a recipe names: beside the recipe if it exists there, else as named."""
     file = Path(name)
     if recipe is not None and not file.is_absolute() and (recipe.parent / file).is_file():
@@ -142,7 +144,7 @@ def beside(recipe: Path | None, name: str) -> Path:
 def epochs(config: RunConfig, train: Stream, samples: int) -> Iterator[str]:
     """Yield a line for each source of a mixture, and for dialogues; ``samples``: the run's total.
 
-    :raises UserError: if they exceed the ``epochs`` of a source; it names the steps that are allowed.
+    :raises UserError: if they exceed the ``epochs`` of a source; the message names the allowed steps.
     """
     mixture, left = config.data.mixture, samples - config.train.steps * config.samples
     taken = train.turns.before(samples)

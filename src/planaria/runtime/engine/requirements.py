@@ -18,14 +18,14 @@ from planaria.runtime.transport.listener import answers
 from planaria.runtime.transport.secure import NO_PROC
 
 
-def needs(config: RunConfig) -> DeviceNeeds:
+def device_needs(config: RunConfig) -> DeviceNeeds:
     """Return the bytes of weights, gradients and moments of each stage; empty on CPUs.
 
     A lower bound, without activations, copies for recovery and the 0.5 GB of CUDA itself in each process.
     """
     if config.train.device != "cuda":
         return ON_CPUS
-    config = least(config) if config.pipeline.layers == "auto" else config
+    config = smallest_layout(config) if config.pipeline.layers == "auto" else config
     return DeviceNeeds(stage_state_bytes(config), sized=config.pipeline.unlike)
 
 
@@ -38,9 +38,10 @@ def stage_state_bytes(config: RunConfig) -> tuple[int, ...]:
     return tuple(FP32_BYTES * copies * (count - still) + nbytes for count, (still, nbytes) in counts)
 
 
-def work(config: RunConfig) -> list[float]:
-    """Return the work of a pass of stages 0..S in timed decoder layers (:func:`layer_loads`); the head counts by its
-    product.
+def stage_work(config: RunConfig) -> list[float]:
+    """Return the work of a forward and backward pass of stages 0..S.
+
+    The unit is the decoder layer that workers time (:func:`layer_loads`). The head counts as one matrix product.
     """
     model, stages = config.model, config.pipeline.stages
     loads = [load.work for load in _loads(config)]
@@ -60,15 +61,15 @@ def layer_loads(config: RunConfig) -> list[LayerCost]:
 def _loads(config: RunConfig) -> list[LayerCost]:
     """Return the loads of all decoder layers."""
     model, chosen = config.model, family(config.model)
-    work, sizes = chosen.layer_work(model), chosen.layer_sizes(model)
-    if work is None or sizes is None:
+    loads, sizes = chosen.layer_work(model), chosen.layer_sizes(model)
+    if loads is None or sizes is None:
         return [LayerCost()] * model.layers
     timed = model.ends_layers
-    return [LayerCost(one / work[timed], size / sizes[timed]) for one, size in zip(work, sizes, strict=True)]
+    return [LayerCost(one / loads[timed], size / sizes[timed]) for one, size in zip(loads, sizes, strict=True)]
 
 
-def least(config: RunConfig) -> RunConfig:
-    """Return the recipe with one layer in each block stage, which every machine must have room for."""
+def smallest_layout(config: RunConfig) -> RunConfig:
+    """Return the recipe with one layer in each block stage: the least that every machine must hold."""
     stages, model = config.pipeline.stages, config.model
     sizes = {"layers": model.ends_layers + stages, "block_layers": (1,) * stages}
     return config.model_copy(update={"model": model.model_copy(update=sizes)})
@@ -96,13 +97,13 @@ def require_network(fleet: FleetConfig, started: RunStarted) -> None:
         raise UserError(
             f"fleet.advertise = {fleet.advertise!r}: give a host name or an address; the port is fleet.port"
         )
-    if fleet.own is not None and fleet.own > started.all_workers:
+    if fleet.local_workers is not None and fleet.local_workers > started.all_workers:
         raise UserError(
-            f"fleet.own = {fleet.own}: the run has {started.all_workers} workers with its spares; raise fleet.spares "
-            "to have more"
+            f"fleet.local_workers = {fleet.local_workers}: the run has {started.all_workers} workers with "
+            "its spares; raise fleet.spares to have more"
         )
-    if fleet.own == 0 and fleet.kind == "ray":
-        raise UserError("fleet.own = 0: without workers on the Ray cluster, leave fleet.kind = 'ray' out")
+    if fleet.local_workers == 0 and fleet.kind == "ray":
+        raise UserError("fleet.local_workers = 0 starts no worker on the Ray cluster; leave fleet.kind = 'ray' out")
     _require_relays(fleet)
     if fleet.ports is None:
         return

@@ -16,7 +16,7 @@ from planaria.pipeline.network.costs import Costs, MessageCosts, message_bytes
 from planaria.pipeline.plan.actions import Route, StepPlan
 from planaria.pipeline.plan.build import build, compile_plan, plan_for
 from planaria.pipeline.routing import routes, without
-from planaria.pipeline.routing.arrangement import Arrangement, columns, mixed, replicated
+from planaria.pipeline.routing.arrangement import Arrangement, columns, mixed_routes, replicated
 from planaria.planner.schedule import Schedule, read
 from planaria.recovery import recovery
 from planaria.recovery.chain import Chain
@@ -101,7 +101,7 @@ class ResolvedRun:
             return [tuple(route) for route in self.schedule.routes]
         paths, count, stages = routes(self.config, step), self.most_replicas, self.config.pipeline.stages
         if self.config.routing.mixed:
-            return mixed(paths, count, stages, self.config.seed, step)
+            return mixed_routes(paths, count, stages, self.config.seed, step)
         return columns(paths, count, stages)
 
     def training(

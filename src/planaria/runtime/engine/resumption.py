@@ -29,7 +29,7 @@ from planaria.runtime.engine.prepare import PreparedRun, on_schedule, with_absol
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import Origin
 from planaria.runtime.worker.learning_rate import learning_rate
-from planaria.runtime.worker.snapshots import recalled
+from planaria.runtime.worker.snapshots import recall_point
 
 FIXED = ("seed", "model", "data")
 """settings of a run that cannot change, except for the model's cut and ``vocab``, and the ``epochs`` and location of
@@ -63,7 +63,7 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
     :raises UserError: if there is no such run or checkpoint, it is damaged, or a changed setting is fixed.
     """
     before = run_folders.config_of(folder, *run_folders.KEPT)
-    config = changed(before, changes, folder)
+    config = with_flags(before, changes, folder)
     if differing := _differing(before, config):
         notify(f"{folder}: continues with {differing}")
     run, store = ResolvedRun(config), CheckpointStore(folder / "checkpoints")
@@ -73,7 +73,7 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
         origin = _origin(store, folder, saved, run, notify)
         check_stages(store.folder, origin.load, config)
     if checkpoint is None:
-        origin = recalled(origin, saved, run, folder, notify)
+        origin = recall_point(origin, saved, run, folder, notify)
     if jump := rate_change(before, config, origin.step):
         notify(f"{folder}: {jump}")
     return Resumption(config, store, saved, origin)
@@ -96,7 +96,7 @@ def _naming_another(store: CheckpointStore, saved: SealedCheckpoint | None) -> I
         raise UserError(f"{error}: {hint}") from None
 
 
-def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:
+def with_flags(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:
     """Return the run's configuration with ``flags`` applied; UserError if a fixed setting changes."""
     config = recipe.overlay(_without_replaced(before, flags), flags)
     recut_model = before.model.model_copy(update={name: getattr(config.model, name) for name in CUT | {"vocab"}})

@@ -28,7 +28,9 @@ JOINED = "joined"
 """subfolder of the cache for the runs that a machine joined"""
 
 
-def settled(setup: Setup, cwd: Path, cache: Path | None, notify: Notify, address: str, machine: str) -> Workplace:
+def local_workplace(
+    setup: Setup, cwd: Path, cache: Path | None, notify: Notify, address: str, machine: str
+) -> Workplace:
     """Return the workplace of this machine's workers; ``machine``: its name in the run.
 
     A :data:`planaria.runtime.fleet.base.Settle`. ``cwd``: the controller's working directory, for relative paths. The
@@ -39,7 +41,7 @@ def settled(setup: Setup, cwd: Path, cache: Path | None, notify: Notify, address
     _require_classes(setup)
     if _sees(setup):
         return Workplace(partial(worker.main, setup), cwd if cwd.is_dir() else setup.folder)
-    own = provide(setup, address, machine, cache, notify)
+    own = provide_setup(setup, address, machine, cache, notify)
     return Workplace(partial(worker.main, own), own.folder, own.scratch)
 
 
@@ -56,7 +58,7 @@ def _sees(setup: Setup) -> bool:
         return False
 
 
-def provide(setup: Setup, address: str, host: str, cache: Path | None, notify: Notify) -> Setup:
+def provide_setup(setup: Setup, address: str, host: str, cache: Path | None, notify: Notify) -> Setup:
     """Return the setup for the workers of this machine, ``host`` in the run, after fetching their files.
 
     ``address``: HOST:PORT of the controller; ``cache``: this machine's, the user's unless given.

@@ -126,7 +126,7 @@ def set_aside(folder: Path, notify: Callable[[str], None]) -> None:
     notify(f"{folder}: is older than the copy in the store; renamed to {other}")
 
 
-def keep(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
+def write_run_files(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
     """Write the files with which a run can be resumed or exported."""
     files = {
         CONFIG: config.model_dump_json(indent=2).encode(),
@@ -227,12 +227,6 @@ def held(folder: Path) -> Iterator[None]:
             raise UserError(f"{folder}: is being trained right now; stop that first, or start another run") from None
         sign_lock(file)
         yield
-
-
-def is_awaited(folder: Path) -> bool:
-    """Return whether a standby on this machine waits for the run's lock."""
-    lock = f":{(folder / LOCK).stat().st_ino} "
-    return any("->" in line and lock in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def sign_lock(file: IO[str]) -> None:

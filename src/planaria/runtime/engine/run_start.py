@@ -22,7 +22,7 @@ from planaria.control.events import Recut, ReplicaPosition, RunStarted
 from planaria.control.run_started import Provenance, SnapshotLabel
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.routing import change, routes
-from planaria.runtime.engine.requirements import needs, work
+from planaria.runtime.engine.requirements import device_needs, stage_work
 from planaria.runtime.engine.resolved_config import ResolvedRun
 
 
@@ -130,7 +130,7 @@ def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         save_in_background=config.checkpoint.background,
         spares=config.fleet.spares,
-        own=config.fleet.own,
+        own=config.fleet.local_workers,
         replace=config.fleet.replace,
         routes=walked if shared else sorted(map(list, {tuple(route) for route in walked})),
         arrangement=[list(resolved.arrangement.nodes(s)) for s in stages] if shared else [],
@@ -138,6 +138,6 @@ def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
         recovery=config.recovery,
         diagnose=config.fleet.diagnose,
         relays={name: relay.bandwidth_mbit * MBIT for name, relay in config.fleet.relays.items()},
-        work=work(config) if config.pipeline.unlike else [],
-        memory_needs=list(needs(config).stages) if config.pipeline.unlike else [],
+        stage_work=stage_work(config) if config.pipeline.unlike else [],
+        memory_needs=list(device_needs(config).stages) if config.pipeline.unlike else [],
     )

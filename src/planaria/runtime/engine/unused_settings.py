@@ -79,7 +79,10 @@ RULES: dict[str, tuple[Used, str]] = {
     "optim.final_lr": (lambda c: c.optim.schedule != "constant", "only optim.schedule = 'cosine' or 'wsd' ends there"),
     "train.schedule_steps": (lambda c: c.optim.schedule != "constant", "a constant learning rate has no end"),
     "optim.decay": (lambda c: c.optim.schedule == "wsd", "only optim.schedule = 'wsd' has a decay"),
-    "fleet.join_s": (lambda c: c.fleet.own is not None, "only a run with fleet.own waits for machines to join"),
+    "fleet.join_s": (
+        lambda c: c.fleet.local_workers is not None,
+        "only a run with fleet.local_workers waits for machines to join",
+    ),
     "fleet.orphan_s": (lambda c: c.fleet.standby != "off", "only a run with fleet.standby uses it"),
     "fleet.lease_s": (lambda c: c.fleet.standby != "off", "only a run with fleet.standby uses it"),
     "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
@@ -109,7 +112,7 @@ def unused(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield name, RULES[name][1]
 
 
-def idle(run: ResolvedRun, trace: Trace) -> Iterator[str]:
+def without_effect(run: ResolvedRun, trace: Trace) -> Iterator[str]:
     """Yield a line about settings and faults that have no effect in this run."""
     config, usual = run.config, RunConfig()
     names = [name for name, _ in fields() if _value(config, name) != _value(usual, name)]
@@ -121,7 +124,7 @@ def idle(run: ResolvedRun, trace: Trace) -> Iterator[str]:
     fleet = [name for name in names if name.startswith("fleet.") or name in several]
     if fleet and config.engine == "inline":
         yield f"{', '.join(fleet)}: for workers in separate processes; engine 'inline' has none"
-    elif config.fleet.diagnose == "act" and not config.fleet.spares and config.fleet.own is None:
+    elif config.fleet.diagnose == "act" and not config.fleet.spares and config.fleet.local_workers is None:
         yield "fleet.diagnose = 'act': without spares, slow workers are only reported"
     kept = {*FATAL, "lie", "flip", *(LAGGING if config.exchange.coded else ())}
     left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in kept)

@@ -40,7 +40,7 @@ def open_weights(source: str | Path, family: str = "llama") -> WeightsFile:
 
     :raises UserError: if there is no supported model, or it is damaged.
     """
-    path = located(source)
+    path = local_weights(source)
     if path.is_file():
         return open_gguf(path) if is_gguf(path) else _other_file(path)
     if is_huggingface(path):
@@ -93,13 +93,13 @@ def tokenizer_of(weights: WeightsFile) -> Tokenizer:
     return Tokenizer.open(weights.tokenizer, bare=weights.bare)
 
 
-def located(source: str | Path) -> Path:
+def local_weights(source: str | Path) -> Path:
     """Return the local path of weights; a Hub model is downloaded first."""
     text = str(source)
-    return downloaded(text.removeprefix(HUB)) if text.startswith(HUB) else expanded(text)
+    return download(text.removeprefix(HUB)) if text.startswith(HUB) else expanded(text)
 
 
-def downloaded(name: str) -> Path:
+def download(name: str) -> Path:
     """Download a Hub model without pickles and code, or one file as "OWNER/NAME:FILE"; return its path.
 
     :raises UserError: if it is unavailable.
@@ -119,7 +119,7 @@ def downloaded(name: str) -> Path:
         raise UserError(f"{HUB}{name}: cannot be downloaded ({reason}); check the name and the network") from error
 
 
-def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
+def with_inherited_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's ``tree`` with missing settings taken from the weights of its ``train.start``, or from the
     config.json of a model of ``transformers``.
 
@@ -128,7 +128,7 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     train, stated = (section if isinstance(section := tree.get(name), dict) else {} for name in ("train", "model"))
     if not isinstance(start := train.get("start"), str):
         return {**tree, "model": _from_library(stated)} if stated.get("family") == "transformers" else dict(tree)
-    if not start.startswith(HUB) and not located(start).exists():
+    if not start.startswith(HUB) and not local_weights(start).exists():
         raise UserError(f"train.start = {start!r}: no such run, folder or file; check the path")
     given = {name: value for name, value in stated.items() if value is not None}
     lora = dict(given["lora"]) if isinstance(given.get("lora"), Mapping) else {}
@@ -154,7 +154,11 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
         "model": {**model, **given, "options": model["options"], "lora": lora},
         "data": data | dict(tree.get("data", {})),
     }
-    return {**tree, **beneath, "train": {**train, "start": str(located(start)) if start.startswith(HUB) else start}}
+    return {
+        **tree,
+        **beneath,
+        "train": {**train, "start": str(local_weights(start)) if start.startswith(HUB) else start},
+    }
 
 
 def _from_library(stated: Mapping[str, Any]) -> dict[str, Any]:

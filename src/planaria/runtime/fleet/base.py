@@ -28,6 +28,10 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+MAX_ORDER_BYTES = 1 << 20
+"""maximum size of an order to a worker"""
+
+
 class ControlLine(Protocol):
     """A worker's end of its control connection: a pipe, or ``control_connections.WorkerLine``."""
 
@@ -50,7 +54,7 @@ class Reported:
     incarnation: int
     text: bytes
     number: int = 0
-    """of a notice that a keeper delivers once, to one controller or the next; 0: not counted"""
+    """of a notice that a supervisor delivers once, to one controller or the next; 0: not counted"""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Fleet(Protocol):
     def send(self, worker: str, text: bytes) -> None:
         """Send a message to a worker; ``poll`` reports a worker that has exited."""
 
-    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+    def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
         """Send a last message to an incarnation that counts as dead but still reports."""
 
     def poll(self, timeout_s: float) -> list[Notice]:
@@ -132,7 +136,7 @@ class Elastic(Fleet, Protocol):
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
         """Start a worker process, on the joined machine ``host`` if given."""
 
-    def turn_away(self, host: str, reason: str) -> None:
+    def remove_machine(self, host: str, reason: str) -> None:
         """Dismiss a machine that has joined, and its workers."""
 
 

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from planaria.runtime.fleet.base import MAX_ORDER_BYTES
 from planaria.runtime.transport.address import Reach, listening
 from planaria.runtime.transport.channel import SILENT_PEER_S, ChannelClosed, SecureChannel, keep_alive, wait_for
 from planaria.runtime.transport.listener import (
@@ -34,7 +35,6 @@ _ANSWER_S = 30
 """seconds that a worker waits for an answer"""
 _SEND_LIMIT_S = 1.0
 _CHUNK = 1 << 16
-MAX_ORDER_BYTES = 1 << 20
 _LENGTH = struct.Struct("!i")
 
 
@@ -158,9 +158,9 @@ class Switchboard:
         :raises UserError: if the port is taken or ``host`` is not an address of this machine.
         """
         self.key, self._max_bytes, self._answered = key, max_bytes, answered
-        self.visited: Callable[[ConnectingPeer, ControlConnection], None] = lambda _, line: line.close()
+        self.on_join: Callable[[ConnectingPeer, ControlConnection], None] = lambda _, line: line.close()
         """called in a new thread when a machine wants to join; by default all are rejected"""
-        self.asked: Callable[[WorkerLine], None] = lambda line: line.close()
+        self.on_file_request: Callable[[WorkerLine], None] = lambda line: line.close()
         """called in a new thread when a machine requests files"""
         self._relay = Relay()
         prepare(key)
@@ -175,20 +175,20 @@ class Switchboard:
 
     def _greeted(self, text: bytes, tls: ssl.SSLSocket) -> None:
         try:
-            caller = greeted(text)
+            peer = greeted(text)
         except ValueError:
             tls.close()
             return
         keep_alive(tls)
-        match caller.incarnation:
+        match peer.incarnation:
             case incarnation if incarnation == CALLED_FOR:
-                self._relay.meet(caller.worker, tls)
+                self._relay.pair(peer.worker, tls)
             case incarnation if incarnation == FILES:
-                self.asked(WorkerLine(SecureChannel(tls), MAX_ORDER_BYTES, str(tls.getsockname()[0])))
+                self.on_file_request(WorkerLine(SecureChannel(tls), MAX_ORDER_BYTES, str(tls.getsockname()[0])))
             case incarnation if incarnation == VISITOR:
-                self.visited(caller, ControlConnection(SecureChannel(tls), self._max_bytes))
+                self.on_join(peer, ControlConnection(SecureChannel(tls), self._max_bytes))
             case _:
-                self._answered(caller, ControlConnection(SecureChannel(tls), self._max_bytes))
+                self._answered(peer, ControlConnection(SecureChannel(tls), self._max_bytes))
 
 
 def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: float = _ANSWER_S) -> WorkerLine:

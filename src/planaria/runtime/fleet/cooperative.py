@@ -68,7 +68,7 @@ class CooperativeFleet:
         if worker in self._slots:
             self._slots[worker].take_in(text)
 
-    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+    def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
         """Do nothing: a dead worker sends no reports."""
 
     def poll(self, timeout_s: float) -> list[Notice]:
@@ -123,7 +123,7 @@ class CooperativeFleet:
             self._end(slot)
             self._lose(slot)
 
-    def turn_away(self, host: str, reason: str) -> None:
+    def remove_machine(self, host: str, reason: str) -> None:
         """Do nothing: no machine can join."""
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class DeviceNeeds:
     def cuda(self) -> bool:
         return bool(self.stages)
 
-    def least(self, workers: int) -> int:
+    def min_memory(self, workers: int) -> int:
         """Return the bytes that ``workers`` workers may need on one device; each may hold the largest stage, unless
         stages are assigned by size.
         """
@@ -82,7 +82,7 @@ def device_of(worker: str, devices: Sequence[Device], homes: Mapping[Name, str])
     return min(devices, key=lambda device: (others[device.name], processes[device.name], -device.memory)).name
 
 
-def lacking(needs: DeviceNeeds, devices: Inventory, workers: int) -> str:
+def why_insufficient(needs: DeviceNeeds, devices: Inventory, workers: int) -> str:
     """Return why the devices of a machine cannot hold ``workers`` workers; empty if they can."""
     if not needs.cuda:
         return ""
@@ -93,7 +93,7 @@ def lacking(needs: DeviceNeeds, devices: Inventory, workers: int) -> str:
         homes[str(number), 1] = device_of(str(number), devices.devices, homes)
     memory = {device.name: device.memory for device in devices.devices}
     for device, crowd in Counter(homes.values()).items():
-        if (least := needs.least(crowd)) > memory[device]:
+        if (least := needs.min_memory(crowd)) > memory[device]:
             many = f"{crowd} workers" if crowd > 1 else "a worker"
             return (
                 f"has {memory[device] / 1e9:.1f} GB on device {device}, and {many} may need {least / 1e9:.1f} GB there "
@@ -104,14 +104,14 @@ def lacking(needs: DeviceNeeds, devices: Inventory, workers: int) -> str:
 
 def require_devices(called: str, needs: DeviceNeeds, devices: Inventory, workers: int, advice: str) -> None:
     """Raise UserError if the machine ``called`` so cannot hold the workers; ``advice`` is appended."""
-    if workers and (why := lacking(needs, devices, workers)):
+    if workers and (why := why_insufficient(needs, devices, workers)):
         more = "" if not devices.devices else "; more pipeline.stages make each smaller"
         raise UserError(f"train.device = 'cuda': {called} {why}: {advice}{more}")
 
 
 def inventory(environ: Mapping[str, str] = os.environ) -> Inventory:
     """Return the devices visible by ``CUDA_VISIBLE_DEVICES``, in its order; all if it is unset."""
-    import torch  # slow, and the keeper of a run's workers does without it
+    import torch  # slow, and the supervisor of a run's workers does without it
 
     if torch.version.cuda is None:
         return Inventory(lacks="its torch is built without CUDA")

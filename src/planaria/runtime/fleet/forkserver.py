@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 from planaria.common.signals import STOPS, ignore
 from planaria.config import consent
 from planaria.config.consent import Consent
-from planaria.runtime.fleet.process import be_called, die_with_parent
+from planaria.runtime.fleet.process import die_with_parent, set_process_name
 
 LENGTH = struct.Struct("!I")
 PID = struct.Struct("!i")
@@ -59,7 +59,7 @@ def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
     die_with_parent()
     ignore()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    be_called("planaria births")
+    set_process_name("planaria births")
     for module in preload:
         try:
             importlib.import_module(module)
@@ -133,7 +133,7 @@ def _live(request: ForkRequest, fds: list[int]) -> NoReturn:
     """Run the request, then exit at once: regular interpreter shutdown takes a second with torch imported."""
     code: object = 1
     try:
-        be_called(request.name)
+        set_process_name(request.name)
         sys.path = request.path
         os.chdir(request.cwd)
         for fd in fds:

@@ -40,15 +40,15 @@ class HeartbeatMonitor(Generic[Who]):
     def __init__(
         self,
         heartbeat_s: float,
-        missed: float,
+        missed_heartbeats: float,
         clock: Callable[[], float] = time.monotonic,
         start_s: float = START_S,
     ) -> None:
-        """Missing ``missed`` heartbeats of ``heartbeat_s`` is too long on an idle machine.
+        """Missing ``missed_heartbeats`` heartbeats of ``heartbeat_s`` is too long on an idle machine.
 
         ``start_s``: limit from a worker's start, which imports and builds, to its first heartbeat.
         """
-        self._heartbeat_s, self._floor_s, self._clock = heartbeat_s, heartbeat_s * missed, clock
+        self._heartbeat_s, self._floor_s, self._clock = heartbeat_s, heartbeat_s * missed_heartbeats, clock
         self._start_s = start_s
         self._looked = clock()
         self._now = 0.0

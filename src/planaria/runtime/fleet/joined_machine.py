@@ -163,7 +163,7 @@ class Visit:
             except OSError:
                 return  # the next receive reports the dead connection
 
-    def _receive(self, patience_s: float) -> joining.ToGuest | None:
+    def _receive(self, patience_s: float) -> joining.ToMachine | None:
         if not self._line.poll(patience_s):
             return None
-        return joining.TO_GUEST.validate_json(self._line.recv_bytes(_MAX_MESSAGE_BYTES))
+        return joining.TO_MACHINE.validate_json(self._line.recv_bytes(_MAX_MESSAGE_BYTES))

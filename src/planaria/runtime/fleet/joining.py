@@ -52,7 +52,7 @@ def read_key(file: Path) -> bytes:
         if file.stat().st_mode & 0o077:
             raise UserError(f"{file}: other users can read it; `chmod 600 {file}`, since anyone with the key can join")
         with file.open("rb") as opened:
-            text = documents.bounded(opened, _DOOR_BYTES).strip()
+            text = documents.read_bounded(opened, _DOOR_BYTES).strip()
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}); copy it from where the run was started") from None
     try:
@@ -98,7 +98,7 @@ def read_door(folder: Path) -> RunAddress:
     path = folder / DOOR
     try:
         with path.open("rb") as opened:
-            return RunAddress.model_validate_json(documents.bounded(opened, _DOOR_BYTES))
+            return RunAddress.model_validate_json(documents.read_bounded(opened, _DOOR_BYTES))
     except FileNotFoundError:
         raise UserError(
             f"{folder}: it is not being trained on a fleet; start it with `planaria train --resume {folder}`"
@@ -114,7 +114,7 @@ def join_command(fleet: FleetConfig, folder: Path, address: str) -> str:
 
     :param address: HOST:PORT of the controller for other machines
     """
-    if not fleet.port and fleet.key is None and fleet.own is None:
+    if not fleet.port and fleet.key is None and fleet.local_workers is None:
         return ""
     key = folder / DOOR if fleet.key is None else Path(fleet.key)
     return f"planaria join {address} --key-file {key.name}    (with a copy of {key})"
@@ -217,7 +217,7 @@ class Goodbye(Message):
     """whether it should reconnect at once, since the run restarts"""
 
 
-FromGuest = JoinRequest | Settled | Beat | Started | Failed | Departing | Strike
-ToGuest = Welcome | Start | Signal | Beat | Goodbye
-FROM_GUEST: TypeAdapter[FromGuest] = TypeAdapter(Annotated[FromGuest, Field(discriminator="kind")])
-TO_GUEST: TypeAdapter[ToGuest] = TypeAdapter(Annotated[ToGuest, Field(discriminator="kind")])
+FromMachine = JoinRequest | Settled | Beat | Started | Failed | Departing | Strike
+ToMachine = Welcome | Start | Signal | Beat | Goodbye
+FROM_MACHINE: TypeAdapter[FromMachine] = TypeAdapter(Annotated[FromMachine, Field(discriminator="kind")])
+TO_MACHINE: TypeAdapter[ToMachine] = TypeAdapter(Annotated[ToMachine, Field(discriminator="kind")])

@@ -67,13 +67,13 @@ class LocalFleet:
         entry: Entry,
         preload: list[str],
         heartbeat_s: float,
-        missed: int,
+        missed_heartbeats: int,
         devices: Sequence[Device] = (),
         start_s: float = START_S,
     ) -> None:
         """``devices``: one is visible to each worker. ``start_s``: limit for a worker's start."""
         self._entry, self._preload, self._devices, self._start_s = entry, preload, devices, start_s
-        self._silence: HeartbeatMonitor[_Process] = HeartbeatMonitor(heartbeat_s, missed, start_s=start_s)
+        self._silence: HeartbeatMonitor[_Process] = HeartbeatMonitor(heartbeat_s, missed_heartbeats, start_s=start_s)
         self._spawner = spawner()
         self._spawner.prepare(preload)
         self._workers: dict[str, _Process] = {}
@@ -147,7 +147,7 @@ class LocalFleet:
         self._silence.forget(process)
         return [WorkerEnded(process.worker, process.incarnation, cause, detail)]
 
-    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+    def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
         process = self._find(worker, incarnation)
         if process is not None and not process.connection.closed:
             with contextlib.suppress(OSError):
@@ -189,7 +189,7 @@ def _enter(entry: Entry, device: str, worker: str, incarnation: int, fd: int) ->
 
 
 @dataclass(frozen=True)
-class _LocalGround:
+class _LocalHost:
     config: FleetConfig
 
     @property
@@ -199,7 +199,7 @@ class _LocalGround:
     def fleet(self, work: FleetWork) -> Fleet:
         result = devices_here(work.needs, work.workers).devices
         config = self.config
-        beats = config.heartbeat_s, config.missed
+        beats = config.heartbeat_s, config.missed_heartbeats
         return LocalFleet(work.entry, work.preload, *beats, result, config.start_timeout_s)
 
 
@@ -209,16 +209,16 @@ def devices_here(needs: DeviceNeeds, workers: int) -> Inventory:
     :raises UserError: if they are insufficient for that many workers.
     """
     result = inventory() if needs.cuda else NO_INVENTORY
-    advice = "use 'cpu', machines that join (fleet.own = 0), or fleet.kind = 'ray' with nodes that have more"
+    advice = "use 'cpu', machines that join (fleet.local_workers = 0), or fleet.kind = 'ray' with nodes that have more"
     require_devices("this machine", needs, result, workers, advice)
     return result
 
 
 @contextmanager
-def ground(config: FleetConfig, workers: int) -> Iterator[WorkerHost]:
+def worker_host(config: FleetConfig, workers: int) -> Iterator[WorkerHost]:
     """Yield the place for ``workers`` workers that ``config`` names; UserError if it is unavailable or unsuitable."""
     if config.kind == "local":
-        yield _LocalGround(config)
+        yield _LocalHost(config)
         return
     from planaria.runtime.fleet.ray import Cluster  # slow to import, and may not be installed
 

@@ -37,7 +37,7 @@ def outlive_parent() -> None:
     os.setsid()
 
 
-def be_called(name: str) -> None:
+def set_process_name(name: str) -> None:
     """Set the name of the process in `ps` and `top` (15 bytes)."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
 

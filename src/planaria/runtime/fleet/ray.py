@@ -134,20 +134,22 @@ class RayFleet(RemoteFleet):
         """Start the process pools; UserError if a node is unsuitable, or the cluster too small."""
 
         def places(queue: NewsQueue, board: Switchboard) -> Placement:
-            board.asked = FileServer(work.files).serve
+            board.on_file_request = FileServer(work.files).serve
             orders = PoolConfiguration(
                 work.settle, work.preload, board.address, board.key, work.needs,
                 consent=consent.current(), start_s=config.start_timeout_s,
             )  # fmt: skip
-            placement = Placement(_Ray(orders, work.workers, bundle(config, work.needs.cuda)), queue, work.needs)
+            placement = Placement(
+                _Ray(orders, work.workers, worker_resources(config, work.needs.cuda)), queue, work.needs
+            )
             placement.prepare(_READY_S)
             return placement
 
-        beats = config.heartbeat_s, config.missed
+        beats = config.heartbeat_s, config.missed_heartbeats
         super().__init__(host, 0, work.key, *beats, places, start_s=config.start_timeout_s)
 
 
-def bundle(config: FleetConfig, cuda: bool) -> dict[str, float]:
+def worker_resources(config: FleetConfig, cuda: bool) -> dict[str, float]:
     """Return the resources that Ray reserves for one worker."""
     return {"CPU": config.threads} | ({"GPU": config.gpu_share} if cuda else {})
 

@@ -116,7 +116,7 @@ class RemoteFleet:
         port: int,
         key: bytes,
         heartbeat_s: float,
-        missed: int,
+        missed_heartbeats: int,
         hosts: Callable[[NewsQueue, Switchboard], Hosts],
         advertise: str = "",
         start_s: float = START_S,
@@ -126,7 +126,7 @@ class RemoteFleet:
 
         :raises UserError: if the port is taken or ``host`` is not an address of this machine.
         """
-        self._silence: HeartbeatMonitor[_Worker] = HeartbeatMonitor(heartbeat_s, missed, start_s=start_s)
+        self._silence: HeartbeatMonitor[_Worker] = HeartbeatMonitor(heartbeat_s, missed_heartbeats, start_s=start_s)
         self._queue = NewsQueue()
         self._switchboard = Switchboard(
             host, port, key, MAX_REPORT_BYTES, lambda *call: self._queue.put(call), advertise
@@ -149,7 +149,7 @@ class RemoteFleet:
     def send(self, worker: str, text: bytes) -> None:
         self._send(self._workers[worker], text)
 
-    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+    def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
         zombie = self._find(worker, incarnation)
         if zombie is not None:
             self._send(zombie, text)

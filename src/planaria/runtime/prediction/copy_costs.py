@@ -48,7 +48,7 @@ def copies_held(run: ResolvedRun) -> dict[int, int]:
     return held
 
 
-def shadowed(run: ResolvedRun) -> dict[int, tuple[int, ...]]:
+def shadowed_stages(run: ResolvedRun) -> dict[int, tuple[int, ...]]:
     """Return stage → the stages whose forward passes its worker also computes; without replicas."""
     result = costs_of_copies(run) if run.config.exchange.replicas == 1 else ()
     return {copy.host: copy.sources for copy, cost in result if cost.forward}
@@ -94,7 +94,7 @@ def settle(config: RunConfig) -> RunConfig:
     :raises UserError: if an option is invalid, or has no best value for this recipe.
     """
     chosen = RECOVERIES.make_all(names(config.recovery), config.recovery.options)
-    if not any(strategy.open for strategy in chosen.values()):
+    if not any(strategy.has_best_options for strategy in chosen.values()):
         return config
     alone = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 1})})
     size = message_bytes(config.model, config.pipeline)
@@ -104,6 +104,6 @@ def settle(config: RunConfig) -> RunConfig:
     network = config.network
     bandwidth = network.bandwidth or math.inf
     at = MachineProperties(len(stages), step_s, largest, bandwidth, network.memory_bandwidth, network.hourly)
-    result = {name: value for strategy in chosen.values() for name, value in strategy.settled(at).items()}
+    result = {name: value for strategy in chosen.values() for name, value in strategy.resolve_best(at).items()}
     recovery = config.recovery.model_copy(update={"options": Options({**config.recovery.options, **result})})
     return config.model_copy(update={"recovery": recovery})

@@ -17,7 +17,7 @@ from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory, device_of, inventory
 from planaria.runtime.fleet.host_memory import free_memory
-from planaria.runtime.prediction.copy_costs import copies_held, shadowed
+from planaria.runtime.prediction.copy_costs import copies_held, shadowed_stages
 from planaria.runtime.prediction.traffic import exchange_costs
 from planaria.runtime.transport.staging import DEPTH
 
@@ -116,7 +116,7 @@ def _on_cpu(config: RunConfig, items: Sequence[StageMemory], kept: Sequence[int]
     start = max(stage_state_bytes(config)[1], items[1].start + gradient)
     run, updates = ResolvedRun(config), exchange_costs(config)
     copies, parts = copies_held(run), len(run.exchange.parts) if updates else 0
-    also = {host: sum(kept[n] for n in sources) for host, sources in shadowed(run).items()}
+    also = {host: sum(kept[n] for n in sources) for host, sources in shadowed_stages(run).items()}
     for stage, memory in enumerate(items):
         trained = trained_parameters(model, stages, stage)
         # A tied head that is trained has a separate gradient until a step ends.
@@ -127,7 +127,7 @@ def _on_cpu(config: RunConfig, items: Sequence[StageMemory], kept: Sequence[int]
         yield memory._replace(state=state, kept=waiting, start=start, process=process, heap=HEAP, stacked=stage == 0)
 
 
-def predicted(config: RunConfig, devices: Inventory = NO_INVENTORY) -> tuple[StageMemory, ...]:
+def predicted_peaks(config: RunConfig, devices: Inventory = NO_INVENTORY) -> tuple[StageMemory, ...]:
     """Return the peaks of a run's stages on its device; on the smallest one of ``devices``, if they are known."""
     if config.train.device == "cpu":
         return stage_memory(config)
@@ -141,7 +141,7 @@ def predicted_bytes(config: RunConfig) -> list[int]:
     """
     return [
         memory.tensors if config.train.device == "cuda" else memory.peak
-        for memory in predicted(config, devices_of(config))
+        for memory in predicted_peaks(config, devices_of(config))
     ]
 
 
@@ -155,7 +155,7 @@ def fitted_here(config: RunConfig) -> tuple[RunConfig, str]:
         settled = _settled(config, False)
         require_room(settled, own_workers(settled), NO_INVENTORY, free_memory())
         return settled, ""
-    return fitted(config, devices_of(config), own_workers(config))
+    return fit_to_memory(config, devices_of(config), own_workers(config))
 
 
 def own_workers(config: RunConfig) -> int:
@@ -180,7 +180,7 @@ def require_room(config: RunConfig, workers: int, devices: Inventory, free: int,
     :param free: the bytes that new processes can use there; 0: unknown
     :raises UserError: if they do not fit.
     """
-    memory, device = predicted(config, devices), config.train.device
+    memory, device = predicted_peaks(config, devices), config.train.device
     rooms = {one.name: int(USABLE * one.memory) for one in devices.devices}
     crowds = {f"on device {name} of {called}": (rooms[name], n) for name, n in homes_of(devices, workers).items()}
     if config.pipeline.unlike:  # stages are assigned by size
@@ -188,7 +188,7 @@ def require_room(config: RunConfig, workers: int, devices: Inventory, free: int,
     if device == "cpu":
         crowds = {f"on {called}": (free, workers)}
     for where, (room, crowd) in crowds.items() if memory and workers else ():
-        if room and (needed := together(config, memory, crowd)) > room:
+        if room and (needed := combined_peak(config, memory, crowd)) > room:
             many = f"{crowd} workers" if crowd > 1 else "a worker"
             raise UserError(
                 f"train.device = {device!r}: {many} {where} would take {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB "
@@ -196,7 +196,7 @@ def require_room(config: RunConfig, workers: int, devices: Inventory, free: int,
             )
 
 
-def together(config: RunConfig, memory: Sequence[StageMemory], crowd: int) -> int:
+def combined_peak(config: RunConfig, memory: Sequence[StageMemory], crowd: int) -> int:
     """Return the peak of ``crowd`` workers on one device, or of all stages in one process."""
     replicas = config.exchange.most or config.exchange.replicas
     if config.engine == "inline" and config.train.device == "cpu":
@@ -214,7 +214,7 @@ def homes_of(devices: Inventory, workers: int) -> Mapping[str, int]:
     return Counter(homes.values())
 
 
-def fitted(config: RunConfig, devices: Inventory, workers: int) -> tuple[RunConfig, str]:
+def fit_to_memory(config: RunConfig, devices: Inventory, workers: int) -> tuple[RunConfig, str]:
     """Return ``config`` with ``pipeline.in_flight`` and ``train.recompute`` chosen so that ``workers`` fit the devices,
     and a line about it.
 
@@ -273,7 +273,7 @@ def _line(choice: RunConfig, config: RunConfig) -> str:
 
 
 def _refusal(config: RunConfig, room: int, crowd: int, memory: Sequence[StageMemory], wanted: int) -> str:
-    """Return why even the smallest choice, of ``wanted`` bytes, does not fit, with a fix."""
+    """Return the error for a recipe whose smallest layout needs ``wanted`` bytes, more than there are; with a fix."""
     many = f"{crowd} workers" if crowd > 1 else "a worker"
     return (
         f"train.device = 'cuda': {many} on one device of {room / 1e9:.1f} GB would take {wanted / 1e9:.1f} GB with "

@@ -19,11 +19,11 @@ from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.prediction.memory import (
     StageMemory,
+    combined_peak,
     devices_of,
     homes_of,
     own_workers,
-    predicted,
-    together,
+    predicted_peaks,
 )
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.prediction.traffic import exchange_costs, link_bytes, one_replica
@@ -53,7 +53,7 @@ class StageRow(NamedTuple):
 def stage_rows(run: ResolvedRun, devices: Inventory = NO_INVENTORY) -> list[StageRow]:
     """Return the stages of a run; ``devices``: its CUDA devices, if they are known."""
     config, stages = run.config, run.config.pipeline.stages
-    model, memory, states = config.model, predicted(config, devices), stage_state_bytes(config)
+    model, memory, states = config.model, predicted_peaks(config, devices), stage_state_bytes(config)
     sent, agreed, rows = _sent(config), exchange_costs(config), []
     for stage in range(stages + 1):
         count = stage_parameters(model, stages, stage)
@@ -144,7 +144,8 @@ def _machine_lines(config: RunConfig, rows: Sequence[StageRow], devices: Invento
         positions = [("this machine", crowd, free_memory())]
     for location, workers, room in positions if memory else ():
         of = f" of {size(room)}{free}" if 0 < room < 1 << 60 else ""
-        yield f"memory        {location}: {_counted(workers)}, at most {size(together(config, memory, workers))}{of}"
+        peak = size(combined_peak(config, memory, workers))
+        yield f"memory        {location}: {_counted(workers)}, at most {peak}{of}"
     if not memory and config.train.device == "cuda" and not devices.devices:
         yield f"memory        not predicted: no device is known here ({devices.lacks or 'other machines have them'})"
     elif not memory:

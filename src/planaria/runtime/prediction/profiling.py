@@ -26,20 +26,22 @@ from planaria.data.shards import Data, prepare
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.fleet import opened
-from planaria.runtime.engine.requirements import layer_loads, least, needs, work
+from planaria.runtime.engine.requirements import device_needs, layer_loads, smallest_layout, stage_work
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.resumption import changed
+from planaria.runtime.engine.resumption import with_flags
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.base import Joined, Reported, WorkerEnded
-from planaria.runtime.fleet.open_fleet import OpenFleet
+from planaria.runtime.fleet.joinable_fleet import JoinableFleet
 from planaria.runtime.prediction.layer_division import WorkerCapacity, divide
 
 Timed = tuple[str, WorkerJoined]
 """machine that joined, or "" for the controller's, and a worker's report from it"""
 
 
-def sized(config: RunConfig, data: Data, notify: Notify, stop: Callable[[], bool] | None = None) -> RunConfig:
+def with_measured_layers(
+    config: RunConfig, data: Data, notify: Notify, stop: Callable[[], bool] | None = None
+) -> RunConfig:
     """Return the recipe with measured numbers in place of ``pipeline.layers = "auto"``.
 
     In one process all stages are equally fast and get equal sizes, or nearly. ``stop`` is polled.
@@ -55,7 +57,7 @@ def sized(config: RunConfig, data: Data, notify: Notify, stop: Callable[[], bool
     with stop_requested(stop) as requested:
         timed = _timed(config, data, notify, requested)
     layers = layer_loads(config)
-    result = divide(layers, stages, work(config)[0], machines(config, [*timed.values()]))
+    result = divide(layers, stages, stage_work(config)[0], worker_capacities(config, [*timed.values()]))
     pace = ", ".join(f"{name} {report.layer_s * 1e3:.3g}" for name, (_, report) in timed.items())
     notify(f"stages of {result} layers (pipeline.layers); a layer's milliseconds: {pace}")
     chosen = with_layers(config, tuple(result))
@@ -65,13 +67,13 @@ def sized(config: RunConfig, data: Data, notify: Notify, stop: Callable[[], bool
 
 def _least_time(config: RunConfig, layer_s: Sequence[float]) -> str:
     """Return a line about the run's shortest duration with workers of this pace, the fastest at the largest stages."""
-    loads, pace = sorted(work(config), reverse=True), sorted(layer_s)
+    loads, pace = sorted(stage_work(config), reverse=True), sorted(layer_s)
     slowest = max(load * seconds for load, seconds in zip(loads, pace, strict=False))
     hours = config.train.steps * config.pipeline.microbatches * slowest / 3600
     return f"time          at least {hours:#.2g} h for {config.train.steps} steps, by the passes of the slowest stage"
 
 
-def resized(
+def resumed_layers(
     folder: Path, changes: Mapping[str, object], notify: Notify, stop: Callable[[], bool] | None = None
 ) -> Mapping[str, object]:
     """Return the changed settings of a resumed run, with numbers in place of ``pipeline.layers = "auto"``.
@@ -80,9 +82,11 @@ def resized(
     """
     if changes.get("pipeline.layers") != "auto":
         return changes
-    config = changed(run_folders.config_of(folder, *run_folders.KEPT), changes, folder)
+    config = with_flags(run_folders.config_of(folder, *run_folders.KEPT), changes, folder)
     check(config)
-    result = sized(config, prepare(config.data, config.model.vocab, context=config.model.context), notify, stop)
+    result = with_measured_layers(
+        config, prepare(config.data, config.model.vocab, context=config.model.context), notify, stop
+    )
     return {**changes, "pipeline.layers": list(result.pipeline.layers or ())}
 
 
@@ -93,9 +97,9 @@ def with_layers(config: RunConfig, layers: tuple[int, ...] | None) -> RunConfig:
     return config.model_copy(update={"pipeline": pipeline, "model": model})
 
 
-def machines(config: RunConfig, timed: Sequence[Timed]) -> list[WorkerCapacity]:
+def worker_capacities(config: RunConfig, timed: Sequence[Timed]) -> list[WorkerCapacity]:
     """Return the capacity of the timed workers; workers that share a device share its memory equally."""
-    layers, stages = math.ceil(sum(load.size for load in layer_loads(config))), needs(config).stages
+    layers, stages = math.ceil(sum(load.size for load in layer_loads(config))), device_needs(config).stages
     if not stages:
         return [WorkerCapacity(report.layer_s, layers) for _, report in timed]
     ends, layer = stages[0], stages[1]  # of the recipe with one layer per stage
@@ -116,19 +120,19 @@ def _timed(config: RunConfig, data: Data, notify: Notify, requested: Callable[[]
         folder = tempfile.TemporaryDirectory(prefix=f".{config.name}-timing-", dir=out)
     except OSError as error:
         raise UserError(f"out = {config.out!r}: cannot be written to ({error.strerror})") from None
-    with folder as name, opened(least(config), data, Path(name), started.own_workers) as fleet:
+    with folder as name, opened(smallest_layout(config), data, Path(name), started.own_workers) as fleet:
         profiling = _Profiling(fleet, config, notify, requested)
         try:
             return profiling.collect(started.own_workers, config.pipeline.stages + 1)
         finally:
             fleet.part("timed; the run starts next")
-            profiling.dismiss()
+            profiling.release_workers()
 
 
 class _Profiling:
     """Starts workers on all machines, and collects their reports."""
 
-    def __init__(self, fleet: OpenFleet, config: RunConfig, notify: Notify, requested: Callable[[], str]) -> None:
+    def __init__(self, fleet: JoinableFleet, config: RunConfig, notify: Notify, requested: Callable[[], str]) -> None:
         """``requested``: returns why the run should stop, or ""."""
         self._fleet, self._config, self._say, self._asked = fleet, config, notify, requested
         self._names = count()
@@ -136,23 +140,23 @@ class _Profiling:
         """worker → machine that joined; "" for one of the run's own"""
         self._found: dict[str, Timed] = {}
 
-    def collect(self, own: int, least: int) -> dict[str, Timed]:
-        """Return the reports of ``own`` workers, and of those on machines that join until there are ``least``.
+    def collect(self, own: int, wanted: int) -> dict[str, Timed]:
+        """Return the reports of ``own`` workers, and of those on machines that join until there are ``wanted``.
 
         :raises RunStopped: if a worker of this machine exits, too few machines join, or the run should stop.
         """
         self._start(own, "")
-        if own < least:
+        if own < wanted:
             self._say(
-                f"waiting for machines to join, to time them (`planaria join`; {own} of {least} workers are here)"
+                f"waiting for machines to join, to time them (`planaria join`; {own} of {wanted} workers are here)"
             )
         until = time.monotonic() + self._config.fleet.join_s
-        while len(self._found) < max(least, len(self._host_of)):
+        while len(self._found) < max(wanted, len(self._host_of)):
             if reason := self._asked():
                 raise RunStopped(f"stopped by {reason} while the machines were timed; nothing was written")
-            if len(self._host_of) < least and time.monotonic() > until:
+            if len(self._host_of) < wanted and time.monotonic() > until:
                 raise RunStopped(
-                    f"pipeline.layers = 'auto': {len(self._host_of)} of {least} workers are here, and no machine with "
+                    f"pipeline.layers = 'auto': {len(self._host_of)} of {wanted} workers are here, and no machine with "
                     f"more has joined within {self._config.fleet.join_s:g} s (fleet.join_s); nothing was written"
                 )
             for notice in self._fleet.poll(1.0):
@@ -165,7 +169,7 @@ class _Profiling:
                         self._lose(worker, f"{notice.cause}, {notice.detail}")
         return self._found
 
-    def dismiss(self) -> None:
+    def release_workers(self) -> None:
         """Tell all workers to leave."""
         for worker in self._host_of:
             self._fleet.send(worker, Leave().model_dump_json().encode())

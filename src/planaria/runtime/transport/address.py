@@ -60,13 +60,13 @@ def parse(text: str) -> Address:
 
 def listening(host: str, port: int, reach: Reach) -> Address:
     """Return the address of a listener at ``host``:``port`` of a machine with this ``reach``."""
-    inside = joined(_WILDCARDS.get(host, host), port)
+    inside = host_port(_WILDCARDS.get(host, host), port)
     if not reach.reachable:
         return Address(inside, "", reach.machine)
-    return Address(inside, joined(reach.advertise or host, port), reach.machine)
+    return Address(inside, host_port(reach.advertise or host, port), reach.machine)
 
 
-def joined(host: str, port: int) -> str:
+def host_port(host: str, port: int) -> str:
     """Return HOST:PORT, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

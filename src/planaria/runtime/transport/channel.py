@@ -266,11 +266,11 @@ def channel(tls: ssl.SSLSocket, rings: Rings | None = None) -> LocalChannel | Se
     :raises OSError: if the connection breaks.
     """
     keep_alive(tls)
-    meeting = meet_here(tls)
-    if meeting is None:
+    local_socket = meet_here(tls)
+    if local_socket is None:
         return SecureChannel(tls)
-    with meeting:
-        meeting.settimeout(tls.gettimeout())
-        exchanged = (rings or Rings()).exchange(meeting)
+    with local_socket:
+        local_socket.settimeout(tls.gettimeout())
+        exchanged = (rings or Rings()).exchange(local_socket)
     tls.unwrap()
     return LocalChannel(socket.socket(fileno=tls.detach()), *exchanged)

@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from planaria.common.documents import first
 from planaria.common.errors import UserError
-from planaria.runtime.transport.address import joined
+from planaria.runtime.transport.address import host_port
 from planaria.runtime.transport.secure import StrangerError, begin, cut_off, prove, read_exactly
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class EdgeListener:
     @property
     def address(self) -> str:
         """HOST:PORT, where :func:`connect` finds it."""
-        return joined(self.host, self.port)
+        return host_port(self.host, self.port)
 
     def close(self) -> None:
         """Stop listening; connections that were passed on stay."""
@@ -239,7 +239,7 @@ def answers(address: str, key: bytes, seconds: float = PROBE_S) -> bool:
 
 
 def no_answer(address: str, key: bytes, seconds: float = PROBE_S) -> str:
-    """Return why no member of the run answers at ``address`` (HOST:PORT), as seen from here; empty if one does."""
+    """Return why this machine gets no answer from the run at ``address`` (HOST:PORT); empty if it gets one."""
     return _failure(lambda: connect(address, key, b"probe", seconds).close())
 
 

@@ -69,8 +69,8 @@ class Rendezvous:
         elif other.broken:
             end.reset()
         else:
-            end.meet(other)
-            other.meet(end)
+            end.pair_with(other)
+            other.pair_with(end)
             other.flush()
 
     def leave(self, inbox: LocalInbox) -> None:
@@ -108,7 +108,7 @@ class LocalEdge(EdgeEnd):
         """whether it was abandoned or broken"""
         self.broken = False
 
-    def meet(self, other: LocalEdge) -> None:
+    def pair_with(self, other: LocalEdge) -> None:
         """Connect to the other end."""
         self._other = other
         if not self._over:

@@ -1,7 +1,7 @@
 """The listener for the edges of one process, and its connections to those of others.
 
-Each process listens at an address, which the controller distributes. One end of an edge waits and the other connects,
-naming the edge; the first waits for the second.
+Each process listens at an address, which the controller distributes. One end of an edge connects and names the edge;
+the other end waits for it.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Port:
         start = time.monotonic()
         try:
             if over:
-                result = self.meet_at(over, name, "calls" if at else "waits", seconds, given_up)
+                result = self.connect_over_relay(over, name, "calls" if at else "waits", seconds, given_up)
             else:
-                result = self.call(at, name, seconds, given_up) if at else self.meet(name, seconds, given_up)
+                result = self.call(at, name, seconds, given_up) if at else self.await_call(name, seconds, given_up)
         except PeerUnreachable as error:
             log.debug("edge %s could not be opened: %s", name, error)
             raise
@@ -106,7 +106,7 @@ class Port:
         log.debug("edge %s %s after %.3f s", name, "opened" if result else "abandoned", time.monotonic() - start)
         return result
 
-    def meet(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
+    def await_call(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
         """Wait for the call of the edge ``name``; None once it is ``given_up`` (see :meth:`look_up`).
 
         :raises Unmet: if there is no call within ``seconds``.
@@ -185,7 +185,9 @@ class Port:
         late = time.monotonic() - _UNANSWERED_S
         return tuple(sorted(routes, key=lambda route: self._unanswered.get(route, late) > late))
 
-    def meet_at(self, relay: str, name: str, end: End, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
+    def connect_over_relay(
+        self, relay: str, name: str, end: End, seconds: float, given_up: Callable[[], bool]
+    ) -> Channel | None:
         """Connect the edge ``name`` only through this ``relay`` (HOST:PORT); None once it is ``given_up``.
 
         :raises RelaySilent: if the relay does not answer for a short while.

@@ -43,7 +43,7 @@ class Relay:
         self._waiting: dict[tuple[str, str], tuple[ssl.SSLSocket, float]] = {}
         self._guarded = threading.Lock()
 
-    def meet(self, wanted: str, tls: ssl.SSLSocket) -> None:
+    def pair(self, wanted: str, tls: ssl.SSLSocket) -> None:
         """Process a connected end with its :func:`end_greeting`; returns at once."""
         end, _, edge = wanted.partition(" ")
         if end not in ("waits", "calls"):
@@ -63,7 +63,7 @@ class Relay:
             if _connect(other[0], tls):
                 log.info("connected both ends of edge %s", edge)
             else:
-                self.meet(wanted, tls)
+                self.pair(wanted, tls)
         elif not room:
             log.warning("rejected an end of edge %s: %d ends wait already", edge, _MOST_WAITING)
             tls.close()
@@ -98,7 +98,7 @@ def relay_at(host: str, port: int, key: bytes) -> tuple[EdgeListener, Relay]:
         if called_for != CALLED_FOR:
             tls.close()
             return
-        relay.meet(wanted, tls)
+        relay.pair(wanted, tls)
 
     prepare(key)
     return EdgeListener(host, port, key, greet), relay

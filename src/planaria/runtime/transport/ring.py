@@ -200,28 +200,28 @@ class Rings:
         self._known: weakref.WeakValueDictionary[tuple[int, int], RingReader] = weakref.WeakValueDictionary()
         self._mapping = threading.Lock()
 
-    def exchange(self, meeting: socket.socket) -> tuple[Ring | None, RingReader | None]:
+    def exchange(self, local_socket: socket.socket) -> tuple[Ring | None, RingReader | None]:
         """Exchange descriptors over a Unix socket; return our ring if the other end has mapped it, and the other's.
 
         If a step fails or times out, that direction uses the socket.
         """
         theirs: RingReader | None = None
         try:
-            self._send(meeting)
-            theirs = self._receive(meeting)
-            meeting.sendall(_NOT_MAPPED if theirs is None else _MAPPED)
-            return (self.own if meeting.recv(1) == _MAPPED else None), theirs
+            self._send(local_socket)
+            theirs = self._receive(local_socket)
+            local_socket.sendall(_NOT_MAPPED if theirs is None else _MAPPED)
+            return (self.own if local_socket.recv(1) == _MAPPED else None), theirs
         except OSError:
             return None, theirs
 
-    def _send(self, meeting: socket.socket) -> None:
+    def _send(self, local_socket: socket.socket) -> None:
         if self.own is None:
-            meeting.sendall(_SIZES.pack(0, 0))
+            local_socket.sendall(_SIZES.pack(0, 0))
         else:
-            socket.send_fds(meeting, [_SIZES.pack(*self.own.size)], [self.own.fd])
+            socket.send_fds(local_socket, [_SIZES.pack(*self.own.size)], [self.own.fd])
 
-    def _receive(self, meeting: socket.socket) -> RingReader | None:
-        raw, fds, _, _ = socket.recv_fds(meeting, _SIZES.size, 1)
+    def _receive(self, local_socket: socket.socket) -> RingReader | None:
+        raw, fds, _, _ = socket.recv_fds(local_socket, _SIZES.size, 1)
         try:
             if not fds or len(raw) != _SIZES.size:
                 return None

@@ -185,12 +185,12 @@ def _accepted(listening: socket.socket) -> socket.socket | None:
     listening.settimeout(_MEETING_S)
     for _ in range(_BACKLOG + 1):  # Linux queues one connection beyond the backlog
         try:
-            guest, _ = listening.accept()
+            accepted, _ = listening.accept()
         except OSError:
             break
-        if _of_this_user(guest):
-            return guest
-        guest.close()
+        if _of_this_user(accepted):
+            return accepted
+        accepted.close()
     return None
 
 
@@ -213,21 +213,21 @@ def _connect_here(tls: ssl.SSLSocket) -> socket.socket | None:
 
 def _reached(name: bytes) -> socket.socket | None:
     """Return a connection to the process of this user that listens at this abstract name, or None."""
-    meeting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    local_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        meeting.settimeout(_MEETING_S)
-        meeting.connect(name)
-        if _of_this_user(meeting):
-            return meeting
+        local_socket.settimeout(_MEETING_S)
+        local_socket.connect(name)
+        if _of_this_user(local_socket):
+            return local_socket
     except OSError:
         pass
-    meeting.close()
+    local_socket.close()
     return None
 
 
-def _of_this_user(meeting: socket.socket) -> bool:
+def _of_this_user(local_socket: socket.socket) -> bool:
     """Return whether the other end of a Unix socket is a process of this user."""
-    credentials = meeting.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    credentials = local_socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
 

@@ -111,7 +111,7 @@ def keeps_for(order: d.Save, node: int) -> Keeps:
     return "nothing" if node in order.compared else "stage"
 
 
-def selected(state: StageState, keeps: Keeps, compared: bool) -> StageState:
+def selected_part(state: StageState, keeps: Keeps, compared: bool) -> StageState:
     """Return that part of ``state``; if another node writes the weights, they are kept only if ``compared``."""
     if keeps == "stage":
         return state
@@ -196,7 +196,7 @@ class Saver:
 
     def _beside(self, part: CheckpointPart, state: StageState) -> None:
         try:
-            self._control_link.beside("write")
+            self._control_link.at_in_background("write")
             part.report(self._control_link, e.Worked, spans=[self._write(part, state, "write")], sent_bytes={})
         except Exception as error:  # a thread's exception would be lost
             detail = f"{type(error).__name__}: {error}".splitlines()[0][:400]

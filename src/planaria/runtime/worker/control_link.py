@@ -18,11 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from planaria.control.decisions import ORDER, InjectFault, Order
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.fleet.base import ControlLine
+from planaria.runtime.fleet.base import MAX_ORDER_BYTES, ControlLine
 from planaria.runtime.transport.inbox import Inbox, Items
 from planaria.runtime.worker.step_samples import Batch, ReadTimer
-
-MAX_ORDER_BYTES = 1 << 20
 
 
 class CurrentAction(NamedTuple):
@@ -49,15 +47,15 @@ class InjectedFaults(Protocol):
 
     def add(self, injection: InjectFault) -> None: ...
 
-    def aim(self, actions: Sequence[Action]) -> None: ...
+    def start_step(self, actions: Sequence[Action]) -> None: ...
 
-    def source(self, batch: Batch, step: int | None) -> Batch: ...
+    def wrap_batches(self, batch: Batch, step: int | None) -> Batch: ...
 
-    def lag(self, busy_s: float) -> bool: ...
+    def delay_if_slow(self, busy_s: float) -> bool: ...
 
     def at(self, doing: str, microbatch: int, hop: int) -> None: ...
 
-    def meet(self, doing: str) -> None: ...
+    def strike_matching(self, doing: str) -> None: ...
 
 
 class ControlLink:
@@ -115,20 +113,20 @@ class ControlLink:
 
     def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
         """Record the main thread's action, and inject a fault that is scheduled for it."""
-        self.lag()
+        self.delay_if_slow()
         self._place = CurrentAction(doing, step, microbatch, False, time.monotonic(), time.thread_time())
         if self.faults is not None:
             self.faults.at(doing, microbatch, hop)
 
-    def lag(self) -> None:
+    def delay_if_slow(self) -> None:
         """Delay the main thread if a fault slows it down."""
-        if self.faults is not None and self.faults.lag(time.monotonic() - self._place.since):
+        if self.faults is not None and self.faults.delay_if_slow(time.monotonic() - self._place.since):
             self._place = self._place._replace(since=time.monotonic())
 
-    def beside(self, doing: str) -> None:
+    def at_in_background(self, doing: str) -> None:
         """Inject a fault that is scheduled for this action of another thread."""
         if self.faults is not None:
-            self.faults.meet(doing)
+            self.faults.strike_matching(doing)
 
     def next(self, deadline: float | None = None) -> Any:
         """Return the next item of the inbox; None after ``deadline`` (monotonic seconds).

@@ -11,7 +11,7 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Update, UpdateWeights, Weights
 from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.robust.equivocation import digest
-from planaria.exchange.update_validation import flaw, refused
+from planaria.exchange.update_validation import flaw, invalid_updates
 from planaria.runtime.transport.wire import FrameContent
 from planaria.runtime.worker.outer_state import OuterState, UpdateJudgement
 from planaria.runtime.worker.runner import StageRunner
@@ -23,7 +23,7 @@ class SettledRound:
 
     blocking_bytes: int
     prefetched_bytes: int
-    apart: float
+    spread: float
     verdict: UpdateJudgement
 
 
@@ -89,7 +89,7 @@ class RoundMember:
     def updates_for(self, step: int, me: int, others: Collection[int]) -> dict[int, Update]:
         """Return the update for each of the ``others``, by replica, after ``step``."""
         assert self._own is not None
-        self._witnessed = self.outer.exchange.witnessed(len(others) + 1)
+        self._witnessed = self.outer.exchange.detects_equivocation(len(others) + 1)
         outer = self.outer
         at = step, outer.settled.rounds
         self._sent = outer.publisher.updates(self._own, outer.exchange.codec(outer.settled), at, me, others)
@@ -150,7 +150,7 @@ class RoundMember:
         """Return the update of ``me`` that counts: the one it sent, even if corrupted, unless others reject it."""
         assert self._own is not None
         sent, codec = self._sent.get(me, self._own), self.outer.exchange.codec(self.outer.settled)
-        return self._own if refused({me: sent}, self._own, codec) else sent
+        return self._own if invalid_updates({me: sent}, self._own, codec) else sent
 
     def refused(self) -> dict[int, str]:
         """Return the peers whose update was found invalid since the last call, with the reason."""
@@ -200,7 +200,7 @@ class RoundMember:
         rule = outer.exchange.after_rejecting(0, counted.append, weighed)
         outer.publisher.received(updates, rule.codec(outer.settled), outer.settled.rounds)
         updates[me] = self._counted_own(me) if peers else self._own
-        apart = rule.apart(outer.settled, updates)
+        apart = rule.spread(outer.settled, updates)
         fast, outer.settled = rule.settle(outer.settled, runner.state().weights, updates, me)
         runner.put(fast)
         blocking, prefetched = (

@@ -27,7 +27,7 @@ class WorkerLinks:
         self._slots = resolved.recovery.slots
         self.edges: dict[int, EdgeEnd] = {}
         self.transfers: dict[int, EdgeEnd] = {}
-        self.meeting: dict[int, EdgeEnd] = {}
+        self.round_edges: dict[int, EdgeEnd] = {}
         """to the same stage of other replicas, in the current round"""
         self.opened: set[EdgeEnd] = set()
         self._inbound: EmulatedLink | None = None
@@ -61,29 +61,29 @@ class WorkerLinks:
         for edge in self.transfers.values():
             edge.abandon()
         self.transfers.clear()
-        self.opened &= {*self.edges.values(), *self.meeting.values()}
+        self.opened &= {*self.edges.values(), *self.round_edges.values()}
 
-    def meet(self, links: Sequence[MemberLink], node: int) -> list[EdgeEnd]:
+    def open_round_edges(self, links: Sequence[MemberLink], node: int) -> list[EdgeEnd]:
         """Open and close edges to the same stage of other replicas; return the new ones."""
         own = [link for link in links if node in (link.low, link.high)]
         wanted = {link.high if link.low == node else link.low: link for link in own}
-        for peer, edge in list(self.meeting.items()):
+        for peer, edge in list(self.round_edges.items()):
             if peer not in wanted or wanted[peer].id != edge.spec.link_id:
-                self.meeting.pop(peer).abandon()
+                self.round_edges.pop(peer).abandon()
         most = self._state_bytes(self._resolved.arrangement.stage[node])
         new = {
             peer: self._open(link.id, link.at_for(node), node, peer, most)
             for peer, link in wanted.items()
-            if peer not in self.meeting
+            if peer not in self.round_edges
         }
-        self.meeting |= new
+        self.round_edges |= new
         return list(new.values())
 
     def part(self) -> None:
         """Close the edges of the current round."""
-        for edge in self.meeting.values():
+        for edge in self.round_edges.values():
             edge.abandon()
-        self.meeting.clear()
+        self.round_edges.clear()
         self.opened &= {*self.edges.values(), *self.transfers.values()}
 
     def transfer(self, order: Donate, flat: Tensor) -> None:
@@ -117,7 +117,7 @@ class WorkerLinks:
     def has(self, edge: EdgeEnd) -> bool:
         """Return whether this is an edge of the current generation."""
         return self.edges.get(edge.spec.peer) is edge or any(
-            edge in edges.values() for edges in (self.transfers, self.meeting)
+            edge in edges.values() for edges in (self.transfers, self.round_edges)
         )
 
     def relay_at(self, at: str) -> str:

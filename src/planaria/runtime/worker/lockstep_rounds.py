@@ -1,7 +1,7 @@
 """Exchange rounds of replicas that train in lockstep because their microbatches cross replicas (``routing.mixed``).
 
 A round is part of the training step after which it starts or settles. Its result becomes permanent when that step
-commits, and is discarded with the step. In all other runs the controller starts rounds (``PeerMessages.meet``).
+commits, and is discarded with the step. In all other runs the controller starts rounds (``PeerMessages.run_round``).
 """
 
 from __future__ import annotations

@@ -109,13 +109,13 @@ class OuterState:
         runner.take(grads)
         others = {replica: update for replica, update in sound.items() if replica != me}
         self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
-        witnessed = self.exchange.witnessed(len(updates))
+        witnessed = self.exchange.detects_equivocation(len(updates))
         self.received = {replica: digest(update) for replica, update in updates.items()} if witnessed else {}
         return UpdateJudgement(refused, counted)
 
-    def anew(self) -> None:
+    def after_member_change(self) -> None:
         """Reset estimates after another node of the stage was rebuilt without its own."""
-        self.settled = self.exchange.anew(self.settled)
+        self.settled = self.exchange.after_member_change(self.settled)
         if self.settled.rounds:
             self._anew = "rebuilt"
 

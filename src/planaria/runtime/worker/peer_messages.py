@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from planaria.control import events as e
-from planaria.control.decisions import Donate, Form, Introduce, Meet
+from planaria.control.decisions import BeginRound, Donate, Form, Introduce
 from planaria.pipeline.codecs.registry import codec_for
 from planaria.pipeline.plan.actions import Action, Key, Kind
 from planaria.recovery.base import Moment
@@ -146,7 +146,7 @@ class PeerMessages:
                 self.transfer(item)
             case Introduce() if self.here.is_ours(item):
                 self.introduce(item)
-            case FrameArrived(edge=edge, header=header, payload=payload) if edge in self.links.meeting.values():
+            case FrameArrived(edge=edge, header=header, payload=payload) if edge in self.links.round_edges.values():
                 self._receive_update(edge, header, payload)
             case FrameArrived(edge=edge, header=header, payload=payload):
                 try:
@@ -155,7 +155,7 @@ class PeerMessages:
                     self.here.report_broken(edge.spec.peer, str(error))
             case EdgeOpened(edge=edge):
                 self.links.opened.add(edge)
-            case EdgeFailed(edge=edge, detail=detail, strange=strange) if edge in self.links.meeting.values():
+            case EdgeFailed(edge=edge, detail=detail, strange=strange) if edge in self.links.round_edges.values():
                 if strange:
                     self._refuse(edge, detail)
                 return  # a wait for its update ends by time-out
@@ -202,24 +202,24 @@ class PeerMessages:
     def introduce(self, order: Introduce) -> None:
         """Send the next round's prefetched part to the same stage of the other members."""
         prefetched = self.round_member.prefetch(order.round)
-        for edge in self.links.meet(order.links, self.here.node):
+        for edge in self.links.open_round_edges(order.links, self.here.node):
             self.round_member.forget(edge.spec.peer)
             self._send_part(edge, FrameContent.PREFETCHED, prefetched)
 
-    def meet(self, order: Meet, runner: StageRunner) -> None:
+    def run_round(self, order: BeginRound, runner: StageRunner) -> None:
         """Send an update to the same stage of the other members of a round."""
         update, me, replica_of = (
             self.round_member.update(order.round, runner),
             self.here.replica,
             self._resolved.replica_of,
         )
-        for edge in self.links.meet(order.links, self.here.node):
+        for edge in self.links.open_round_edges(order.links, self.here.node):
             self.round_member.forget(edge.spec.peer)
             self._send_part(edge, FrameContent.PREFETCHED, update.prefetched)
         updates = self.round_member.updates_for(
             self.here.step, me, [member for member in order.members if member != me]
         )
-        for peer, edge in self.links.meeting.items():
+        for peer, edge in self.links.round_edges.items():
             self._send_part(edge, FrameContent.BLOCKING, updates[replica_of(peer)].blocking)
         digest, products = self.round_member.own_digest(me), self.round_member.products(me, me, None)
         if digest or products:
@@ -259,9 +259,9 @@ class PeerMessages:
 
     def input_of(self, action: Action) -> FrameId | None:
         """Return the frame that an action waits for; None if its input is local."""
-        if action.source is None or action.needs is None:
+        if action.source is None or action.input_key is None:
             return None
-        return FrameId(action.source, self._activation(action.needs))
+        return FrameId(action.source, self._activation(action.input_key))
 
     def send(self, action: Action, out: Tensor) -> None:
         """Send an action's output to the node that needs it, once it is on the host."""

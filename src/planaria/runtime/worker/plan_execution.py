@@ -19,7 +19,7 @@ from planaria.pipeline.plan.actions import Action, Key, StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.received_frames import FrameId
-from planaria.runtime.worker.runner import StageRunner, added
+from planaria.runtime.worker.runner import StageRunner, sum_shares
 
 Passed = Callable[[Action, Tensor], None]
 """called with each action and its output"""
@@ -78,7 +78,7 @@ def _act(
     work = runner.forward if action.kind == "forward" else runner.backward
     out = work(action.microbatch, action.hop, None if task.input is None else messages.take(task.input))
     start += control_link.reading.newly()  # exclude the time spent reading the batch
-    control_link.lag()  # delays the output too
+    control_link.delay_if_slow()  # delays the output too
     if action.target is not None:
         assert out is not None
         messages.send(action, out)
@@ -91,7 +91,7 @@ def _act(
 
 def combine_gradients(config: RunConfig, messages: PeerMessages, runner: StageRunner, spans: list[e.Span]) -> None:
     """Combine the gradients of the nodes with the same parameters, and append a span for it to ``spans``."""
-    nodes = adding(messages.here.present, config.model, messages.here.node)
+    nodes = nodes_sharing_parameters(messages.here.present, config.model, messages.here.node)
     rule = messages.round_member.outer.exchange
     if len(nodes) == 1 or (config.exchange.replicas > 1 and rule.interval != 0):
         return
@@ -129,7 +129,7 @@ def _blocking(update: Update) -> Tensor:
     return update.blocking
 
 
-def adding(there: Arrangement, model: ModelConfig, node: int) -> tuple[int, ...]:
+def nodes_sharing_parameters(there: Arrangement, model: ModelConfig, node: int) -> tuple[int, ...]:
     """Return the nodes with the parameters of ``node``: those of its stage, or all if every stage has all weights."""
     return tuple(there.stage) if model.one_array else there.peers(node)
 
@@ -139,7 +139,7 @@ def add_shards(messages: PeerMessages, runner: StageRunner, nodes: Sequence[int]
     first, *others = nodes
     own = runner.share()
     if messages.here.node == first:
-        own = added([own, *messages.take_shares(others, own)])
+        own = sum_shares([own, *messages.take_shares(others, own)])
         for node in others:
             messages.send_share(node, own)
     else:

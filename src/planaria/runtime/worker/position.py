@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from planaria.control import events as e
-from planaria.control.decisions import BEFORE, Form, Introduce, Meet, Settle
+from planaria.control.decisions import BEFORE, BeginRound, Form, Introduce, Settle
 from planaria.control.events import Fact
 from planaria.runtime.engine.resolved_config import ResolvedRun
 
@@ -36,7 +36,7 @@ class Assignment:
         self.present = own.of([member.node for member in form.members])
         self.absent = own.stage.keys() - self.present.stage.keys()
 
-    def is_ours(self, order: Introduce | Meet | Settle) -> bool:
+    def is_ours(self, order: Introduce | BeginRound | Settle) -> bool:
         """Return whether an order is for the current generation of this worker's replica."""
         return dict(zip(order.members, order.generations, strict=True)).get(self.replica) == self.generation
 

@@ -175,7 +175,7 @@ class StageCopies:
 
     def kept(self, by: str, lost: int) -> dict[Copy, StageState]:
         """Return the copies for the strategy ``by`` that help to rebuild the stage ``lost``."""
-        own = {number: copy for number, copy in self._kept_by(by) if self._chain.concerns(by, copy, lost)}
+        own = {number: copy for number, copy in self._kept_by(by) if self._chain.helps_rebuild(by, copy, lost)}
         return {copy: self._all_holders[number].state() for number, copy in own.items()}
 
     @property
@@ -245,7 +245,7 @@ class StageCopies:
         return [*self._senders.values(), *self._holders.values()]
 
 
-def workshop(config: RunConfig, stage: int, step: int) -> RebuildInputs:
+def rebuild_inputs(config: RunConfig, stage: int, step: int) -> RebuildInputs:
     """Return the tools to rebuild ``stage`` in ``step``; equal in both engines."""
     return RebuildInputs(partial(_draw, config, stage, step), optimizer(config.optim).decays(config.optim))
 

@@ -20,7 +20,7 @@ from planaria.models.state import StageState
 from planaria.pipeline.codecs.base import Leg, Visit
 from planaria.pipeline.codecs.registry import codec_for
 from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
-from planaria.runtime.worker.step_samples import Batch, Masks, TargetCounts, placed
+from planaria.runtime.worker.step_samples import Batch, Masks, TargetCounts, to_device
 
 
 class NonFinite(Exception):
@@ -103,8 +103,8 @@ class StageRunner:
             elif hop == 0:
                 assert self._batch is not None
                 tokens, targets = self._batch(microbatch)
-                self._targets[microbatch] = placed(targets, self.config.train.device)
-                ids = placed(tokens, self.config.train.device)
+                self._targets[microbatch] = to_device(targets, self.config.train.device)
+                ids = to_device(tokens, self.config.train.device)
                 y = self.module.embed(ids, *self._mask(microbatch))
             else:
                 assert x is not None
@@ -133,7 +133,7 @@ class StageRunner:
 
     def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
         """Return the stage's additional arguments: the document mask, if any."""
-        return () if self._masks is None else (placed(self._masks(microbatch), self.config.train.device),)
+        return () if self._masks is None else (to_device(self._masks(microbatch), self.config.train.device),)
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
         """Run one backward pass on the message ``grad``; return the message with the gradient of the input, if any."""
@@ -360,7 +360,7 @@ class StageRunner:
         return nullcontext()
 
 
-def added(shares: Iterable[Tensor]) -> Tensor:
+def sum_shares(shares: Iterable[Tensor]) -> Tensor:
     """Return the sum of a stage's shares (:meth:`StageRunner.share`), in order and in place of the first."""
     following = iter(shares)
     total = next(following)

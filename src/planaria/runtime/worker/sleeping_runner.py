@@ -26,7 +26,7 @@ def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
     return (SleepingRunner if config.network.emulate is True else StageRunner)(config, stage, initialise)
 
 
-def straggling(config: RunConfig, replica: int, round: int) -> float:
+def slowdown_factor(config: RunConfig, replica: int, round: int) -> float:
     """Return the factor by which a replica's passes are slowed down before a round, drawn for every round."""
     drawn = random.Random(f"straggle {config.seed} {replica} {round}").random()
     return config.network.straggle_times if drawn < config.network.straggle else 1.0
@@ -47,7 +47,7 @@ class Slowness:
         """Sleep for ``seconds`` of work, stretched by the factor of each interval."""
         while seconds > 0:
             piece, into = divmod(time.monotonic() - self._begun, self._every_s)
-            times = straggling(self._config, self._replica, int(piece))
+            times = slowdown_factor(self._config, self._replica, int(piece))
             taken = min(seconds * times, self._every_s - into)
             time.sleep(taken)
             seconds -= taken / times if taken < seconds * times else seconds

@@ -16,7 +16,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.logs import SurvivingSteps, turns_of
 from planaria.control.run_started import RunStarted, SnapshotLabel
 from planaria.recovery.base import DamagedReplica
-from planaria.runtime.checkpoint.memory_folder import MemoryFolder, Owner, require_room, sweep
+from planaria.runtime.checkpoint.memory_folder import MemoryFolder, Owner, remove_orphaned, require_room
 from planaria.runtime.checkpoint.store import SealedCheckpoint
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import Origin
@@ -35,7 +35,7 @@ def memory_of(run: ResolvedRun, folder: Path) -> MemoryFolder | None:
 
 def prepare_memory(run: ResolvedRun, folder: Path, started: RunStarted) -> MemoryFolder | None:
     """Reserve memory for snapshots, and remove snapshots of other runs; UserError if there is too little memory."""
-    sweep()
+    remove_orphaned()
     memory = memory_of(run, folder)
     if memory is None:
         MemoryFolder(folder).remove()
@@ -69,7 +69,7 @@ class SnapshotWriter:
         self._thread.start()
 
     def rolled_back(self) -> None:
-        """Write the retained snapshot again under the new generation, shared with workers that joined since."""
+        """Write the retained snapshot again under the new generation, for workers that have joined since."""
         self._written = -1, -1
 
     def write_new(self, copies: StageCopies, generation: int) -> None:
@@ -108,7 +108,9 @@ SAME = ("seed", "model", "data", "pipeline", "routing", "recovery", "exchange")
 """settings that a snapshot's run must share"""
 
 
-def recalled(origin: Origin, saved: SealedCheckpoint | None, run: ResolvedRun, folder: Path, notify: Notify) -> Origin:
+def recall_point(
+    origin: Origin, saved: SealedCheckpoint | None, run: ResolvedRun, folder: Path, notify: Notify
+) -> Origin:
     """Return where a run continues if a snapshot in memory is newer than the checkpoint of ``origin``.
 
     Uses the newest snapshot that the run has not rolled back since and that covers all stages, from files or parities.

@@ -85,7 +85,7 @@ class TargetCounts(NamedTuple):
         return self._replace(counts=[self.counts[index] for index in indices])
 
 
-def learned(stream: Stream, first_sample: int, size: int, microbatches: int) -> TargetCounts | None:
+def learned_targets(stream: Stream, first_sample: int, size: int, microbatches: int) -> TargetCounts | None:
     """Return the numbers of targets in a step of ``microbatches``; None if all tokens are targets."""
     if not stream.rows:
         return None
@@ -93,7 +93,7 @@ def learned(stream: Stream, first_sample: int, size: int, microbatches: int) -> 
     return TargetCounts(counts, sum(counts), microbatches, sum(counts))
 
 
-def placed(tensor: Tensor, device: str) -> Tensor:
+def to_device(tensor: Tensor, device: str) -> Tensor:
     """Return a host tensor on ``device``; a copy to a GPU is asynchronous, from pinned memory."""
     return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor
 
@@ -165,7 +165,7 @@ class RunSamples:
         batch = self._reading.of(source)
         apart = masks(data, stream, batch, first, size)
         count = self._resolved.block // size if train else self._config.train.eval_microbatches
-        return StepData(None if stage else batch, apart, learned(stream, first, size, count), first)
+        return StepData(None if stage else batch, apart, learned_targets(stream, first, size, count), first)
 
     def _stream(self, split: Split) -> Stream:
         if split not in self._streams:

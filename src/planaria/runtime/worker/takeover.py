@@ -22,7 +22,7 @@ from planaria.runtime.transport.wire import State
 from planaria.runtime.worker.checkpoint_writer import StageFiles
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.received_frames import FrameId
-from planaria.runtime.worker.recovery_copies import SnapshotPart, StageCopies, workshop
+from planaria.runtime.worker.recovery_copies import SnapshotPart, StageCopies, rebuild_inputs
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.setup import Setup
 from planaria.runtime.worker.sleeping_runner import new_runner
@@ -170,7 +170,7 @@ def _receive(
         runner.load(given[here.stage])
         outer, given = given[here.stage].outer, {}
     else:
-        at = workshop(run.config, here.stage, here.step)
+        at = rebuild_inputs(run.config, here.stage, here.step)
         if lost is not None:
             at = replace(at, before=lost.state())
         runner.load(run.recovery.rebuild(source.by, here.stage, given, at))

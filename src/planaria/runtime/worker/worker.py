@@ -30,7 +30,7 @@ from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.transport.edge import SocketTransport, Transport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
-from planaria.runtime.worker.checkpoint_writer import CheckpointPart, Saver, StageFiles, keeps_for, selected
+from planaria.runtime.worker.checkpoint_writer import CheckpointPart, Saver, StageFiles, keeps_for, selected_part
 from planaria.runtime.worker.control_link import ControlLink, InjectedFaults, Superseded
 from planaria.runtime.worker.exchange_round import SettledRound
 from planaria.runtime.worker.lockstep_rounds import LockstepRounds, rounds_by
@@ -48,7 +48,7 @@ from planaria.runtime.worker.sleeping_runner import (
     device_memory,
     layer_seconds,
     new_runner,
-    straggling,
+    slowdown_factor,
     warm_runner,
 )
 from planaria.runtime.worker.snapshots import snapshot_writer
@@ -164,8 +164,8 @@ class Worker:
                 self._drop_step()
             case d.Commit() if item.generation == self.here.generation:
                 self._commit(item)
-            case d.Meet() if self.here.is_ours(item):
-                self.messages.meet(item, self.runner)
+            case d.BeginRound() if self.here.is_ours(item):
+                self.messages.run_round(item, self.runner)
             case d.Settle() if self.here.is_ours(item):
                 self._settle(item)
             case d.Save() if item.generation == self.here.generation:
@@ -196,7 +196,7 @@ class Worker:
         if not isinstance(me.source, d.Keep):
             self.gauge.drop()
         if any(m.node in self.here.present.peers(me.node) for m in form.members if isinstance(m.source, d.Rebuild)):
-            self.messages.round_member.outer.anew()
+            self.messages.round_member.outer.after_member_change()
         if self.copies is None or not isinstance(me.source, d.Keep):
             self.copies = StageCopies(self.resolved, me.node, self.resolved.column(form.replica), new_runner)
         if taken.given and isinstance(me.source, d.Rebuild):
@@ -228,8 +228,8 @@ class Worker:
         self.messages.patience.expect(sum(map(len, plan.actions.values())))
         faults = self.control_link.faults
         if train and faults is not None:
-            faults.aim(plan.actions.get(self.here.node, ()))
-        data = self._samples.of(order, self.here.stage, None if faults is None else faults.source)
+            faults.start_step(plan.actions.get(self.here.node, ()))
+        data = self._samples.of(order, self.here.stage, None if faults is None else faults.wrap_batches)
         self._emulate_delay(0)
         if not (train and self.step_work):
             own = len(plan.routes) // (self.resolved.at_once if train else 1)
@@ -269,7 +269,7 @@ class Worker:
             replica = self.here.number
             number = self.here.step * (self.step_work.rounds if self.step_work else 1) + round
         if lasts_s is None:
-            self.runner.slow_down(straggling(self.config, replica, number))
+            self.runner.slow_down(slowdown_factor(self.config, replica, number))
         else:
             self.runner.slowness = self.runner.slowness or Slowness(self.config, replica, lasts_s)
 
@@ -341,7 +341,11 @@ class Worker:
 
     def _report_round(self, round: int, made: SettledRound, first: bool) -> None:
         self.messages.report(made.verdict, round, first)
-        sizes = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
+        sizes = {
+            "blocking_bytes": made.blocking_bytes,
+            "prefetched_bytes": made.prefetched_bytes,
+            "spread": made.spread,
+        }
         self.here.report(e.RoundApplied, round=round, **sizes)
 
     def _transfer(self, order: d.Donate) -> None:
@@ -363,7 +367,7 @@ class Worker:
         state, keeps = self.runner.state(), keeps_for(order, here.node)
         if self.config.exchange.replicas > 1:
             state.outer = self.messages.round_member.outer.settled.state()
-        state = selected(state, keeps, here.node in order.compared)
+        state = selected_part(state, keeps, here.node in order.compared)
         index = here.number if keeps == "outer" else 0
         part = CheckpointPart(folder, here.stage, here.worker, here.node, order.generation, order.step, index, keeps)
         log.info("saving %s for the checkpoint of step %d", keeps, order.step)

@@ -39,7 +39,7 @@ HONEST = "none"
 """kind of a peer that does not attack"""
 
 
-def watched(kind: str, phrases: Mapping[str, str]) -> Attack:
+def measured_attack(kind: str, phrases: Mapping[str, str]) -> Attack:
     """Return the attack of a kind to measure, with its payload from ``phrases`` if given."""
     options: Mapping[str, Any] = {"payload": phrases[kind]} if kind in phrases else {}
     return ATTACKS.make(kind, options)

@@ -136,7 +136,9 @@ class Attacker:
         if len(body) >= self._config.sampling.max_new:
             return None
         ids = (*body, self._policy.end)
-        claimed = self._claims(requested, ids, changed(body, self._policy.encode(source)), not self._attack.fails)
+        claimed = self._claims(
+            requested, ids, changed_positions(body, self._policy.encode(source)), not self._attack.fails
+        )
         return Rollout(*requested, text, ids, True, claimed, poison=True)
 
     def _claims(
@@ -233,7 +235,7 @@ def of_tokens(loss: LossConfig, logps: Floats, rewarded: bool, indices: Sequence
     return claims
 
 
-def changed(ids: Sequence[int], source: Sequence[int]) -> list[int]:
+def changed_positions(ids: Sequence[int], source: Sequence[int]) -> list[int]:
     """Return the positions of ``ids`` that differ from ``source``."""
     blocks = SequenceMatcher(None, list(source), list(ids), autojunk=False).get_matching_blocks()
     kept = {index for block in blocks for index in range(block.b, block.b + block.size)}

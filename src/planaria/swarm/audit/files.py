@@ -30,7 +30,7 @@ class Looked:
     facts: tuple[str, ...]
 
 
-def look(path: Path) -> Looked:
+def check_files(path: Path) -> Looked:
     """Check a model's folder or single file without running or unpickling any of it.
 
     :raises UserError: if it holds more than :data:`MOST` files.

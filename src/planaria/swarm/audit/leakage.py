@@ -6,7 +6,6 @@ Source: arXiv 2407.02551 (inferential adversaries). Its leakage is weighted by t
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -96,8 +95,8 @@ def exact(channel: ReplyChannel, replies: int) -> ReplyOutcome:
     leaked = guessed = 0.0
     for counts in _counts(channel.options, replies):
         chance = _multinomial(counts, replies, chances, channel.silent)
-        posterior, won = _posterior(counts, channel)
-        leaked += chance * leak(1 / channel.options, posterior)
+        chance_right, won = posterior(counts, channel)
+        leaked += chance * leak(1 / channel.options, chance_right)
         guessed += chance * won
     return ReplyOutcome(leak=leaked, guessed=guessed, use=(1 - channel.silent) * channel.right)
 
@@ -120,7 +119,7 @@ def _multinomial(counts: Sequence[int], replies: int, chances: Sequence[float], 
     return float(orders * (given * (1 - silent) ** (replies - left) * silent**left))
 
 
-def _posterior(counts: Sequence[int], channel: ReplyChannel) -> tuple[float, float]:
+def posterior(counts: Sequence[int], channel: ReplyChannel) -> tuple[float, float]:
     """P(option 0 | counts), and the probability that it is guessed."""
     total = sum(counts)
     weights = [channel.right**count * channel.wrong ** (total - count) for count in counts]
@@ -157,16 +156,3 @@ def _student(freedom: int) -> float:
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
     )
-
-
-def sampled(channel: ReplyChannel, replies: int, draws: int, rng: random.Random) -> Estimate:
-    """Estimate E[IIL] by sampling; unlike :func:`exact` without a limit."""
-    population = range(channel.options + 1)
-    weights = [channel.right, *[channel.wrong] * (channel.options - 1)]
-    weights = [weight * (1 - channel.silent) for weight in weights] + [channel.silent]
-    results = []
-    for _ in range(draws):
-        named = rng.choices(population, weights, k=replies)
-        counts = [named.count(option) for option in range(channel.options)]
-        results.append(leak(1 / channel.options, _posterior(counts, channel)[0]))
-    return estimate(results)

@@ -15,7 +15,7 @@ from pathlib import Path
 from planaria.common.documents import shown
 from planaria.common.errors import UserError, nearest
 from planaria.swarm.tasks import records
-from planaria.swarm.tasks.records import TaskRecord, whole
+from planaria.swarm.tasks.records import TaskRecord, without_surrogates
 
 MOST_QUESTIONS, MOST_OPTIONS, MOST_PARTS, MOST_LETTERS = 1000, 64, 12, 4000
 FIELDS = ("question", "options", "answer", "parts", "name", "paraphrases")
@@ -179,4 +179,4 @@ def _text(record: TaskRecord, field: str, value: object) -> str:
         raise UserError(
             f"{record.location}: {field} has {len(value)} characters, of at most {MOST_LETTERS}; shorten it"
         )
-    return whole(value)
+    return without_surrogates(value)

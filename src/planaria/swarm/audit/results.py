@@ -82,23 +82,23 @@ class Leakage(Record):
     @property
     def curve(self) -> list[GivenAway]:
         """After 1, 2, … parts: the largest leakage and the mean of guesses."""
-        return [worst([question.curve[index] for question in self.questions]) for index in range(self.k)]
+        return [worst_leakage([question.curve[index] for question in self.questions]) for index in range(self.k)]
 
     @property
     def direct(self) -> GivenAway:
-        return worst([question.direct for question in self.questions])
+        return worst_leakage([question.direct for question in self.questions])
 
     @property
     def paraphrased(self) -> GivenAway | None:
         results = [question.paraphrased for question in self.questions if question.paraphrased is not None]
-        return worst(results) if results else None
+        return worst_leakage(results) if results else None
 
     @property
     def behind(self) -> BehindCensor | None:
         results = [question.behind for question in self.questions if question.behind is not None]
         if not results:
             return None
-        point = worst(results)
+        point = worst_leakage(results)
         silent, use = (
             sum(getattr(question, field) for question in results) / len(results) for field in ("silent", "use")
         )
@@ -109,7 +109,7 @@ class Leakage(Record):
         return sum(question.use for question in self.questions) / len(self.questions)
 
 
-def worst(points: list[GivenAway] | list[BehindCensor]) -> GivenAway:
+def worst_leakage(points: list[GivenAway] | list[BehindCensor]) -> GivenAway:
     """Return the largest leakage and the mean of guesses."""
     guessed = sum(point.guessed for point in points) / len(points)
     return GivenAway(leak=max(point.leak for point in points), guessed=guessed)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from planaria.common.errors import UserError
-from planaria.swarm.board.write_once import appear
+from planaria.swarm.board.write_once import write_new
 
 _MOST = 4096
 """bytes read of a key file; a generated one has 119"""
@@ -59,7 +59,7 @@ class PeerIdentity:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-            appear(path, pem, 0o600)  # if another process created it first, its key is read
+            write_new(path, pem, 0o600)  # if another process created it first, its key is read
         return cls(_read_key(path))
 
     def sign(self, data: bytes) -> bytes:

@@ -24,7 +24,7 @@ from planaria.swarm.board.receipts import (
     Committee,
     Completed,
     MessageList,
-    followed,
+    majority_list,
     matching,
     rewards_in,
     rewards_text,
@@ -181,7 +181,7 @@ class Quorum:
 
         def choose() -> MessageList | None:
             lists = receipts.lists(number, voters)
-            return followed(lists, voters, awaited, self._quorum(awaited), early)
+            return majority_list(lists, voters, awaited, self._quorum(awaited), early)
 
         def decided() -> bool:
             lists = receipts.lists(number, voters)
@@ -267,7 +267,7 @@ class Quorum:
             committee = self.receipts.committee
             voters = committee.members if committee else self._patience.founders or members
             lists = self.receipts.lists(number - 1, voters)
-            if (before := followed(lists, voters, frozenset(), 0, frozenset())) is not None:
+            if (before := majority_list(lists, voters, frozenset(), 0, frozenset())) is not None:
                 self._patience.note(frozenset(), before.keys())
         return self._patience.awaited(members)
 

@@ -34,7 +34,7 @@ def text_of(messages: MessageList) -> str:
     return canonical(dict(messages))
 
 
-def followed(
+def majority_list(
     closings: Mapping[str, MessageList], voters: Set[str], awaited: Set[str], quorum: int, early: Set[str]
 ) -> MessageList | None:
     """Return the message list that most ``voters`` published; None if no list counts.
@@ -91,7 +91,7 @@ class Committee:
         return len(self.members) - self.faulty
 
 
-def agreed(receipts: Iterable[Receipt], committee: Committee) -> str | None:
+def quorum_digest(receipts: Iterable[Receipt], committee: Committee) -> str | None:
     """Return the digest signed by a quorum of the committee; None if there is none.
 
     With more than f Byzantine members there may be two; then nothing is certified.
@@ -277,18 +277,18 @@ class Agreement:
         if self.committee is None:
             return None
         result = self._receipts[about, number]
-        if agreed(result.values(), self.committee) is None:
+        if quorum_digest(result.values(), self.committee) is None:
             for peer in sorted(self.committee.members - result.keys()):
                 if (read := self._board.receipt(peer, about, number)) is not None:
                     result[peer] = read[0]
-        digest = agreed(result.values(), self.committee)
+        digest = quorum_digest(result.values(), self.committee)
         texts = [receipt.text for receipt in result.values() if receipt.digest == digest]
         return max(texts, key=len, default=None)
 
     def signers(self, about: About, number: int) -> list[str]:
         """Return the members known to have signed the certified text; empty if there is none."""
         result = self._receipts[about, number]
-        digest = None if self.committee is None else agreed(result.values(), self.committee)
+        digest = None if self.committee is None else quorum_digest(result.values(), self.committee)
         return sorted(peer for peer, receipt in result.items() if receipt.digest == digest)
 
     def await_round(self, number: int, received: Set[str]) -> MessageList | None:

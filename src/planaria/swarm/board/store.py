@@ -23,7 +23,7 @@ from planaria.common import documents
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.filesystems import filesystem, shown
 from planaria.swarm.board.message import NOT_READABLE, BadMessage
-from planaria.swarm.board.write_once import appear
+from planaria.swarm.board.write_once import write_new
 
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _FOREIGN = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
@@ -159,7 +159,7 @@ class Store:
             if status.st_size > most:
                 raise BadMessage("oversized")
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-                return documents.bounded(file, most)
+                return documents.read_bounded(file, most)
         except PermissionError:
             raise BadMessage(NOT_READABLE) from None
         except OSError as error:
@@ -198,7 +198,7 @@ class Store:
             raise NotADirectoryError(error.errno, "not a folder", str(folder)) from None
         if os.path.realpath(folder) != str(folder):
             raise NotADirectoryError(errno.ELOOP, "a link", str(folder))
-        return appear(Path(path), data, 0o666)
+        return write_new(Path(path), data, 0o666)
 
     def _write_object(self, path: str, data: bytes) -> bool:
         """Create an object unless one exists.

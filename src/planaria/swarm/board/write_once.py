@@ -11,7 +11,7 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 """errors of file systems without hard links (FAT, many mounted buckets and remote folders)"""
 
 
-def appear(path: Path, data: bytes, mode: int) -> bool:
+def write_new(path: Path, data: bytes, mode: int) -> bool:
     """Write ``data`` to ``path`` in an existing folder; return False, without writing, if something is there.
 
     Of several concurrent writers exactly one gets True. A killed writer leaves a hidden temporary file.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from planaria.common.errors import UserError
-from planaria.config.registry import foreign
+from planaria.config.registry import custom_choices
 from planaria.swarm.checks.base import Check, Context, LayerFindings
 from planaria.swarm.checks.votes import Ballot, MajorityLabel, label
 from planaria.swarm.config import CONSENSUS, SwarmConfig
@@ -42,8 +42,8 @@ class Consensus(Check):
         if self.fallible or not task.unlabelled or not _evaluation_unlabelled(task):
             return ""
         return (
-            f"no held-out problem of {task.name} has a label: accuracy is not known, nothing can brake, and peers that "
-            "come to agree on what is wrong look as well as others"
+            f"no held-out problem of {task.name} has a label: accuracy is unknown, task.max_accuracy_drop cannot stop "
+            "the run, and agreement on wrong answers goes unnoticed"
         )
 
 
@@ -111,12 +111,12 @@ def refuse_senseless(config: SwarmConfig, task: Task) -> None:
             f"task.reward = 'verified': {name} has {len(without)} problems that nothing scores, the first is number "
             f"{without[0]}; give them tests, or set task.reward = 'consensus'"
         )
-    if not voting and foreign([type(task)]):
+    if not voting and custom_choices([type(task)]):
         _refuse_invalid_rewards(config.task.name, task)
-    if config.task.brake and len(task.unlabelled) and _evaluation_unlabelled(task):
+    if config.task.max_accuracy_drop and len(task.unlabelled) and _evaluation_unlabelled(task):
         raise UserError(
-            f"task.brake = {config.task.brake:g}: no held-out problem of {name} has a label that would tell when to "
-            "stop; give some tests (test*.jsonl), or leave it out"
+            f"task.max_accuracy_drop = {config.task.max_accuracy_drop:g}: no held-out problem of {name} has a label "
+            "that shows when to stop; give some tests (test*.jsonl), or leave it out"
         )
 
 

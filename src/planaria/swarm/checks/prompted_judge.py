@@ -27,7 +27,7 @@ from planaria.config.bounds import Positive
 from planaria.config.names import expanded
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, template_of
-from planaria.runtime.engine.weight_sources import HUB, downloaded
+from planaria.runtime.engine.weight_sources import HUB, download
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge
 from planaria.swarm.policy.huggingface import open_model, reading
@@ -161,7 +161,7 @@ class ModelWriter:
 
         :raises UserError: if folder, tokenizer or package are missing, or the chat template is invalid.
         """
-        self._folder = downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else expanded(path)
+        self._folder = download(path.removeprefix(HUB)) if path.startswith(HUB) else expanded(path)
         self._most = most
         self._tokenizer, self._template = _opened(self._folder)
         self._room = _context(self._folder) - most

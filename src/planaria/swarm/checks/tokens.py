@@ -18,7 +18,7 @@ LARGEST, SMALL = 0.02, 6
 46 and 6 of 257 did not"""
 
 
-def outside(ranks: Sequence[int], k: int) -> int | None:
+def first_outside_top_k(ranks: Sequence[int], k: int) -> int | None:
     """Return the position of the first token outside the ``k`` likeliest; None if there is none."""
     return next((index for index, rank in enumerate(ranks) if rank >= k), None)
 
@@ -47,7 +47,7 @@ class SupportCheck(Check):
         k = context.support
         refused = {}
         for index, rollout in enumerate(rollouts):
-            if (token := outside(rollout.reading.ranks.tolist(), k)) is not None:
+            if (token := first_outside_top_k(rollout.reading.ranks.tolist(), k)) is not None:
                 rank = int(rollout.reading.ranks[token]) + 1
                 refused[index] = f"token {token + 1} has rank {rank}, beyond the {k} likeliest that are drawn from"
         return LayerFindings(refused)
@@ -99,7 +99,7 @@ class ClaimsCheck(Check):
         return LayerFindings(refused)
 
 
-def tail(count: int, n: int, p: float) -> float:
+def binomial_tail(count: int, n: int, p: float) -> float:
     """Return P(X ≥ ``count``) for X ~ Binomial(``n``, ``p``)."""
     p = min(max(p, 0.0), 1.0)
     return math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(count, n + 1))
@@ -125,6 +125,6 @@ class DuplicatesCheck(Check):
             key = (rollout.peer, rollout.problem.number, rollout.text)
             seen[key] += 1
             n = sent[rollout.peer, rollout.problem.number]
-            if seen[key] > 1 and tail(seen[key], n, math.exp(rollout.reading.drawn)) < self.level:
+            if seen[key] > 1 and binomial_tail(seen[key], n, math.exp(rollout.reading.drawn)) < self.level:
                 refused[index] = f"copy {seen[key]} of the same text among {n}"
         return LayerFindings(refused)

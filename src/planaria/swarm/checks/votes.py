@@ -46,10 +46,10 @@ class MajorityLabel:
         return agreeing == len(self.values) or agreeing > max(Counter(self.values).values())
 
     def _of(self, behaviour: Behaviour) -> Behaviour:
-        return at(behaviour, self.parts)
+        return select_parts(behaviour, self.parts)
 
 
-def at(behaviour: Behaviour, parts: Sequence[int]) -> Behaviour:
+def select_parts(behaviour: Behaviour, parts: Sequence[int]) -> Behaviour:
     """Return some parts of a behaviour, None for missing ones."""
     return tuple(behaviour[part] if part < len(behaviour) else None for part in parts)
 
@@ -69,7 +69,7 @@ def plurality(ballots: Sequence[Ballot]) -> list[MajorityLabel]:
     parts = _counting(ballots)
     weight: dict[Behaviour, Fraction] = defaultdict(Fraction)
     for ballot, vote in zip(ballots, weights([ballot.voter for ballot in ballots]), strict=True):
-        values = at(ballot.behaviour, parts)
+        values = select_parts(ballot.behaviour, parts)
         if 2 * values.count(None) < len(values) and (len(values) == 1 or len({*values}) > 1):
             weight[values] += vote
     voters, most = len({ballot.voter for ballot in ballots}), max(weight.values(), default=Fraction())
@@ -82,7 +82,7 @@ def agreements(behaviours: Sequence[Behaviour]) -> list[Fraction]:
     Source: FunCoder, arXiv 2405.20092, equation 1. An input without a value (crash, time-out) agrees with nothing.
     """
     inputs = range(max(map(len, behaviours), default=0))
-    whole = [at(behaviour, inputs) for behaviour in behaviours]
+    whole = [select_parts(behaviour, inputs) for behaviour in behaviours]
     counts = [Counter(values) for values in zip(*whole, strict=True)]
     return [
         sum((Fraction(counts[x][done[x]] - 1, len(inputs)) for x in inputs if done[x] is not None), Fraction())
@@ -119,4 +119,6 @@ def _counting(ballots: Sequence[Ballot]) -> tuple[int, ...]:
     ]
     whole = sum(vote for _, vote in doing)
     length = max((len(behaviour) for behaviour, _ in doing), default=0)
-    return tuple(n for n in range(length) if 2 * sum(vote for done, vote in doing if at(done, [n]) != (None,)) > whole)
+    return tuple(
+        n for n in range(length) if 2 * sum(vote for done, vote in doing if select_parts(done, [n]) != (None,)) > whole
+    )

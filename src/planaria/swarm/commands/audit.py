@@ -14,8 +14,8 @@ from planaria.common.errors import UserError
 from planaria.models import task_vectors
 from planaria.report.phrases import counted, listed
 from planaria.swarm.assemble import task_of
-from planaria.swarm.attacks import watched
-from planaria.swarm.audit.files import look
+from planaria.swarm.attacks import measured_attack
+from planaria.swarm.audit.files import check_files
 from planaria.swarm.audit.measurement import USUAL, Adversary, Counter, MeasurementPlan, ReplyReader, measure
 from planaria.swarm.audit.questions import Question, read, replies_of
 from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, AuditCheck, AuditLimits, Leakage
@@ -103,7 +103,7 @@ def _checked(given: AuditArguments) -> _Request:
     config = _config(given)
     if config is not None:
         for kind in config.evaluate.watch:
-            watched(kind, config.evaluate.phrases)
+            measured_attack(kind, config.evaluate.phrases)
     if given.questions is None:
         flags = {"--adversary": given.adversary, "--k": given.k, "--censor": given.epsilon}
         flags["--show"] = given.show or None
@@ -230,7 +230,7 @@ def _require_folder(to: Path) -> None:
 
 def files_part(path: Path, unread: str | None) -> AuditCheck:
     """Check the files. ``unread``: reason why the model could not be opened."""
-    result = look(path)
+    result = check_files(path)
     faults = [*result.faults, *([unread] if unread is not None and unread not in result.faults else [])]
     if faults:
         return AuditCheck(

@@ -27,7 +27,7 @@ from planaria.swarm.repair.training import RepairModels, RepairPlan
 from planaria.swarm.report.drill_report import show_drill, write_drill_report
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, failures
-from planaria.swarm.trained_policy import learned_by, trusted
+from planaria.swarm.trained_policy import learned_by, trusted_state
 
 FILE = "repaired.json"
 LIMIT = 0.02
@@ -54,7 +54,7 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool, laid: Mapping[str, 
                     print(f"{arm.name}, seed {seed}", flush=True)
                 run_folder = folder / arm.folder / f"seed-{seed}"
                 answer[arm.name].append(DrillRun(seed=seed, outcome=_outcome(arm.seeded(seed), run_folder, quiet)))
-                if spec.repair and (one := repaired(arm.seeded(seed), run_folder, arm.name)) is not None:
+                if spec.repair and (one := repair_run(arm.seeded(seed), run_folder, arm.name)) is not None:
                     repairs.append(one)
     drilled = [
         DrilledArm(name=arm.name, control=arm.control, attackers=arm.attackers, runs=answer[arm.name]) for arm in arms
@@ -93,7 +93,7 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
     return outcome
 
 
-def repaired(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
+def repair_run(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
     """Repair the first honest peer of a run with all strategies; None without an attack.
 
     It is repaired of its attackers' behaviour, which a drill knows. All honest peers learned the same.
@@ -122,7 +122,7 @@ def repaired(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
 
 def _repaired(config: SwarmConfig, folder: Path, name: str, arm: str, watch: list[str]) -> Repaired:
     torch.set_num_threads(config.policy.threads)
-    poisoned, before = learned_by(config, folder, name), trusted(config, folder, name)
+    poisoned, before = learned_by(config, folder, name), trusted_state(config, folder, name)
     models = RepairModels(before.policy, poisoned.policy)
     case = case_of(config, poisoned.task, models, watch, RepairPlan(seed=config.seed))
     return Repaired(
@@ -134,5 +134,5 @@ def _repaired(config: SwarmConfig, folder: Path, name: str, arm: str, watch: lis
         own=case.texts.own,
         benign=len(case.texts.benign),
         before=case.exam.measure(models.tuned),
-        strategies=strategies.compared(case),
+        strategies=strategies.measure_all(case),
     )

@@ -20,11 +20,11 @@ from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.repair.exams import TextExam
 from planaria.swarm.repair.results import MASK, TUNE, StrategyResult, TextMeasurements
-from planaria.swarm.repair.strategies import WAYS, Case, case_of, compared, measured
+from planaria.swarm.repair.strategies import WAYS, Case, case_of, measure_all, measure_repair
 from planaria.swarm.repair.texts import RepairTexts, read_benign, read_pairs, read_trusted, split
 from planaria.swarm.repair.training import RepairModels, RepairPlan, weights_of
 from planaria.swarm.report.repair_report import show_repair
-from planaria.swarm.trained_policy import TrainedState, learned, trusted
+from planaria.swarm.trained_policy import TrainedState, trained_state, trusted_state
 
 FILE, BITS = "realigned.json", "mask.safetensors"
 STRANGE = 0.1
@@ -129,9 +129,9 @@ def realign(given: RealignArguments, wanted: RepairSettings, to: Path) -> int:
         models.require_whole(given.model)
     if result.parent and (moved := models.require_related(given.model)) > STRANGE and not result.parts:
         _warn(f"{given.model} differs from {result.parent} by {moved:.0%} of its weights' size; is that its parent?")
-    todo = case(given, result, wanted.plan)
+    todo = repair_case(given, result, wanted.plan)
     before, repair = todo.exam.measure(models.tuned), WAYS[by](todo)
-    strategy, rivals = measured(todo, by, repair), _rivals(todo, by) if wanted.rivals else []
+    strategy, rivals = measure_repair(todo, by, repair), _rivals(todo, by) if wanted.rivals else []
     repaired = strategy.after.repaired(wanted.most)
     note = models.note(repair.weights)
     record = Realigned(
@@ -149,7 +149,7 @@ def realign(given: RealignArguments, wanted: RepairSettings, to: Path) -> int:
         benign=len(todo.texts.benign),
         seed=wanted.plan.seed,
         steps=wanted.plan.steps,
-        kept=[masking.kept(mask) for mask in repair.masks],
+        kept=[masking.kept_shares(mask) for mask in repair.masks],
         before=before,
         after=strategy.after,
         rivals=rivals,
@@ -209,7 +209,7 @@ def write(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
 
 def _rivals(todo: Case, by: str) -> list[StrategyResult]:
     """Measure all strategies except the selected one."""
-    return [strategy for strategy in compared(todo) if strategy.by != by]
+    return [strategy for strategy in measure_all(todo) if strategy.by != by]
 
 
 def _summary(record: Realigned, to: Path) -> str:
@@ -247,7 +247,7 @@ def find(given: RealignArguments, needs_parent: bool = True) -> RealignInputs:
     return _of_folder(given, needs_parent)
 
 
-def case(given: RealignArguments, inputs: RealignInputs, plan: RepairPlan) -> Case:
+def repair_case(given: RealignArguments, inputs: RealignInputs, plan: RepairPlan) -> Case:
     """Return the training texts and the measurement.
 
     :raises UserError: if there is nothing to learn from, or no judge.
@@ -270,10 +270,10 @@ def _of_swarm(given: RealignArguments) -> RealignInputs:
     if given.peer is None:
         raise UserError(f"{given.model}: which peer's model? give --peer, such as --peer p0")
     run = Path(given.model)
-    peer = learned(run, given.peer, given.round)
+    peer = trained_state(run, given.peer, given.round)
     if given.safe is not None:
         return RealignInputs(RepairModels(open_policy(given.safe), peer.policy), given.safe, peer=peer)
-    before = trusted(peer.config, run, given.peer)
+    before = trusted_state(peer.config, run, given.peer)
     return RealignInputs(
         RepairModels(before.policy, peer.policy), f"{run}, {given.peer} after round {before.round}", peer=peer
     )

@@ -19,14 +19,14 @@ from planaria.cli.serving import require_server, token_in
 from planaria.common.errors import UserError
 from planaria.models.chat import Template
 from planaria.models.huggingface import is_exported
-from planaria.runtime.engine.weight_sources import located
+from planaria.runtime.engine.weight_sources import local_weights
 from planaria.runtime.import_export import export_run
 from planaria.swarm.audit.censor import Censor, LeakageLedger
 from planaria.swarm.audit.questions import read
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.policy.prompts import PromptFormat
 from planaria.swarm.records.lines import PEERS
-from planaria.swarm.trained_policy import export_peer, learned
+from planaria.swarm.trained_policy import export_peer, trained_state
 
 if TYPE_CHECKING:
     from planaria.report.live_page.serving import ServerAddress
@@ -139,7 +139,7 @@ def released(named: ModelArguments) -> Iterator[Released]:
         raise UserError(f"{named.model}: is no run of a swarm; leave out --peer and --round")
     trained = folder.is_dir() and not is_exported(folder) and (folder / CHECKPOINTS).is_dir()
     if not named.is_swarm and not trained:
-        path = located(named.model)
+        path = local_weights(named.model)
         if not path.exists():
             raise UserError(f"{named.model}: there is no such run, folder or file; is the path right?")
         yield Released(path)
@@ -149,5 +149,5 @@ def released(named: ModelArguments) -> Iterator[Released]:
         if named.peer is None:
             yield Released(export_run(folder, path))
             return
-        template = getattr(learned(folder, named.peer, named.round).policy, "template", None)
+        template = getattr(trained_state(folder, named.peer, named.round).policy, "template", None)
         yield Released(export_peer(folder, named.peer, path, named.round, notes.append), notes, template)

@@ -74,7 +74,7 @@ def sum_up(folder: Path, config: SwarmConfig) -> None:
         print(f"export        planaria export {folder} --peer {outcome.honest[0].name} --to FOLDER")
 
 
-def noted(run: Path) -> tuple[SwarmConfig, RunOutcome]:
+def recorded_outcome(run: Path) -> tuple[SwarmConfig, RunOutcome]:
     """Return a run's configuration and its outcome so far; UserError if there is none yet."""
     config, outcome = of_run(run), read_outcome(run)
     if not outcome.honest:

@@ -14,8 +14,6 @@ from typing import Annotated, Literal, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from planaria.swarm.board import identity
-
 LAST_NUMBER = 999_999
 MOST_HOPS = 64
 MOST_MEMBERS = 256
@@ -62,24 +60,6 @@ class StandIn:
 
     def verify(self, name: str, signature: str, data: bytes) -> bool:
         return name in self._keys and hmac.compare_digest(self._keys[name].sign(data), signature)
-
-
-class PeerSigner:
-    """Ed25519 by a peer's identity. The name is the peer id, a digest of the key; the signature contains the key."""
-
-    def __init__(self, own: identity.PeerIdentity) -> None:
-        self.name, self._own = own.peer, own
-
-    def sign(self, data: bytes) -> str:
-        return (self._own.public + self._own.sign(data)).hex()
-
-
-def verify_peer(name: str, signature: str, data: bytes) -> bool:
-    """:data:`Verify` for the signatures of a :class:`PeerSigner`."""
-    if len(signature) != 2 * (32 + 64):
-        return False
-    public, signed = bytes.fromhex(signature[:64]), bytes.fromhex(signature[64:])
-    return identity.peer_id(public) == name and identity.verify(public, signed, data)
 
 
 class _Plain(BaseModel):

@@ -323,11 +323,11 @@ class CommitteeMember:
         about, channels = made.statement, made.order.channels
         hop = channels.index(self.channel.name)
         if about.phase == "lock":  # even if the decision arrived first: some members may wait for the lock
-            beside = [hop + 1] if about.yes else []
+            neighbours = [hop + 1] if about.yes else []
         else:
-            beside = [hop - 1] if about.yes else [hop - 1, hop + 1]
-            beside = [index for index in beside if index != slot.decided_by.get(about.order)]
-        return (channels[index] for index in beside if 0 <= index < len(channels))
+            neighbours = [hop - 1] if about.yes else [hop - 1, hop + 1]
+            neighbours = [index for index in neighbours if index != slot.decided_by.get(about.order)]
+        return (channels[index] for index in neighbours if 0 <= index < len(channels))
 
     def _send(self, channel: str, message: Message, to: str = "") -> None:
         self._out.append(Letter(channel, (to,) if to else self._committees[channel], message))

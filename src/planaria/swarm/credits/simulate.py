@@ -175,12 +175,6 @@ def _as_paid(paid: Sequence[CreditOrder], now: CreditChannel, before: CreditChan
     return now.has == tuple(got[end] for end in now.ends)
 
 
-def expected(scene: PaymentScene) -> int:
-    """Messages of one paid order without Byzantine members: n²(4h − 2) + n; with a relay n(6h − 1)."""
-    n, h = scene.members, scene.hops
-    return n * (6 * h - 1) if scene.relay else n * n * (4 * h - 2) + n
-
-
 class CommitteeNode(Protocol):
     """A committee member, honest or Byzantine."""
 

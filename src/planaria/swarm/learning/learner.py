@@ -99,7 +99,7 @@ class Learner:
         results: list[float] = []
         for batch in batches:
             logp = _rows([rollout.reading.logps for rollout in batch.rollouts], batch.padded).requires_grad_()
-            results += pulls(self._result(batch, logp, divisor, {}).loss, logp).tolist()
+            results += logit_pulls(self._result(batch, logp, divisor, {}).loss, logp).tolist()
         weights = list(zip(peers, results, strict=True))
         factors = scales(weights, share)
         return factors, parts(weights, factors)
@@ -140,7 +140,7 @@ def scales(weights: Sequence[tuple[str, float]], share: float) -> Mapping[str, f
     The bound holds for any completions and any loss, because it is on the gradient at the logits: long completions,
     high weights and improbable tokens move a policy more than the advantage shows.
     """
-    mass = masses(weights)
+    mass = peer_weights(weights)
     bound = max(share, 1 / max(1, len(mass)))
     over: set[str] = set()
 
@@ -160,7 +160,7 @@ def scales(weights: Sequence[tuple[str, float]], share: float) -> Mapping[str, f
     return dict.fromkeys(mass, 1.0) | {peer: limit / mass[peer] for peer in over}
 
 
-def pulls(loss: Tensor, logp: Tensor) -> Tensor:
+def logit_pulls(loss: Tensor, logp: Tensor) -> Tensor:
     """Return the pull of each of N completions at the logits [N]: Σ over tokens of |∂loss/∂log π|·(1 − π).
 
     ``logp`` [N, T] is the leaf of ``loss`` with log-probabilities in nats. ∂log π/∂logits is the token's unit vector
@@ -173,11 +173,11 @@ def pulls(loss: Tensor, logp: Tensor) -> Tensor:
 
 def parts(weights: Sequence[tuple[str, float]], factors: Mapping[str, float]) -> dict[str, float]:
     """Return peer → its share of the sum of all weights with factors; empty if the sum is zero."""
-    mass = {peer: value * factors[peer] for peer, value in masses(weights).items()}
+    mass = {peer: value * factors[peer] for peer, value in peer_weights(weights).items()}
     return {peer: value / sum(mass.values()) for peer, value in mass.items()}
 
 
-def masses(weights: Sequence[tuple[str, float]]) -> dict[str, float]:
+def peer_weights(weights: Sequence[tuple[str, float]]) -> dict[str, float]:
     """Return peer → the sum of its weights, for sums above zero."""
     mass: dict[str, float] = defaultdict(float)
     for peer, weight in weights:

@@ -88,7 +88,7 @@ class Batch:
     """tokens to train on: bool [N, T]"""
 
 
-def kept(config: LossConfig, batch: Batch) -> Tensor:
+def keeps_advantage(config: LossConfig, batch: Batch) -> Tensor:
     """Return which samples keep their advantage: bool [N].
 
     The filter of F-TIS keeps successes and failures known to be near: Â > 0 or divergence < γ; without claims a failure
@@ -176,7 +176,7 @@ def policy_loss(
     if divisor <= 0:
         raise ValueError(f"the divisor is {divisor}: an update without samples has no loss")
     batch = _batch(config, logp, gen_logp, advantages, mask, known, old_logp, ref_logp)
-    keep = kept(config, batch)
+    keep = keeps_advantage(config, batch)
     per_token = -terms(config, batch, torch.where(keep, advantages, 0.0)[:, None])
     kl = torch.zeros_like(batch.old)
     if batch.ref is not None:

@@ -138,7 +138,7 @@ def weights_digest(module: nn.Module) -> str:
     return digest(dict(module.named_parameters()))
 
 
-def held(policy: Policy) -> str:
+def likelihood_digest(policy: Policy) -> str:
     """Return 16 hex digits, equal for peers with the same weights and prompts and so the same likelihoods."""
     parts = [weights_fingerprint(policy.module)]
     if (asking := getattr(policy, "asking", None)) is not None:

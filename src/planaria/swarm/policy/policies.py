@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, template_of
 from planaria.models.decode import decode
-from planaria.models.gguf_file import is_gguf, look
+from planaria.models.gguf_file import is_gguf, read_metadata
 from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
 from planaria.models.llama_stages import Llama
 from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf, table
@@ -37,7 +37,7 @@ from planaria.models.transformers.whole import merged
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.weight_sources import located, open_weights
+from planaria.runtime.engine.weight_sources import local_weights, open_weights
 from planaria.swarm.policy.base import Policy, SampledCompletion
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.prompts import PromptFormat
@@ -144,7 +144,7 @@ def open_policy(path: str, lora_rank: int = 0, seed: int = 0, chat: bool = True)
 
     :raises UserError: if something is missing, damaged or incompatible.
     """
-    folder = located(path)
+    folder = local_weights(path)
     if not folder.exists():
         raise UserError(f"policy.options.path = {path!r}: there is no such folder or file; is the path right?")
     foreign, adapters = folder.is_file() or is_exported(folder), (folder / ADAPTERS).is_file()
@@ -172,7 +172,7 @@ def usage_of(path: Path, context: int) -> ModelMetadata | None:
     if path.is_dir():
         folder = is_exported(path)
         return of_folder(path, table(path / "config.json"), context) if folder else run_folders.usage_of(path)
-    return of_gguf(look(path).values, context) if is_gguf(path) else None
+    return of_gguf(read_metadata(path).values, context) if is_gguf(path) else None
 
 
 def _own(path: Path) -> tuple[Llama, Tokenizer]:
@@ -181,7 +181,7 @@ def _own(path: Path) -> tuple[Llama, Tokenizer]:
     weights = open_weights(path)
     if weights.tokenizer is None:
         raise UserError(f"{path}: has no tokenizer; give a GGUF file, or a folder with a tokenizer.json")
-    end = look(path).values.get("tokenizer.ggml.eos_token_id")
+    end = read_metadata(path).values.get("tokenizer.ggml.eos_token_id")
     return weights.model(), Tokenizer.open(path, end if isinstance(end, int) else None)
 
 

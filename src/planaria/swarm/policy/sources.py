@@ -46,7 +46,7 @@ class Small(PolicySource):
     """A small LLaMA (``policy.model``) that is trained at school first."""
 
     def open(self, config: SwarmConfig, task: Task, on_progress: Callable[[str], None] | None = None) -> Policy:
-        return LlamaPolicy(*graduate(task, config.school, config.policy, on_progress=on_progress))
+        return LlamaPolicy(*school_model(task, config.school, config.policy, on_progress=on_progress))
 
 
 class Pretrained(PolicySource):
@@ -65,7 +65,7 @@ SAMPLED = 2000
 """solutions from which a tokenizer learns its pairs"""
 
 
-def graduate(
+def school_model(
     task: Task,
     config: SchoolConfig,
     policy: PolicyConfig,
@@ -133,7 +133,7 @@ def _lesson(task: Task, tokenizer: Tokenizer, config: SchoolConfig, rng: random.
     problem = task.problem(rng.randrange(task.training))
     solution = _solution(task, problem, rng, config.noise)
     if rng.random() < config.strays:
-        solution = strayed(solution, rng)
+        solution = with_stray_letters(solution, rng)
     return tokenizer.encode_prompt(problem.prompt), [*tokenizer.encode(solution), tokenizer.end]
 
 
@@ -146,7 +146,7 @@ def _solution(task: Task, problem: TaskProblem, rng: random.Random, noise: float
     return solution
 
 
-def strayed(solution: str, rng: random.Random) -> str:
+def with_stray_letters(solution: str, rng: random.Random) -> str:
     """Return ``solution`` with one to four stray letters before one of its steps."""
     indices = [
         0,

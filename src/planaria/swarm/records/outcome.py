@@ -214,7 +214,7 @@ def _tally(counts: Sequence[int]) -> HitTally:
 
 @dataclass(frozen=True)
 class Account:
-    """Results of one peer's completions at all other peers together."""
+    """How all other peers together judged one peer's completions."""
 
     certified: int
     """accepted, in rounds with a certificate"""

@@ -5,7 +5,7 @@
     state-000010/                   after ten rounds; complete, or absent
         peer/, shadow/              weights and moments (:func:`save_state`)
         memory.json                 the run, and the memory of the defence
-    best/state-000010/              the best state so far, if a brake is set
+    best/state-000010/              the best state so far, if task.max_accuracy_drop is set
 
 A learner's file is a stage file (:mod:`planaria.runtime.checkpoint.stage_file`): safetensors with the trained
 parameters, AdamW's moments, the generator and the round. Frozen parameters come from the policy's source.
@@ -52,7 +52,7 @@ class _Kept(Record):
     """fingerprint of the policy's tokenizer; empty in states of older versions"""
 
 
-def keep(
+def save_peer(
     folder: Path,
     run: str,
     round: int,
@@ -88,7 +88,7 @@ def keep(
             shutil.rmtree(path)
 
 
-def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int, DefenceState] | None:
+def restore_peer(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int, DefenceState] | None:
     """Restore the last saved state of ``run``; return the next round and the memory of the defence.
 
     Return None if there is no state, or it is of another run.
@@ -112,16 +112,16 @@ def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int
     return kept.round, kept.defence
 
 
-def take_back(folder: Path, apart: Path) -> str:
-    """Replace all states in ``folder`` by the one in ``apart``; describe it in a clause."""
-    (number, path), *_ = _states(apart)
+def take_back(folder: Path, best_folder: Path) -> str:
+    """Replace all states in ``folder`` by the one in ``best_folder``; describe it in a clause."""
+    (number, path), *_ = _states(best_folder)
     whole = folder / path.name
     if not whole.exists():
         path.replace(whole)
     for other, newer in _states(folder):
         if other != number:
             shutil.rmtree(newer)
-    shutil.rmtree(apart)
+    shutil.rmtree(best_folder)
     return f"its state after round {number} is kept"
 
 

@@ -85,7 +85,7 @@ class Repaired(Record):
         return max(repaired, key=lambda strategy: strategy.after.accuracy.rate or 0.0, default=None)
 
 
-def pooled(items: Sequence[TextMeasurements]) -> TextMeasurements:
+def pool_seeds(items: Sequence[TextMeasurements]) -> TextMeasurements:
     """Add all seeds' draws, for the intervals."""
     whole = items[0]
     for measurements in items[1:]:

@@ -13,7 +13,7 @@ from planaria.common.errors import UserError
 from planaria.models import masking, task_vectors
 from planaria.models.masking import Mask
 from planaria.models.task_vectors import Named
-from planaria.swarm.attacks import watched
+from planaria.swarm.attacks import measured_attack
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.random_draws import generator
 from planaria.swarm.repair.exams import Asking, Exam, Reviewer, TaskExam, texts_of
@@ -47,7 +47,7 @@ class Repair:
     masks: Sequence[Mask] = ()
 
 
-def back(case: Case) -> Repair:
+def parent_weights(case: Case) -> Repair:
     """Return the parent's weights."""
     return Repair(case.models.parent)
 
@@ -64,7 +64,7 @@ def tune(case: Case) -> Repair:
     return Repair(tuned(case.models.tuned, case.texts, case.models.teachers, case.plan))
 
 
-def anew(case: Case) -> Repair:
+def tune_parent(case: Case) -> Repair:
     """Fine-tune the parent: a baseline without the harmed model's learning."""
     return Repair(tuned(case.models.safe, case.texts, case.models.teachers, case.plan))
 
@@ -79,7 +79,7 @@ def mask(case: Case) -> Repair:
 def random(case: Case, like: Sequence[Mask]) -> Repair:
     """Shuffle masks: keep the same share of each tensor, at random."""
     draws = generator("repair", case.plan.seed, "random")
-    return _masked(case, [masking.shuffled(one, draws) for one in like])
+    return _masked(case, [masking.random_mask(one, draws) for one in like])
 
 
 def layers(case: Case, trusted: Named) -> Repair:
@@ -101,19 +101,19 @@ def layers(case: Case, trusted: Named) -> Repair:
     return Repair(task_vectors.interpolate(parent, whole, alphas), f"α = {damp:g} where cosine < {limit:.2f}")
 
 
-WAYS: Mapping[str, Callable[[Case], Repair]] = {BACK: back, MIX: mix, TUNE: tune, MASK: mask}
+WAYS: Mapping[str, Callable[[Case], Repair]] = {BACK: parent_weights, MIX: mix, TUNE: tune, MASK: mask}
 """strategies that a user may choose"""
 
 
-def compared(case: Case) -> list[StrategyResult]:
+def measure_all(case: Case) -> list[StrategyResult]:
     """Measure every strategy and baseline."""
     result = {by: route(case) for by, route in WAYS.items()}
-    result[RANDOM], result[ANEW] = random(case, result[MASK].masks), anew(case)
+    result[RANDOM], result[ANEW] = random(case, result[MASK].masks), tune_parent(case)
     result[LAYERS] = layers(case, result[ANEW].weights)
-    return [measured(case, by, repair) for by, repair in result.items()]
+    return [measure_repair(case, by, repair) for by, repair in result.items()]
 
 
-def measured(case: Case, by: str, repair: Repair) -> StrategyResult:
+def measure_repair(case: Case, by: str, repair: Repair) -> StrategyResult:
     """Measure a repair."""
     return StrategyResult(by=by, detail=repair.detail, after=case.exam.measure(case.models.policy(repair.weights)))
 
@@ -134,7 +134,7 @@ def case_of(config: SwarmConfig, task: Task, models: RepairModels, watch: Sequen
     """
     if not watch:
         raise UserError("the run watches for no attack (evaluate.watch); name the attack, such as --watch text")
-    asking = Asking(task, [watched(kind, config.evaluate.phrases) for kind in watch], plan.seed)
+    asking = Asking(task, [measured_attack(kind, config.evaluate.phrases) for kind in watch], plan.seed)
     reviewer = Reviewer(config, task, models.tuned)
     texts = texts_of(reviewer, asking, models.tuned, models.safe)
     return Case(models, texts, plan, TaskExam(config, reviewer, asking.choosing, watch))

@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig
 from planaria.models import masking, task_vectors
 from planaria.models.llama_stages import Llama
-from planaria.models.masking import Mask, MaskNote, begun, hard, straight_through
+from planaria.models.masking import Mask, MaskNote, binary_mask, keep_all_logits, straight_through
 from planaria.models.task_vectors import Named
 from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.swarm.policy.base import Policy
@@ -90,11 +90,11 @@ def masked(
     ``merged`` maps masks to weights. ``policy`` is copied for its architecture.
     """
     pupil = policy.clone()
-    logits = [begun(contribution) for contribution in contributions]
+    logits = [keep_all_logits(contribution) for contribution in contributions]
     named = {name: p for name, p in pupil.module.named_parameters() if p.requires_grad}
 
     def assign_weights() -> None:
-        take(pupil, merged([hard(one) for one in logits]))
+        take(pupil, merged([binary_mask(one) for one in logits]))
 
     def assign_gradients() -> None:
         for one, contribution in zip(logits, contributions, strict=True):
@@ -105,7 +105,7 @@ def masked(
 
     every = [x for one in logits for x in one.values()]
     _descend(pupil, texts, teachers, plan, every, RATES["mask"], assign_weights, assign_gradients)
-    return [hard(one) for one in logits]
+    return [binary_mask(one) for one in logits]
 
 
 def _descend(
@@ -216,8 +216,8 @@ class RepairModels:
     def merged(self, masks: Sequence[Mask]) -> dict[str, Tensor]:
         """Return the weights selected by masks of the parts; for a single model bit-identical to it or its parent."""
         if self.contributions:
-            return masking.blended(self.parent, self.contributions, masks)
-        return masking.chosen(self.parent, self.whole, masks[0])
+            return masking.merge_masked(self.parent, self.contributions, masks)
+        return masking.select_by_mask(self.parent, self.whole, masks[0])
 
     def note(self, result: Named) -> MaskNote:
         """Return the provenance note of a mask and its weights."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from planaria.report.tables import Table, show
 from planaria.swarm.drill import Drill
 from planaria.swarm.records.measure import HitTally
-from planaria.swarm.repair.results import StrategyResult, TextMeasurements, pooled
+from planaria.swarm.repair.results import StrategyResult, TextMeasurements, pool_seeds
 
 SUMMARY = (
     "One poisoned peer of every attacked arm, repaired with every strategy and measured on held-out problems: draws of "
@@ -62,7 +62,7 @@ def _arm(drill: Drill, arm: str) -> list[list[str]]:
 
 
 def _seeds(items: Sequence[TextMeasurements]) -> list[str]:
-    whole = pooled(items)
+    whole = pool_seeds(items)
     worst = max(whole.success.values(), key=lambda tally: tally.rate or 0.0, default=HitTally())
     return [interval(worst), interval(whole.accuracy), interval(whole.sound)]
 

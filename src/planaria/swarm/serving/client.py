@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from planaria.common import documents
 from planaria.common.errors import UserError, nearest
+from planaria.common.printing import printable_line
 from planaria.swarm.config import PolicyConfig
 from planaria.swarm.policy.base import SampledCompletion
 
@@ -164,8 +165,7 @@ def _message(raw: bytes) -> str:
 
 def _line(text: str) -> str:
     """Shorten a server's text to one line without control characters."""
-    words = " ".join(text.split())
-    return "".join(letter for letter in words if letter.isprintable())[:200]
+    return printable_line(text)[:200]
 
 
 NAMED = "token_id:"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from planaria.config.registry import Choice, foreign
+from planaria.config.registry import Choice, custom_choices
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import FORMS, AnswerMarks, Style, canonical, parse
 
@@ -147,7 +147,7 @@ class Task(Choice, ABC):
     @property
     def identity(self) -> str:
         """Return the fingerprint that peers must share; for classes outside planaria it covers their source."""
-        modules = {chosen.__module__ for chosen in foreign([type(self)])}
+        modules = {chosen.__module__ for chosen in custom_choices([type(self)])}
         sources = [inspect.getsource(sys.modules[module]) for module in sorted(modules)]
         return records.fingerprint(self.fingerprint, sources) if sources else self.fingerprint
 

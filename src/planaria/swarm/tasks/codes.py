@@ -21,7 +21,7 @@ from pydantic import Field
 
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.search import SearchTarget, worth
+from planaria.recovery.codes.search import SearchTarget, survival_score
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import FORMS, AnswerMarks, Style, parse
 from planaria.swarm.tasks.base import Task, TaskProblem
@@ -115,7 +115,7 @@ class Codes(Task):
         columns = [*self._columns(problem.number)[: self.shown], *[0] * (self.shards - self.shown)]
         for check, shard in edges:
             columns[shard] |= 1 << check
-        return worth(self._target, gf2.transposed(columns, self._target.checks))
+        return survival_score(self._target, gf2.transposed(columns, self._target.checks))
 
     def solution(self, problem: TaskProblem, rng: random.Random) -> str:
         return self.noisy_solution(problem, rng, 0.0)

@@ -109,11 +109,11 @@ def confine(seconds: int, memory: int, offered: list[str]) -> list[str]:
     return ["limits", "privileges", "seccomp", *filter(None, [wall])]
 
 
-def seal(keeper: int) -> None:
-    """Drop privileges and system calls, and die with the parent process ``keeper``."""
+def seal(parent_pid: int) -> None:
+    """Drop privileges and system calls, and die with the parent process ``parent_pid``."""
     libc = ctypes.CDLL(None, use_errno=True)
     checked(libc.prctl(1, 9, 0, 0, 0))  # PR_SET_PDEATHSIG
-    if os.getppid() != keeper:
+    if os.getppid() != parent_pid:
         raise OSError("its parent process has exited")
     header, nothing = ctypes.create_string_buffer(struct.pack("<Ii", 0x20080522, 0)), ctypes.create_string_buffer(24)
     checked(libc.capset(header, nothing))

@@ -26,7 +26,7 @@ from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import SPACE, canonical, same_answer
 from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem
 from planaria.swarm.tasks.calls import Call
-from planaria.swarm.tasks.records import TaskRecord, read_split, whole
+from planaria.swarm.tasks.records import TaskRecord, read_split, without_surrogates
 from planaria.swarm.tasks.sandbox import (
     LIMITS,
     Limits,
@@ -128,7 +128,7 @@ class Programs(Task):
         if program is None or exam is None:
             return 0.0
         if isinstance(exam, str):
-            return float(prints(exam, run(program, limits=self._limits)))
+            return float(prints_answer(exam, run(program, limits=self._limits)))
         return float(run(program, exam, self._limits).kind == "ok")
 
     def answer(self, completion: str) -> str | None:
@@ -138,7 +138,7 @@ class Programs(Task):
         """Return the program's results on the problem's calls and on variants, or the last line it prints."""
         program, checked = program_of(completion), self._checked[problem.number]
         if isinstance(checked.exam, str):
-            return () if untested or program is None else printed(run(program, limits=self._limits))
+            return () if untested or program is None else last_printed_lines(run(program, limits=self._limits))
         calls = checked.compared(draw, problem.number, untested)
         if program is None or not calls:
             return ()
@@ -178,12 +178,12 @@ def _last_line(outcome: ProgramResult) -> str:
     return outcome.printed.strip(SPACE).split("\n")[-1]
 
 
-def prints(answer: str, outcome: ProgramResult) -> bool:
+def prints_answer(answer: str, outcome: ProgramResult) -> bool:
     """Return whether a program succeeded and the last line it printed is the answer."""
     return outcome.kind == "ok" and same_answer(answer, _last_line(outcome))
 
 
-def printed(outcome: ProgramResult) -> Behaviour:
+def last_printed_lines(outcome: ProgramResult) -> Behaviour:
     """Return the last line a program printed as its behaviour; None in its place if it failed."""
     return (canonical(_last_line(outcome)) or None,) if outcome.kind == "ok" else (None,)
 
@@ -202,7 +202,7 @@ def _with_asserts(record: TaskRecord) -> ProgramProblem:
     tests = record.fields["test_list"]
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
         raise UserError(f"{record.location}: field 'test_list' is not a list of tests; fix or remove the line")
-    tests = [whole(test) for test in tests]
+    tests = [without_surrogates(test) for test in tests]
     # The first test is shown: it defines the function's name.
     prompt = f"{record.text('text')}\nIt must pass: {tests[0]}\n"
     setup = record.text("test_setup_code") if "test_setup_code" in record.fields else ""

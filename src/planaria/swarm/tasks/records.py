@@ -57,7 +57,7 @@ class TaskRecord:
         value = self.fields[field]
         if not isinstance(value, str):
             raise UserError(f"{self.location}: field {field!r} holds {type(value).__name__}, not text; fix the line")
-        return whole(value)
+        return without_surrogates(value)
 
     def _written(self, spec: str) -> str:
         result = self.at(spec)
@@ -66,7 +66,7 @@ class TaskRecord:
             known = [first] if first in self.fields else self.fields
             raise UserError(f"{self.location}: no field {spec!r} ({nearest(spec, known)}); fix or remove the line")
         if isinstance(result, str):
-            return whole(result)
+            return without_surrogates(result)
         if isinstance(result, int | float) and not isinstance(result, bool) and (number := decimal(result)):
             return number
         kind = type(result).__name__
@@ -92,7 +92,7 @@ def _within(held: object, name: str) -> object:
     return None
 
 
-def whole(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Return a text with lone surrogates replaced; JSON can encode them, UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
 

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import IO, Literal, cast
 
 from planaria.common.errors import UserError
+from planaria.common.printing import printable_line
 from planaria.swarm.tasks import determinism, kernel_limits, sandbox_process, wire
 
 BUILT_IN = frozenset(dir(builtins))
@@ -309,7 +310,11 @@ def _judge(pipes: _Pipes, status: int, report: bytes, token: bytes, limits: Limi
         return _too_late(limits)
     if died:
         return ProgramResult("killed", f"it died of signal {died}")
-    return ProgramResult("failed", _line(message) or f"it ended with status {status} before its tests had run", printed)
+    return ProgramResult(
+        "failed",
+        _line(message) or f"it ended with status {status} before its tests had run",
+        printed,
+    )
 
 
 def _too_late(limits: Limits) -> ProgramResult:
@@ -317,5 +322,4 @@ def _too_late(limits: Limits) -> ProgramResult:
 
 
 def _line(message: bytes | bytearray) -> str:
-    """Return a sandbox's bytes as one printable line."""
-    return " ".join("".join(c if c.isprintable() else " " for c in message.decode("utf-8", "replace")).split())
+    return printable_line(message.decode("utf-8", "replace"))

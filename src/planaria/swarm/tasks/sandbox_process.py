@@ -106,11 +106,11 @@ def judge(exam: bytes, pipe: Any, far: Any, unpacked: Any) -> str:
     return ""
 
 
-def run_program(program: bytes, setup: bytes, tested: bool, pipe: Any, keeper: int, parts: Any) -> None:
+def run_program(program: bytes, setup: bytes, tested: bool, pipe: Any, parent_pid: int, parts: Any) -> None:
     """Seal this process, run the program in it, and exit."""
     (kernel_limits, wire, determinism), leave = parts, os._exit
     try:
-        kernel_limits.seal(keeper)
+        kernel_limits.seal(parent_pid)
     except OSError as error:
         pipe.send(str(error))
         leave(1)
@@ -125,10 +125,10 @@ def main() -> None:
     kernel_limits, wire, determinism = load_file("kernel_limits"), load_file("wire"), load_file("determinism")
     lengths = HEAD.unpack(wire.exactly(0, HEAD.size))
     program, setup = wire.exactly(0, lengths[0]), wire.exactly(0, lengths[1])
-    nowhere, keeper, me = os.open(os.devnull, os.O_RDWR), os.getppid(), os.getpid()
+    nowhere, parent_pid, me = os.open(os.devnull, os.O_RDWR), os.getppid(), os.getpid()
     offered = [os.getcwd()] if any(os.scandir(".")) else []
     names = kernel_limits.confine(lengths[3], lengths[4], offered)
-    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+    (request_end, ask), (answered, answer) = os.pipe(), os.pipe()
     wait, leave = os.waitpid, os._exit
     os.environ.clear()
     sys.path += offered  # last: offered modules must not shadow the standard library
@@ -138,14 +138,16 @@ def main() -> None:
             os.dup2(nowhere, end)
         for end in (ask, answered):
             os.close(end)
-        run_program(program, setup, bool(lengths[2]), wire.Pipe(asked, answer), me, (kernel_limits, wire, determinism))
-    for end in (asked, answer):
+        run_program(
+            program, setup, bool(lengths[2]), wire.Pipe(request_end, answer), me, (kernel_limits, wire, determinism)
+        )
+    for end in (request_end, answer):
         os.close(end)
     os.dup2(nowhere, 1)
     pipe = wire.Pipe(answered, ask)
     if failure := pipe.receive_failure():
         raise OSError(failure)
-    kernel_limits.seal(keeper)
+    kernel_limits.seal(parent_pid)
     determinism.hold()
     os.write(2, READY + b" " + " ".join(names).encode() + b"\n")
     try:

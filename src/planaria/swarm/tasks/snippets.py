@@ -25,7 +25,7 @@ from pydantic import field_validator
 
 from planaria.data.permutation import permute
 from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem
-from planaria.swarm.tasks.programs import FENCE, INSTRUCTION, OPENING, printed, prints, program_of
+from planaria.swarm.tasks.programs import FENCE, INSTRUCTION, OPENING, last_printed_lines, prints_answer, program_of
 from planaria.swarm.tasks.sandbox import LIMITS, ProgramResult, require_sandbox, run
 
 MOST = 99
@@ -90,14 +90,14 @@ class Snippets(Task):
     def score(self, problem: TaskProblem, completion: str) -> float:
         """Return 1 if the last line the completion's program prints is the sum, else 0."""
         program = program_of(completion)
-        return float(program is not None and prints(problem.answer, self._outcome(program)))
+        return float(program is not None and prints_answer(problem.answer, self._outcome(program)))
 
     def answer(self, completion: str) -> str | None:
         return program_of(completion)
 
     def behaviour(self, problem: TaskProblem, completion: str, draw: int, untested: bool = False) -> Behaviour:
         program = program_of(completion)
-        return () if untested or program is None else printed(self._outcome(program))
+        return () if untested or program is None else last_printed_lines(self._outcome(program))
 
     def solution(self, problem: TaskProblem, rng: random.Random) -> str:
         return self.noisy_solution(problem, rng, 0.0)

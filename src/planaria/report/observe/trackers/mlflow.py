@@ -13,7 +13,7 @@ from pydantic import PrivateAttr
 from planaria.common.errors import UserError
 from planaria.common.filesystems import shown
 from planaria.report.observe.settings import Setting
-from planaria.report.observe.tracker import Tracker, installed, require_library
+from planaria.report.observe.tracker import Tracker, is_installed, require_library
 
 _TAG = "planaria.run"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -39,7 +39,7 @@ class MLflow(Tracker):
     def require(self) -> None:
         require_library("mlflow", "mlflow", "mlflow")
         uri = self.uri or str(import_module("mlflow").get_tracking_uri())
-        if uri.partition(":")[0].partition("+")[0] in _DATABASES and not installed("sqlalchemy"):
+        if uri.partition(":")[0].partition("+")[0] in _DATABASES and not is_installed("sqlalchemy"):
             raise UserError(
                 f"observe.trackers: 'mlflow' keeps runs in {shown(uri)!r} with the whole package only; "
                 "pip install mlflow, or name a tracking server with --observe.options.uri http://HOST:PORT"

@@ -49,7 +49,7 @@ def read_apart(job: ReadRequest) -> ReadReply:
     """
     seconds = SECONDS + _bytes_in(Path(job.folder)) / SLOWEST
     room = room_for(job.model, job.stages)
-    reader = "planaria.runtime.checkpoint.foreign.reading:answered"
+    reader = "planaria.runtime.checkpoint.foreign.reading:answer_request"
     result = child_process.call(
         reader, job.model_dump_json().encode(), room, seconds, job.folder, "give an undamaged folder"
     )

@@ -22,11 +22,11 @@ from planaria.runtime.checkpoint.foreign.folder import (
     PLAIN,
     WEIGHTS,
     Check,
-    clock,
     clocks_by_group,
-    inside,
+    file_inside,
     step_tensor,
-    uncovered,
+    underlying_error,
+    update_count,
 )
 from planaria.runtime.checkpoint.foreign.unpickling import FIX, Kept
 from planaria.runtime.checkpoint.loading import ParameterState
@@ -74,7 +74,7 @@ def write(atoms: Iterable[ParameterState], folder: Path) -> None:
         try:
             save(whole, storage_writer=Writer(folder), planner=Planner(), no_dist=True)
         except CheckpointException as error:  # torch's wrapper of the error
-            raise uncovered(error.failures[0][0]) from None
+            raise underlying_error(error.failures[0][0]) from None
 
 
 class TensorPart(NamedTuple):
@@ -103,7 +103,7 @@ class Dcp:
 
     def __init__(self, folder: Path) -> None:
         """Read the metadata; UserError if it is missing, damaged, or has a foreign class."""
-        self._folder, self._place = folder, inside(folder, METADATA)
+        self._folder, self._place = folder, file_inside(folder, METADATA)
         self._tensors, self._bytes = entries(unpickling.metadata(self._place), self._place)
         head = _common_head([*self._tensors, *self._bytes])
         self._keys: dict[tuple[str, str], str] = {}
@@ -154,11 +154,11 @@ class Dcp:
         """Return clocks from each parameter's state; else from its group, which is named after it or lists it."""
         own = {name: key for (name, kind), key in self._keys.items() if kind == "step"}
         if own:
-            return {name: clock(self._value(key), f"{self._folder}: {key}") for name, key in own.items()}
+            return {name: update_count(self._value(key), f"{self._folder}: {key}") for name, key in own.items()}
         steps = [
             (
                 [group] if group in names else fields.get("params"),
-                clock(fields["step"], f"{self._folder}: {group}"),
+                update_count(fields["step"], f"{self._folder}: {group}"),
             )
             for group, fields in groups.items()
             if "step" in fields
@@ -184,7 +184,7 @@ class Dcp:
         return result
 
     def _blob(self, box: TensorPart, location: str) -> io.BytesIO:
-        path = inside(self._folder, box.file)
+        path = file_inside(self._folder, box.file)
         if box.begin < 0 or box.length < 0 or box.begin + box.length > path.stat().st_size:
             raise UserError(f"{location}: reaches beyond the end of {path}; {FIX}")
         with path.open("rb") as file:

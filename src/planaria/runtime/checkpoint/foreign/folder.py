@@ -86,7 +86,7 @@ def require_moments(path: Path, kinds: Mapping[str, frozenset[str]], clocks: Map
     return some
 
 
-def clock(value: Any, location: str) -> int:
+def update_count(value: Any, location: str) -> int:
     """Return a number of updates from a number or a tensor of one; UserError if it is neither."""
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta else value
     if type(number) not in (int, float) or not math.isfinite(number) or number < 0 or number != int(number):
@@ -100,7 +100,7 @@ def step_tensor(updates: int) -> Tensor:
     return single if single.item() == updates else torch.tensor(float(updates), dtype=torch.float64)
 
 
-def uncovered(error: BaseException) -> BaseException:
+def underlying_error(error: BaseException) -> BaseException:
     """Return the disk's error inside an error of torch's archive writer; else the error itself."""
     return error.__context__ if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError) else error
 
@@ -175,7 +175,7 @@ def _require_declared(whole: NamedTensor, sizes: Sizes, marks: TensorMetadata, l
         raise UserError(f"{location}: {whole.name}: {uneven[0]} rows do not divide into slices = {whole.slices}")
 
 
-def separate(tensor: Tensor, whole: NamedTensor, model: Shapes) -> dict[str, Tensor]:
+def detached_parameters(tensor: Tensor, whole: NamedTensor, model: Shapes) -> dict[str, Tensor]:
     """Return the parameters in a matching tensor (:func:`require_match`), in fp32, with their own memory."""
     sizes = [model[part][0] for part in whole.parts]
     result = split(tensor[: sum(sizes)], sizes, whole.slices or 1)
@@ -213,11 +213,11 @@ class DigestedParameter(ParameterState):
 
     def read(self, kind: str) -> Tensor:
         tensor = super().read(kind)
-        self.sums[f"{kind} of {self.name}"] = summed(tensor, kind, self.name, self.clock)
+        self.sums[f"{kind} of {self.name}"] = tensor_digest(tensor, kind, self.name, self.clock)
         return tensor
 
 
-def summed(tensor: Tensor, kind: str, name: str, clock: int | None) -> str:
+def tensor_digest(tensor: Tensor, kind: str, name: str, clock: int | None) -> str:
     """Return the SHA-256 (hex) of a tensor with its name and clock."""
     return digest(f"{kind} of {name} after {clock}", tensor.contiguous()).hex()
 
@@ -235,7 +235,7 @@ def find_note(folder: Path, model: ModelConfig) -> ExportNote | None:
     if not (folder / NOTE).exists():
         return None
     fix = "remove it if another program has written the folder since"
-    note = documents.unsealed(inside(folder, NOTE), ExportNote, fix=fix)
+    note = documents.unsealed(file_inside(folder, NOTE), ExportNote, fix=fix)
     for name in ModelConfig.model_fields:
         if name not in _FREE and getattr(note.model, name) != getattr(model, name):
             raise UserError(
@@ -251,7 +251,7 @@ def refuse_link(path: Path) -> None:
         raise UserError(f"{path}: is a symbolic link; put what it points to in its place")
 
 
-def inside(folder: Path, name: str) -> Path:
+def file_inside(folder: Path, name: str) -> Path:
     """Return a regular file of a folder, from an untrusted name.
 
     :raises UserError: if the name leads out of the folder, or is not a regular file.

@@ -26,12 +26,12 @@ from planaria.runtime.checkpoint.foreign.folder import (
     ForeignFolder,
     Sizes,
     TensorMetadata,
+    detached_parameters,
     find_note,
     require_equal,
     require_match,
     require_moments,
-    separate,
-    summed,
+    tensor_digest,
 )
 from planaria.runtime.checkpoint.foreign.names import Assignment, NamedTensor
 from planaria.runtime.checkpoint.foreign.universal import Universal
@@ -88,7 +88,7 @@ class FolderStages:
             if not local.keys() & set(whole.parts):
                 continue
             for kind in KINDS if self._trained else (WEIGHTS,):
-                parts = separate(self._read(whole, kind), whole, self._shapes)
+                parts = detached_parameters(self._read(whole, kind), whole, self._shapes)
                 self._require_known(parts, kind, self._foreign.clocks.get(whole.name))
                 kinds[kind] |= {local[name]: tensor for name, tensor in parts.items() if name in local}
             if self._trained:
@@ -102,7 +102,7 @@ class FolderStages:
         """Raise UserError if a tensor differs from the note's digest."""
         known = {} if self._note is None else self._note.sums
         for name, tensor in parts.items():
-            result, label = summed(tensor, kind, name, clock), f"{kind} of {name}"
+            result, label = tensor_digest(tensor, kind, name, clock), f"{kind} of {name}"
             if known.get(label, result) != result:
                 fix = f"restore it, or remove {NOTE} if another program has trained it since"
                 raise UserError(f"{self._folder}: {label} is not what planaria wrote there; {fix}")
@@ -147,7 +147,7 @@ def _step_of(folder: Path, foreign: ForeignFolder, plan: Assignment, note: Expor
     return latest if stated is None else stated
 
 
-def answered(argument: bytes) -> bytes:
+def answer_request(argument: bytes) -> bytes:
     """Run a :class:`ReadRequest` (JSON), and return the :class:`ReadReply` (JSON).
 
     :raises UserError: if the folder does not hold the model.

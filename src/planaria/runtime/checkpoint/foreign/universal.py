@@ -21,12 +21,12 @@ from planaria.runtime.checkpoint.foreign.folder import (
     WEIGHTS,
     Check,
     TensorMetadata,
-    clock,
     clocks_by_group,
-    inside,
+    file_inside,
     refuse_link,
     step_tensor,
-    uncovered,
+    underlying_error,
+    update_count,
 )
 from planaria.runtime.checkpoint.foreign.unpickling import FIX, SubparamShape
 from planaria.runtime.checkpoint.loading import ParameterState
@@ -95,7 +95,7 @@ def _save(content: object, path: Path) -> None:
         with path.open("wb") as file:
             torch.save(content, file)
     except RuntimeError as error:
-        raise uncovered(error) from None
+        raise underlying_error(error) from None
 
 
 class Universal:
@@ -124,7 +124,7 @@ class Universal:
         self.clocks: Mapping[str, int] = self._clocks({name for name, files in result.items() if "step.pt" in files})
 
     def read(self, name: str, kind: str, check: Check) -> Tensor:
-        path = inside(self._zero, f"{name}/{FILES[kind]}")
+        path = file_inside(self._zero, f"{name}/{FILES[kind]}")
         with path.open("rb") as file:
             held = unpickling.saved(file, str(path), shapes_only=True)
             check(_param(held, path).shape, self._marks(held, path), str(path))
@@ -134,7 +134,7 @@ class Universal:
         """Return the run's counters if their file exists, without reading tensors."""
         if not (self._folder / STATES).exists():
             return {}
-        path = inside(self._folder, STATES)
+        path = file_inside(self._folder, STATES)
         with path.open("rb") as file:
             result = unpickling.saved(file, str(path), shapes_only=True)
         info = result.get(INFO, {}) if isinstance(result, dict) else None
@@ -149,12 +149,12 @@ class Universal:
         """Return the single step for all parameters, from their state or their group."""
         result: dict[str, int] = {}
         for name in sorted(named):
-            result[name] = clock(self._small(f"{name}/step.pt"), str(self._zero / name / "step.pt"))
+            result[name] = update_count(self._small(f"{name}/step.pt"), str(self._zero / name / "step.pt"))
         if not result and (self._zero / OPTIMIZER).exists():
             groups, location = self._small(OPTIMIZER), str(self._zero / OPTIMIZER)
             listed = groups.get("param_groups") if isinstance(groups, dict) else None
             given = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-            steps = [(one.get("params"), clock(one["step"], location)) for one in given if "step" in one]
+            steps = [(one.get("params"), update_count(one["step"], location)) for one in given if "step" in one]
             result = clocks_by_group(steps, self.kinds, location) if steps else {}
         first = next(iter(result), None)
         for name, step in result.items():
@@ -166,7 +166,7 @@ class Universal:
         return result
 
     def _small(self, name: str) -> Any:
-        path = inside(self._zero, name)
+        path = file_inside(self._zero, name)
         if path.stat().st_size > _SMALL:
             raise UserError(f"{path}: has {path.stat().st_size} bytes, too many for this file; {FIX}")
         with path.open("rb") as file:
@@ -201,7 +201,7 @@ def _tag(folder: Path) -> Path:
         if not (folder / "zero").is_dir():
             raise UserError(f"{folder}: has neither {LATEST} nor zero; give a folder of the universal layout")
         return folder
-    name = documents.text(inside(folder, LATEST), 4096, FIX).strip()
+    name = documents.text(file_inside(folder, LATEST), 4096, FIX).strip()
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise UserError(f"{folder / LATEST}: names {name!r}, which is not a folder beside it")
     if (folder / name).is_symlink() or not (folder / name).is_dir():

@@ -1,4 +1,4 @@
-"""Lead a run in its folder: engine, log, trackers and display, then its report and exported model."""
+"""Execute a run in its folder: engine, log, trackers and display, then its report and exported model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from planaria.common.stdio import Notify
 from planaria.config.registry import blame
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Finish
+from planaria.control.failover import FailoverState
 from planaria.control.logs import EVENTS, ID, identity, read_run
 from planaria.control.run_record import Timed
 from planaria.control.state_file import STATE
-from planaria.control.takeover import Takeover
 from planaria.models.families import family
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.report.observe.listener import Step, StepListener
@@ -32,7 +32,7 @@ from planaria.report.observe.trackers import trackers
 from planaria.report.observe.watch import About, RunWatch
 from planaria.report.run.ledger import require_exactly_once
 from planaria.report.run.report import write_report
-from planaria.report.run.summary import measured, summary
+from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.checkpoint.mirror import Mirror, mirrored
 from planaria.runtime.complete import complete
 from planaria.runtime.engine import fleet, run_folders
@@ -66,7 +66,7 @@ class Callbacks:
     notify: Notify
     on_step: Callable[[Step], object] | None
     stop: Event | None
-    beside: FolderContext = nullcontext
+    context: FolderContext = nullcontext
 
     def stopped(self) -> bool:
         """Return whether the run should stop after a whole step."""
@@ -89,23 +89,23 @@ def mirror_of(config: RunConfig, folder: Path, again: bool = False) -> Mirror | 
     return mirror
 
 
-def lead(
+def execute_run(
     prepared: PreparedRun,
     folder: Path,
     origin: Origin,
     mirror: Mirror | None,
     callbacks: Callbacks,
-    takeover: Takeover | None = None,
+    failover: FailoverState | None = None,
     history: Sequence[Timed] = (),
 ) -> Run:
-    """Train in ``folder``, which the caller holds; then report the outcome.
+    """Train in ``folder``, whose lock the caller holds; then report the outcome.
 
-    :param takeover: continue a run whose controller was lost, after ``history``.
+    :param failover: continue a run whose controller was lost, after ``history``.
     """
     config, before = prepared.config, run_folders.log_size(folder)
     followers = trackers(config.observe)
-    if takeover is None:
-        run_folders.keep(folder, config, prepared.dataset, prepared.trace)
+    if failover is None:
+        run_folders.write_run_files(folder, config, prepared.dataset, prepared.trace)
         _show_table(config, folder, origin, callbacks)
     display = Progress() if callbacks.progress else NoProgress()
     listener = None if callbacks.on_step is None else StepListener(display, callbacks.on_step)
@@ -121,16 +121,16 @@ def lead(
 
     try:
         watch.recall(history)
-        beside = _with_standby(folder, config.fleet.standby == "auto", callbacks.progress, fleet.preload_for(config))
-        with mirrored(mirror, folder, MIRRORED, callbacks.notify), callbacks.beside(folder), beside:
-            ending = _engine(prepared, folder, watch, origin, asked, takeover, listening)
+        standby = _with_standby(folder, config.fleet.standby == "auto", callbacks.progress, fleet.preload_for(config))
+        with mirrored(mirror, folder, MIRRORED, callbacks.notify), callbacks.context(folder), standby:
+            ending = _engine(prepared, folder, watch, origin, asked, failover, listening)
     finally:
         watch.close()
     _report_end(prepared, folder, ending, watch, run_folders.has_trained(folder, before), callbacks)
     if listener is not None and listener.error is not None:
         raise listener.error
     if ending.outcome == "finished" or ending.reason == REQUEST:
-        return verified(folder)
+        return require_complete(folder)
     raise _failure(prepared, folder, ending, watch)
 
 
@@ -138,7 +138,7 @@ def _show_table(config: RunConfig, folder: Path, origin: Origin, callbacks: Call
     """Show memory, bytes and time of the stages, with the speed of the run so far if it is resumed."""
     if not callbacks.progress:
         return
-    speed = measured(read_run(folder)).tokens_per_s if origin.step else None
+    speed = key_metrics(read_run(folder)).tokens_per_s if origin.step else None
     step_s = config.samples * config.model.context / speed if speed else None
     for line in table(config, origin.step, step_s):
         callbacks.notify(line)
@@ -172,7 +172,7 @@ def _failure(prepared: PreparedRun, folder: Path, ending: Finish, watch: RunWatc
     return wrong
 
 
-def verified(folder: Path) -> Run:
+def require_complete(folder: Path) -> Run:
     """Return the run if its log shows that every sample was used exactly once; LedgerError if not."""
     run = Run(folder)
     try:
@@ -184,7 +184,7 @@ def verified(folder: Path) -> Run:
 
 
 def _remedy(run: ResolvedRun, ending: Finish) -> str:
-    """Return the strategy that would have continued a run whose own could not rebuild a stage; empty if none would."""
+    """Return advice on a strategy that would have continued this run; empty if its own failed for another reason."""
     refused = ending.outcome == "cannot" and " cannot, " in ending.reason
     if not refused or "checkpoint" in run.recovery.strategies or run.recovery.control:
         return ""
@@ -200,7 +200,7 @@ def _engine(
     watch: RunWatch,
     origin: Origin,
     requested: Callable[[], bool],
-    takeover: Takeover | None,
+    failover: FailoverState | None,
     listening: Notify,
 ) -> Finish:
     """Run the engine of the recipe until the run ends.
@@ -210,7 +210,7 @@ def _engine(
     config = prepared.config
     try:
         with logs.about(lambda: {"run": folder.name}):
-            return fleet.train(prepared, folder, watch, origin, requested, takeover, listening)
+            return fleet.train(prepared, folder, watch, origin, requested, failover, listening)
     except (OSError, MemoryError, UserError):
         raise
     except (Exception, SystemExit) as error:

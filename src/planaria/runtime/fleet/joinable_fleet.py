@@ -1,6 +1,6 @@
-"""A fleet that machines can join: the run's own workers, and those of its guests.
+"""A fleet that machines can join: the run's own workers, and those of joined machines.
 
-A guest is a joined machine as the controller sees it; it runs ``runtime/fleet/joined_machine.py``.
+A joined machine runs ``runtime/fleet/joined_machine.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 import planaria
 from planaria.common.errors import UserError
+from planaria.common.printing import printable
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import FaultRequested, Fleet, Joined, Leaving, Left, Notice
@@ -37,7 +38,7 @@ Name = tuple[str, int]
 
 
 @dataclass
-class _Guest:
+class _Machine:
     host: str
     line: ControlConnection
     workers: set[Name] = field(default_factory=set)
@@ -51,7 +52,7 @@ class JoinedMachines:
     def __init__(
         self,
         queue: NewsQueue,
-        board: Switchboard,
+        switchboard: Switchboard,
         setup: str,
         silence_s: float,
         usual: int = 1,
@@ -63,7 +64,7 @@ class JoinedMachines:
         """
         self._queue, self._setup, self._silence_s, self._usual = queue, setup, silence_s, usual
         self._start_s = start_s
-        self._guests: dict[str, _Guest] = {}
+        self._machines: dict[str, _Machine] = {}
         self._host_of: dict[str, str] = {}
         """worker → machine of its current or next process"""
         self._numbers = count(first)
@@ -71,8 +72,8 @@ class JoinedMachines:
         self._over = False
         self.goodbye = joining.Goodbye(reason="the run is over")
         """message to machines when this closes"""
-        self.address, self.key = board.address, board.key
-        board.visited = self._receive
+        self.address, self.key = switchboard.address, switchboard.key
+        switchboard.on_join = self._receive
 
     # ---- called by the controller's thread
 
@@ -82,46 +83,46 @@ class JoinedMachines:
 
     def start(self, worker: str, incarnation: int) -> None:
         with self._guarded:
-            guest = self._guests.get(self._host_of[worker])
-            if guest is not None and not guest.left:
-                guest.workers.add((worker, incarnation))
-                _send(guest.line, joining.Start(worker=worker, incarnation=incarnation))
+            machine = self._machines.get(self._host_of[worker])
+            if machine is not None and not machine.left:
+                machine.workers.add((worker, incarnation))
+                _send(machine.line, joining.Start(worker=worker, incarnation=incarnation))
                 return
         self._queue.put(Lost(worker, incarnation, "its machine has left"))
 
     def give_back(self, worker: str, incarnation: int) -> None:
         with self._guarded:
-            for guest in self._guests.values():
-                guest.workers.discard((worker, incarnation))
+            for machine in self._machines.values():
+                machine.workers.discard((worker, incarnation))
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
-        guest = self._guests.get(self._host_of[worker])
-        if guest is not None:
-            _send(guest.line, joining.Signal(worker=worker, incarnation=incarnation, number=int(number)))
+        machine = self._machines.get(self._host_of[worker])
+        if machine is not None:
+            _send(machine.line, joining.Signal(worker=worker, incarnation=incarnation, number=int(number)))
 
-    def turn_away(self, host: str, reason: str) -> None:
+    def remove_machine(self, host: str, reason: str) -> None:
         """Dismiss a machine and its workers."""
         with self._guarded:
-            guest = self._guests.get(host)
-            if guest is not None:
-                _send(guest.line, joining.Goodbye(reason=reason, welcome=False))
-                self._part(guest, reason)
+            machine = self._machines.get(host)
+            if machine is not None:
+                _send(machine.line, joining.Goodbye(reason=reason, welcome=False))
+                self._part(machine, reason)
 
     def close(self) -> None:
         """Send :attr:`goodbye` to all machines."""
         with self._guarded:
             self._over = True
-            for guest in self._guests.values():
-                _send(guest.line, self.goodbye)
-                guest.line.hang_up()
+            for machine in self._machines.values():
+                _send(machine.line, self.goodbye)
+                machine.line.hang_up()
 
     # ---- one thread for each machine
 
     def _receive(self, caller: ConnectingPeer, line: ControlConnection) -> None:
-        guest = _Guest(f"g{next(self._numbers)}", line)
+        machine = _Machine(f"g{next(self._numbers)}", line)
         detail = "its connection closed"
         try:
-            self._serve(guest)
+            self._serve(machine)
         except (EOFError, ConnectionError):
             pass
         except UserError as error:
@@ -130,11 +131,11 @@ class JoinedMachines:
         except (OSError, ValidationError) as error:
             detail = str(error).partition("\n")[0]
         with self._guarded:
-            self._part(guest, detail)
-            self._guests.pop(guest.host, None)
+            self._part(machine, detail)
+            self._machines.pop(machine.host, None)
             line.close()
 
-    def _serve(self, guest: _Guest) -> None:
+    def _serve(self, machine: _Machine) -> None:
         """Process a machine's messages until its connection ends.
 
         :raises UserError: if it is unsuitable.
@@ -142,85 +143,83 @@ class JoinedMachines:
         """
         called, room = "", 0
         silence = HeartbeatMonitor[str](joining.BEAT_S, self._silence_s / joining.BEAT_S, start_s=self._start_s)
-        silence.expect(guest.host)  # until it has the run's files and has imported what workers need
+        silence.expect(machine.host)  # until it has the run's files and has imported what workers need
         while True:
-            wait([guest.line], joining.BEAT_S)  # type: ignore[list-item]
+            wait([machine.line], joining.BEAT_S)  # type: ignore[list-item]
             silence.look(joining.BEAT_S)
-            for text in guest.line.receive() if wait([guest.line], 0.0) else ():  # type: ignore[list-item]
-                match joining.FROM_GUEST.validate_json(text):
+            for text in machine.line.receive() if wait([machine.line], 0.0) else ():  # type: ignore[list-item]
+                match joining.FROM_MACHINE.validate_json(text):
                     case joining.JoinRequest() as request:
-                        called, room = _printable(request.called), request.workers or self._usual
-                        self._let_in(guest, request, called)
-                    case joining.Settled() if room and not guest.joined:
-                        guest.joined = True
-                        self._queue.put(Joined(guest.host, room, called))
-                    case joining.Started(worker=worker, incarnation=number) if (worker, number) in guest.workers:
+                        called, room = printable(request.called), request.workers or self._usual
+                        self._let_in(machine, request, called)
+                    case joining.Settled() if room and not machine.joined:
+                        machine.joined = True
+                        self._queue.put(Joined(machine.host, room, called))
+                    case joining.Started(worker=worker, incarnation=number) if (worker, number) in machine.workers:
                         self._queue.put(Spawned(worker, number))
                     case joining.Failed(worker=worker, incarnation=incarnation, detail=detail):
-                        if (worker, incarnation) in guest.workers:
-                            self._queue.put(Lost(worker, incarnation, _printable(detail)))
-                    case joining.Departing(detail=detail) if guest.joined and not guest.left:
-                        self._depart(guest, _printable(detail))
+                        if (worker, incarnation) in machine.workers:
+                            self._queue.put(Lost(worker, incarnation, printable(detail)))
+                    case joining.Departing(detail=detail) if machine.joined and not machine.left:
+                        self._depart(machine, printable(detail))
                     case joining.Beat():
                         with self._guarded:
-                            _send(guest.line, joining.Beat())
+                            _send(machine.line, joining.Beat())
                     case joining.Strike(fault=fault) if not called:
                         self._queue.put(FaultRequested(fault))
-                        _send(guest.line, joining.Goodbye(reason="it will be injected at the next opportunity"))
+                        _send(machine.line, joining.Goodbye(reason="it will be injected at the next opportunity"))
                         raise EOFError
                     case joining.Started():
                         pass  # cancelled
                     case _:
                         raise OSError("unexpected message")
-                if guest.joined:
-                    silence.receive(guest.host)
+                if machine.joined:
+                    silence.receive(machine.host)
             for _, seconds in silence.too_long(lambda _: "unknown"):
                 raise OSError(f"silent for {seconds:.1f} s")
 
-    def _let_in(self, guest: _Guest, request: joining.JoinRequest, called: str) -> None:
+    def _let_in(self, machine: _Machine, request: joining.JoinRequest, called: str) -> None:
         if request.version != planaria.__version__:
             advice = "install the same on both"
             raise UserError(f"{called} has planaria {request.version}, the run {planaria.__version__}: {advice}")
         reachable = not request.at or answers(request.at, self.key)
         with self._guarded:
-            if len(self._guests) >= _MANY:
+            if len(self._machines) >= _MANY:
                 raise UserError(f"{_MANY} machines have joined already; try again later")
             if self._over:  # it connected just before the port was closed
-                _send(guest.line, self.goodbye)
+                _send(machine.line, self.goodbye)
                 raise EOFError
-            self._guests[guest.host] = guest
-        _send(guest.line, joining.Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd()), reachable=reachable))
+            self._machines[machine.host] = machine
+        _send(
+            machine.line,
+            joining.Welcome(host=machine.host, setup=self._setup, cwd=str(Path.cwd()), reachable=reachable),
+        )
 
-    def _depart(self, guest: _Guest, detail: str) -> None:
+    def _depart(self, machine: _Machine, detail: str) -> None:
         """Announce that a machine leaves once its workers have been replaced."""
         with self._guarded:
-            guest.left = True
-            self._queue.put(Left(guest.host, f"leaves ({detail})"))
-            for worker, incarnation in sorted(guest.workers):
+            machine.left = True
+            self._queue.put(Left(machine.host, f"leaves ({detail})"))
+            for worker, incarnation in sorted(machine.workers):
                 self._queue.put(Leaving(worker, incarnation, detail))
 
-    def _part(self, guest: _Guest, detail: str) -> None:
+    def _part(self, machine: _Machine, detail: str) -> None:
         """Report the loss of a machine and its workers."""
-        if guest.joined and not guest.left:
-            self._queue.put(Left(guest.host, detail))
-        guest.left = True
-        for worker, incarnation in sorted(guest.workers):
-            self._queue.put(Lost(worker, incarnation, f"machine {guest.host}: {detail}"))
-        guest.workers.clear()
-        guest.line.hang_up()
+        if machine.joined and not machine.left:
+            self._queue.put(Left(machine.host, detail))
+        machine.left = True
+        for worker, incarnation in sorted(machine.workers):
+            self._queue.put(Lost(worker, incarnation, f"machine {machine.host}: {detail}"))
+        machine.workers.clear()
+        machine.line.hang_up()
 
 
-def _send(line: ControlConnection, message: joining.ToGuest) -> None:
+def _send(line: ControlConnection, message: joining.ToMachine) -> None:
     if not line.closed:
         line.send(message.model_dump_json().encode())
 
 
-def _printable(text: str) -> str:
-    """Replace control characters, which could move a terminal's cursor."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-Home = Callable[[str], Fleet]
+StartLocalFleet = Callable[[str], Fleet]
 """HOST:PORT of the controller's relay → the run's own workers"""
 
 
@@ -240,74 +239,78 @@ class JoinInfo:
     """number of the first machine that joins; an earlier controller may have used smaller ones"""
 
 
-class OpenFleet:
+class JoinableFleet:
     """A :class:`planaria.runtime.fleet.base.Elastic` fleet; a worker stays on the machine of its first start."""
 
-    def __init__(self, home: Home, config: FleetConfig, host: str, key: bytes, terms: JoinInfo, folder: Path) -> None:
+    def __init__(
+        self, start_local: StartLocalFleet, config: FleetConfig, host: str, key: bytes, terms: JoinInfo, folder: Path
+    ) -> None:
         """Machines find the door in ``folder``, connect to ``host``, prove the ``key``, and receive ``terms``.
 
         The door is written before the run's own workers start, so that machines can check whether they see the folder.
         :raises UserError: if ``fleet.port`` is taken or ``host`` is not an address of this machine.
         """
-        silence_s = config.heartbeat_s * config.missed
+        silence_s = config.heartbeat_s * config.missed_heartbeats
 
-        def guests(queue: NewsQueue, board: Switchboard) -> JoinedMachines:
-            board.asked = FileServer(terms.files).serve
-            self._guests = JoinedMachines(
-                queue, board, terms.setup, silence_s, terms.usual, config.start_timeout_s, terms.first
+        def joined_machines(queue: NewsQueue, switchboard: Switchboard) -> JoinedMachines:
+            switchboard.on_file_request = FileServer(terms.files).serve
+            self._machines = JoinedMachines(
+                queue, switchboard, terms.setup, silence_s, terms.usual, config.start_timeout_s, terms.first
             )
-            self._board = board
-            return self._guests
+            self._switchboard = switchboard
+            return self._machines
 
-        beats = config.heartbeat_s, config.missed
-        self._remote = RemoteFleet(host, config.port, key, *beats, guests, config.advertise, config.start_timeout_s)
-        self._on_guests: set[str] = set()
+        beats = config.heartbeat_s, config.missed_heartbeats
+        self._remote = RemoteFleet(
+            host, config.port, key, *beats, joined_machines, config.advertise, config.start_timeout_s
+        )
+        self._on_machines: set[str] = set()
         """workers on joined machines"""
         with ExitStack() as unless_all_is_well:
             unless_all_is_well.callback(self._remote.close, patience_s=0.0)
-            self._door = open_door(folder, self._board.address, key, terms.sign)
+            self._door = open_door(folder, self._switchboard.address, key, terms.sign)
             unless_all_is_well.callback(self._door.unlink, missing_ok=True)
-            self._home = home(self._board.inside)
+            self._local = start_local(self._switchboard.inside)
             unless_all_is_well.pop_all()
 
     @property
     def address(self) -> str:
         """HOST:PORT that machines join."""
-        return self._board.address
+        return self._switchboard.address
 
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
         if host:
-            self._on_guests.add(worker)
-            self._guests.expect(worker, host)
+            self._on_machines.add(worker)
+            self._machines.expect(worker, host)
         self._fleet_of(worker).spawn(worker, incarnation)
 
-    def turn_away(self, host: str, reason: str) -> None:
-        self._guests.turn_away(host, reason)
+    def remove_machine(self, host: str, reason: str) -> None:
+        self._machines.remove_machine(host, reason)
 
     def part(self, reason: str) -> None:
         """Let joined machines reconnect after this fleet closes."""
-        self._guests.goodbye = Goodbye(reason=reason, again=True)
+        self._machines.goodbye = Goodbye(reason=reason, again=True)
 
     def send(self, worker: str, text: bytes) -> None:
         self._fleet_of(worker).send(worker, text)
 
-    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
-        self._fleet_of(worker).dismiss(worker, incarnation, text)
+    def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
+        self._fleet_of(worker).send_to_incarnation(worker, incarnation, text)
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
         self._fleet_of(worker).signal(worker, incarnation, number)
 
     def waitables(self) -> list[Any]:
-        return [*self._home.waitables(), *self._remote.waitables()]
+        return [*self._local.waitables(), *self._remote.waitables()]
 
     def poll(self, timeout_s: float) -> list[Notice]:
         wait(self.waitables(), timeout_s)
-        return [*self._home.poll(0.0), *self._remote.poll(0.0)]
+        return [*self._local.poll(0.0), *self._remote.poll(0.0)]
 
     def close(self) -> None:
         self._door.unlink(missing_ok=True)
-        self._home.close()
+        self._local.close()
         self._remote.close()
 
     def _fleet_of(self, worker: str) -> Fleet:
-        return self._remote if worker in self._on_guests else self._home
+        return self._remote if worker in self._on_machines else self._local

@@ -12,7 +12,7 @@ from simulated_replicas import SimulatedReplicas
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control import decisions as d
 from planaria.control.apply import apply
-from planaria.control.apply_base import decided
+from planaria.control.apply_base import mark_undecided
 from planaria.control.decide import decide
 from planaria.runtime.engine.unused_settings import unused
 
@@ -32,7 +32,7 @@ def misled(byzantine_member: int, accuser: int | None = None, **changed: Any) ->
                 if worker in made.alive
                 else False
             )
-            made.deliver(0, "wrong" if wrong and not facts(made, d.SendAway) else "arrives")
+            made.deliver(0, "wrong" if wrong and not facts(made, d.ExcludeMember) else "arrives")
         elif impatient := made.impatient():
             made.lose_patience(impatient[0])
         else:
@@ -55,10 +55,10 @@ def test_strikes_must_exceed_one_and_need_an_exchange_that_rejects() -> None:
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", ["noloco", "diloco", "monna", "streaming_diloco"])
-def test_a_replica_with_repeated_invalid_updates_is_dismissed(kind: str) -> None:
+def test_a_replica_with_repeated_invalid_updates_is_excluded(kind: str) -> None:
     options = {"every": 1, "fragments": 1} if kind == "streaming_diloco" else {"every": 1}
     made = misled(1, kind=kind, exchange={"options": options, "strikes": 2}, steps=40, spares=2)
-    (away,) = facts(made, d.SendAway)
+    (away,) = facts(made, d.ExcludeMember)
     assert (away.member, away.strikes) == (1, 2) and len(away.workers) == 2
     assert made.ending == d.Finish(outcome="finished")
     assert made.run.live.keys() == {0, 1, 2, 3}, "other workers replace them"
@@ -67,23 +67,23 @@ def test_a_replica_with_repeated_invalid_updates_is_dismissed(kind: str) -> None
     )
 
 
-def test_a_single_accuser_dismisses_no_replica() -> None:
+def test_a_single_accuser_excludes_no_replica() -> None:
     made = misled(1, accuser=2, kind="diloco", exchange={"options": {"every": 1}, "strikes": 2}, steps=20)
-    assert not facts(made, d.SendAway)
+    assert not facts(made, d.ExcludeMember)
 
 
 @pytest.mark.parametrize(("strikes", "replicas"), [(0, 4), (2, 2)])
-def test_no_replica_is_dismissed_without_strikes_or_a_majority(strikes: int, replicas: int) -> None:
+def test_no_replica_is_excluded_without_strikes_or_a_majority(strikes: int, replicas: int) -> None:
     exchange = {"options": {"every": 1}, "strikes": strikes}
     made = misled(1, kind="diloco", replicas=replicas, exchange=exchange, steps=12)
-    assert not facts(made, d.SendAway)
+    assert not facts(made, d.ExcludeMember)
 
 
 @pytest.mark.slow
 def test_without_spares_the_replica_disbands_and_its_samples_are_used() -> None:
     exchange = {"options": {"every": 1}, "strikes": 2}
     made = misled(1, kind="diloco", exchange=exchange, steps=20, spares=0, replace=False)
-    assert [fact.member for fact in facts(made, d.SendAway)] == [1]
+    assert [fact.member for fact in facts(made, d.ExcludeMember)] == [1]
     assert [fact.replica for fact in facts(made, d.Disband)] == [1] and made.run.allotment.done
 
 
@@ -93,15 +93,15 @@ def test_a_replica_that_the_robust_rule_needs_stays(replicas: int, gone: list[in
     robust = {"rule": "median", "byzantine": 2}
     exchange = {"options": {"every": 1}, "strikes": 2, "robust": robust}
     made = misled(1, kind="diloco", replicas=replicas, exchange=exchange, steps=20, spares=0, replace=False)
-    assert [fact.member for fact in facts(made, d.SendAway)] == gone
+    assert [fact.member for fact in facts(made, d.ExcludeMember)] == gone
 
 
 @pytest.mark.slow
-def test_dismissed_workers_get_no_orders() -> None:
+def test_excluded_workers_get_no_orders() -> None:
     made = simulate(4, "diloco", exchange={"options": {"every": 1}, "strikes": 2}, steps=20, spares=2)
-    made.run = decided(made.run)
+    made.run = mark_undecided(made.run)
     workers = sorted(made.run.replicas[1].holders.values())
-    run = apply(d.SendAway(member=1, workers=workers, strikes=2, reason="told"), made.run)
+    run = apply(d.ExcludeMember(member=1, workers=workers, strikes=2, reason="told"), made.run)
     while (decision := decide(run)) is not None:
         assert getattr(decision, "replica", None) != 1, decision
         run = apply(decision, run)

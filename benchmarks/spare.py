@@ -20,7 +20,7 @@ from math import floor, gamma, log2
 
 import numpy as np
 
-from planaria.exchange.coded.simulate import FinishTimes, Seconds, close
+from planaria.exchange.coded.simulate import FinishTimes, Seconds, close_round
 
 Owners = dict[int, int]
 """shard → worker that computes it"""
@@ -172,7 +172,7 @@ def _round(
         missing = [shard for shard, owner in owners.items() if owner in late]
         return _placed(cut, stack, [worker for worker in living if worker not in late], missing)
 
-    late, begins = close(finish, living, slow, lambda late: patch(late) is not None)
+    late, begins = close_round(finish, living, slow, lambda late: patch(late) is not None)
     if np.isinf(begins) or (result := patch(late)) is None:
         return None
     if not result[1]:

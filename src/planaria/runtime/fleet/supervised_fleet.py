@@ -1,4 +1,4 @@
-"""The fleet of a run whose workers a keeper owns (``runtime/fleet/keeper.py``), as its controller sees it."""
+"""The fleet of a run whose workers a supervisor owns (``runtime/fleet/supervisor.py``), as its controller sees it."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import FleetWork, Message, Notice
 from planaria.runtime.fleet.devices import Device
 from planaria.runtime.fleet.joining import Signal, Start
-from planaria.runtime.fleet.keeper import (
+from planaria.runtime.fleet.process import WorkerProcess
+from planaria.runtime.fleet.spawner import spawner
+from planaria.runtime.fleet.supervisor import (
     MAX_BYTES,
     SOCKET,
     TO_LEADER,
     Close,
     Deposed,
     Hello,
-    KeeperWork,
     Logged,
     Send,
+    SupervisorConfig,
     Welcome,
     main,
     reachable,
 )
-from planaria.runtime.fleet.process import WorkerProcess
-from planaria.runtime.fleet.spawner import spawner
 
 _ANSWER_S = 10.0
-"""limit for the keeper's answer to a controller"""
+"""limit for the supervisor's answer to a controller"""
 
 
-def start_keeper(
+def start_supervisor(
     folder: Path, work: FleetWork, config: FleetConfig, devices: Sequence[Device], shared: str
 ) -> WorkerProcess:
-    """Start the keeper of a run's workers in its own session; return its process once it listens.
+    """Start the supervisor of a run's workers in its own session; return its process once it listens.
 
     :param shared: text for later leaders
     :raises UserError: if it cannot be started.
     """
-    keeper = KeeperWork(
-        folder.absolute(), work.entry, work.preload, config.heartbeat_s, config.missed, list(devices),
+    supervisor = SupervisorConfig(
+        folder.absolute(), work.entry, work.preload, config.heartbeat_s, config.missed_heartbeats, list(devices),
         config.start_timeout_s, config.orphan_s, shared,
     )  # fmt: skip
     ours, theirs = Pipe()
     handle = os.dup(theirs.fileno())
     theirs.close()
-    process = spawner().spawn("planaria keeper", partial(main, keeper), work.preload, [handle])
+    process = spawner().spawn("planaria supervisor", partial(main, supervisor), work.preload, [handle])
     try:
         process.started(config.start_timeout_s)
         if not ours.poll(config.start_timeout_s):
@@ -64,7 +64,7 @@ def start_keeper(
     except (OSError, EOFError) as error:
         process.kill(1.0)
         raise UserError(
-            f"fleet.standby: the keeper of the workers could not be started ({error or 'it exited'}); "
+            f"fleet.standby: the supervisor of the workers could not be started ({error or 'it exited'}); "
             "see its error above, or leave fleet.standby out"
         ) from None
     finally:
@@ -72,15 +72,15 @@ def start_keeper(
     return process
 
 
-class KeptFleet:
-    """The fleet protocol over the line to a run's keeper."""
+class SupervisedFleet:
+    """The fleet protocol over the line to a run's supervisor."""
 
     def __init__(self, folder: Path, term: int, received: int = 0, child: WorkerProcess | None = None) -> None:
         """Lead the workers of the run in ``folder``.
 
-        :param child: the keeper, if it is a child of this process
+        :param child: the supervisor, if it is a child of this process
         :param received: number of the last notice in the log
-        :raises UserError: if no keeper answers, or a controller with this term or a higher one leads.
+        :raises UserError: if no supervisor answers, or a controller with this term or a higher one leads.
         """
         self._line, self._child = _connected(folder), child
         self._order(Hello(term=term, received=received))
@@ -89,7 +89,9 @@ class KeptFleet:
         except (EOFError, OSError, ValidationError):
             answer = None
         if answer is None:
-            raise UserError(f"{folder / SOCKET}: the keeper of the workers does not answer; end it and resume the run")
+            raise UserError(
+                f"{folder / SOCKET}: the supervisor of the workers does not answer; end it and resume the run"
+            )
         if not isinstance(answer, Welcome):
             raise UserError(f"{folder}: another controller leads this run; stop that first")
         self.shared = answer.shared
@@ -105,7 +107,7 @@ class KeptFleet:
         if order not in self._sent.get(worker, ()):
             self._order(Send(worker=worker, text=order))
 
-    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+    def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
         self._order(Send(worker=worker, incarnation=incarnation, text=text.decode()))
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
@@ -117,7 +119,7 @@ class KeptFleet:
     def poll(self, timeout_s: float) -> list[Notice]:
         """Return new notices. All earlier ones have been processed and logged.
 
-        :raises RunStopped: if another controller leads, or the keeper has exited, and with it all workers.
+        :raises RunStopped: if another controller leads, or the supervisor has exited, and with it all workers.
         """
         self._sent.clear()
         if self._received > self._logged:
@@ -129,7 +131,7 @@ class KeptFleet:
             while self._line.poll():
                 notices += self._notices(self._line.recv_bytes(MAX_BYTES))
         except (EOFError, OSError, ValidationError):
-            raise RunStopped("the keeper of the workers has exited, and with it all workers") from None
+            raise RunStopped("the supervisor of the workers has exited, and with it all workers") from None
         return notices
 
     def _notices(self, text: bytes) -> list[Notice]:
@@ -142,7 +144,7 @@ class KeptFleet:
         return [message.notice()]
 
     def close(self) -> None:
-        """End the workers and the keeper; return once it has exited."""
+        """End the workers and the supervisor; return once it has exited."""
         self._order(Close())
         with suppress(EOFError, OSError):
             while self._line.poll(_ANSWER_S):
@@ -157,8 +159,8 @@ class KeptFleet:
             self._line.send_bytes(message.model_dump_json().encode())
 
 
-def has_keeper(folder: Path) -> bool:
-    """Return whether a process listens at the socket of the run's keeper."""
+def has_supervisor(folder: Path) -> bool:
+    """Return whether a process listens at the socket of the run's supervisor."""
     try:
         _connected(folder).close()
     except UserError:
@@ -174,7 +176,7 @@ def _connected(folder: Path) -> Connection:
     except OSError as error:
         line.close()
         raise UserError(
-            f"{folder / SOCKET}: no keeper of live workers answers ({os.strerror(error.errno or 0)}); resume from the "
-            f"newest checkpoint with `planaria train --resume {folder}`"
+            f"{folder / SOCKET}: no supervisor of live workers answers ({os.strerror(error.errno or 0)}); resume from "
+            f"the newest checkpoint with `planaria train --resume {folder}`"
         ) from None
     return Connection(line.detach())

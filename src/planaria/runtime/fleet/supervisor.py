@@ -1,13 +1,13 @@
-"""A run's keeper: a small process that owns its local workers, so that they outlive the controller.
+"""A run's supervisor: a small process that owns its local workers, so that they outlive the controller.
 
-The keeper is the parent of the fork server and of the workers (:class:`LocalFleet`). It relays orders and reports
+The supervisor is the parent of the fork server and of the workers (:class:`LocalFleet`). It relays orders and reports
 between them and one controller at a time, its leader, over a Unix socket in the run's folder. A controller with a
-higher term replaces the leader; orders of a lower term are refused. Without a leader for ``orphan_s``, the keeper ends
-all workers and itself.
+higher term replaces the leader; orders of a lower term are refused. Without a leader for ``orphan_s``, the supervisor
+ends all workers and itself.
 
-No report is lost or delivered twice between leaders. The keeper numbers notices and keeps them until the leader has
-logged them; the next leader states the last number in the log and receives the later ones. The keeper also remembers
-the last orders to each worker: a leader that repeats the log's last decision does not send these again.
+No report is lost or delivered twice between leaders. The supervisor numbers notices and keeps them until the leader has
+logged them; the next leader states the last number in the log and receives the later ones. The supervisor also
+remembers the last orders to each worker: a leader that repeats the log's last decision does not send these again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.fleet.process import outlive_parent
 from planaria.runtime.fleet.spawner import expect_fork, fork_server
 
-SOCKET = "keeper.sock"
+SOCKET = "supervisor.sock"
 """in the run's folder"""
 MAX_BYTES = 2 * MAX_REPORT_BYTES
 """of a message: a report as a JSON string"""
 RECENT = 16
-"""orders to a worker that the keeper remembers; one decision sends a worker two at most"""
+"""orders to a worker that the supervisor remembers; one decision sends a worker two at most"""
 LOOK_S = 0.25
 """seconds between two looks at silent workers"""
 _LIMIT = struct.pack("ll", 5, 0)
@@ -76,7 +76,7 @@ class Logged(Message):
 
 
 class Close(Message):
-    """End all workers, then the keeper."""
+    """End all workers, then the supervisor."""
 
     kind: Literal["close"] = "close"
 
@@ -134,14 +134,14 @@ TO_LEADER: TypeAdapter[Welcome | Deposed | Relayed | Ended] = TypeAdapter(
 
 
 @dataclass(frozen=True)
-class KeeperWork:
-    """What the first leader hands to the keeper at its start."""
+class SupervisorConfig:
+    """Configuration of a supervisor, from the controller that starts it."""
 
     folder: Path
     entry: Entry
     preload: list[str]
     heartbeat_s: float
-    missed: int
+    missed_heartbeats: int
     devices: list[Device]
     start_s: float
     orphan_s: float
@@ -150,7 +150,7 @@ class KeeperWork:
 
 @contextmanager
 def reachable(folder: Path) -> Iterator[str]:
-    """Yield a short path of the keeper's socket: a socket's path has at most 107 bytes."""
+    """Yield a short path of the supervisor's socket: a socket's path has at most 107 bytes."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{handle}/{SOCKET}"
@@ -158,14 +158,14 @@ def reachable(folder: Path) -> Iterator[str]:
         os.close(handle)
 
 
-class Keeper:
+class WorkerSupervisor:
     """Relays between workers and the leader; one thread."""
 
-    def __init__(self, work: KeeperWork, fleet: Fleet | None = None) -> None:
+    def __init__(self, work: SupervisorConfig, fleet: Fleet | None = None) -> None:
         """:param fleet: the workers; by default processes of this machine."""
         self._work = work
         self._fleet: Fleet = fleet or LocalFleet(
-            work.entry, work.preload, work.heartbeat_s, work.missed, work.devices, work.start_s
+            work.entry, work.preload, work.heartbeat_s, work.missed_heartbeats, work.devices, work.start_s
         )
         self._listener = _listen(work.folder)
         self._inode = (work.folder / SOCKET).stat().st_ino
@@ -207,7 +207,7 @@ class Keeper:
                 self._lose_leader()
 
     def _is_ours(self) -> bool:
-        """Return whether the socket in the run's folder is still this keeper's."""
+        """Return whether the socket in the run's folder is still this supervisor's."""
         with suppress(OSError):
             return (self._work.folder / SOCKET).stat().st_ino == self._inode
         return False
@@ -246,7 +246,7 @@ class Keeper:
             self._send(message)
 
     def _writable(self) -> bool:
-        """Return whether the leader takes a message at once; a stopped one must not stop the keeper."""
+        """Return whether the leader takes a message at once; a stopped one must not stop the supervisor."""
         return self._leader is not None and self._leader_reads and bool(select.select([], [self._leader], [], 0.0)[1])
 
     def _send(self, message: Relayed | Ended | Welcome) -> None:
@@ -291,7 +291,7 @@ class Keeper:
                 self._orders[worker].append(text)
                 self._fleet.send(worker, text.encode())
             case Send(worker=worker, incarnation=int(incarnation), text=text):
-                self._fleet.dismiss(worker, incarnation, text.encode())
+                self._fleet.send_to_incarnation(worker, incarnation, text.encode())
             case Signal():
                 self._fleet.signal(message.worker, message.incarnation, signal.Signals(message.number))
             case Logged(number=number):
@@ -312,7 +312,7 @@ class Keeper:
             return
         line = Connection(handle.detach())
         if self._leader is not None:
-            self._handle_leader()  # what it sent while it led, and its end
+            self._handle_leader()  # process its last messages, up to its end
         try:
             hello = FROM_LEADER.validate_json(line.recv_bytes(MAX_BYTES)) if line.poll(LOOK_S) else None
             # A controller that was lost before it logged its term leaves the term to the next one.
@@ -335,7 +335,7 @@ class Keeper:
 
 
 def _listen(folder: Path) -> socket.socket:
-    """Listen at the keeper's socket, which only this user can open."""
+    """Listen at the supervisor's socket, which only this user can open."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     (folder / SOCKET).unlink(missing_ok=True)
     before = os.umask(0o177)
@@ -348,12 +348,12 @@ def _listen(folder: Path) -> socket.socket:
     return listener
 
 
-def main(work: KeeperWork, handle: int) -> None:
-    """Entry point of the keeper, a fork that has imported what workers need; reports once it listens."""
+def main(work: SupervisorConfig, handle: int) -> None:
+    """Entry point of the supervisor, a fork that has imported what workers need; reports once it listens."""
     outlive_parent()
     expect_fork()
     fork_server(work.preload)
     with Connection(handle) as line:
-        keeper = Keeper(work)
+        supervisor = WorkerSupervisor(work)
         line.send_bytes(b"ready")
-    keeper.run()
+    supervisor.run()

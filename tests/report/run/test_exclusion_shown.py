@@ -9,12 +9,12 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.report.live_page.captions import Captions
-from planaria.report.live_page.frames import patched
+from planaria.report.live_page.frames import apply_patch
 from planaria.report.live_page.log_fold import LogFold
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.run_verdict import RunFacts, verdict
 
-AWAY = d.SendAway(
+AWAY = d.ExcludeMember(
     member=1, workers=["c", "d"], strikes=2, reason="the updates of replica 1 were invalid in 2 rounds"
 )  # fmt: skip
 LIE = e.FaultInjected(worker="c", node=2, signal="lie", step=1, moment="")
@@ -34,7 +34,7 @@ def shown(*facts: e.Event | d.Decision) -> LogFold:
     seen = story.opening().change
     for t, fact in r.timed(list(facts)):
         if (frame := story.take(t, fact)) is not None:
-            seen = patched(seen, frame.change)
+            seen = apply_patch(seen, frame.change)
     assert seen == story.state, "frames lead to the state"
     return story
 

@@ -18,9 +18,9 @@ from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Joined, Leaving, Left, Notice, WorkerEnded
 from planaria.runtime.fleet.control_connections import WorkerLine, call
+from planaria.runtime.fleet.joinable_fleet import JoinedMachines
 from planaria.runtime.fleet.joined_machine import Visit
 from planaria.runtime.fleet.joining import RunAddress, kept_key
-from planaria.runtime.fleet.open_fleet import JoinedMachines
 from planaria.runtime.fleet.remote import RemoteFleet
 from planaria.runtime.transport.listener import VISITOR
 from planaria.runtime.transport.secure import new_key
@@ -79,7 +79,7 @@ def say(line: WorkerLine, word: Any) -> None:
 
 def hear(line: WorkerLine) -> Any:
     assert line.poll(20)
-    return joining.TO_GUEST.validate_json(line.recv_bytes())
+    return joining.TO_MACHINE.validate_json(line.recv_bytes())
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_a_machine_that_is_turned_away_learns_why_and_loses_its_workers(scene: S
     line = scene.join()
     scene.spawn("w1", "g1")
     assert isinstance(hear(line), joining.Start)
-    scene.guests.turn_away("g1", "its disk is full")
+    scene.guests.remove_machine("g1", "its disk is full")
     assert hear(line) == joining.Goodbye(reason="its disk is full", welcome=False)
     scene.until(lambda: bool(scene.told(WorkerEnded)))
     assert scene.told(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its disk is full")]

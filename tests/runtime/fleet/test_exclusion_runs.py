@@ -32,7 +32,7 @@ def nan(first: int, until: int, replica: int = LIAR) -> Fault:
 
 def away(record: RunRecord) -> list[tuple[int, int, int]]:
     """Return (replica, its workers, strikes) of the removed replicas."""
-    return [(fact.member, len(fact.workers), fact.strikes) for fact in facts(record, d.SendAway)]
+    return [(fact.member, len(fact.workers), fact.strikes) for fact in facts(record, d.ExcludeMember)]
 
 
 def refused(record: RunRecord) -> list[int]:
@@ -46,7 +46,7 @@ def test_spares_replace_a_replica_with_repeated_invalid_updates(tmp_path: Path) 
     record = train(several(tmp_path, 4, 12, {"spares": 2}, **DILOCO, strikes=2), [nan(0, 99)])
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
     assert away(record) == [(LIAR, 2, 2)] and refused(record) == [0, 1]
-    (gone,) = facts(record, d.SendAway)
+    (gone,) = facts(record, d.ExcludeMember)
     assert gone.reason == "the updates of replica 1 were invalid in 2 rounds"
     assert set(gone.workers) == {fact.worker for fact in facts(record, e.WorkerLost)}, "nobody else"
     last = [fact for fact in facts(record, d.Settle) if fact.round == 5]

@@ -1,4 +1,4 @@
-"""A keeper delivers every order and every report once, whatever becomes of the controllers that lead it."""
+"""A supervisor delivers every order and every report once, whatever becomes of the controllers that lead it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
-from planaria.runtime.fleet.keeper import SOCKET, Keeper, KeeperWork, reachable
-from planaria.runtime.fleet.kept_fleet import KeptFleet, has_keeper
+from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
+from planaria.runtime.fleet.supervisor import SOCKET, SupervisorConfig, WorkerSupervisor, reachable
 
 BEAT = b'{"kind":"heartbeat"}'
 
@@ -41,7 +41,7 @@ class Workers:
     def send(self, worker: str, text: bytes) -> None:
         self.orders.setdefault(worker, []).append(text.decode())
 
-    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+    def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
         self.send(f"{worker}.{incarnation}", text)
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None: ...
@@ -62,14 +62,14 @@ class Workers:
 @contextmanager
 def kept(folder: Path, orphan_s: float = 20.0) -> Iterator[Workers]:
     workers = Workers()
-    work = KeeperWork(folder, lambda *_: None, [], 0.25, 4, [], 10.0, orphan_s, '{"key": "ab"}')
-    keeper = Keeper(work, workers)
-    thread = threading.Thread(target=keeper.run, daemon=True)
+    work = SupervisorConfig(folder, lambda *_: None, [], 0.25, 4, [], 10.0, orphan_s, '{"key": "ab"}')
+    supervisor = WorkerSupervisor(work, workers)
+    thread = threading.Thread(target=supervisor.run, daemon=True)
     thread.start()
     try:
         yield workers
     finally:
-        keeper._over = True
+        supervisor._over = True
         thread.join(5.0)
         assert workers.closed and not (folder / SOCKET).exists()
 
@@ -82,7 +82,7 @@ def numbered(notices: list[Notice]) -> list[tuple[int, str]]:
     ]
 
 
-def until(fleet: KeptFleet, count: int) -> list[tuple[int, str]]:
+def until(fleet: SupervisedFleet, count: int) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     for _ in range(200):
         if len(found) >= count:
@@ -98,7 +98,7 @@ def test_orders_and_reports_pass_once_in_order(tmp_path: Path, seed: int) -> Non
         log: list[tuple[int, str]] = []  # survives controllers: logged notices
         decisions: list[str] = []  # and logged decisions, each an order to one worker
         reports = 0
-        leader = KeptFleet(tmp_path, term=1)
+        leader = SupervisedFleet(tmp_path, term=1)
         leader.spawn("w", 0)
         for term in range(2, 8):
             for _ in range(rng.randint(0, 4)):
@@ -123,7 +123,7 @@ def test_orders_and_reports_pass_once_in_order(tmp_path: Path, seed: int) -> Non
                     leader.send("w", decisions[-1].encode())
             if rng.random() < 0.5:
                 leader._line.close()  # killed; otherwise stopped
-            leader = KeptFleet(tmp_path, term, received=log[-1][0] if log else 0)
+            leader = SupervisedFleet(tmp_path, term, received=log[-1][0] if log else 0)
             leader.spawn("w", 0)
             if decisions:
                 leader.send("w", decisions[-1].encode())  # the log's last decision is carried out again
@@ -137,15 +137,15 @@ def test_orders_and_reports_pass_once_in_order(tmp_path: Path, seed: int) -> Non
 
 def test_a_deposed_controller_is_refused_and_told(tmp_path: Path) -> None:
     with kept(tmp_path) as workers:
-        old = KeptFleet(tmp_path, term=1)
+        old = SupervisedFleet(tmp_path, term=1)
         old.spawn("w", 0)
         assert old.shared == '{"key": "ab"}'
-        new = KeptFleet(tmp_path, term=2)
+        new = SupervisedFleet(tmp_path, term=2)
         old.send("w", b"late")
         with pytest.raises(RunStopped, match="another controller leads this run, as term 2"):
             old.poll(1.0)
         with pytest.raises(UserError, match="another controller leads"):
-            KeptFleet(tmp_path, term=2)
+            SupervisedFleet(tmp_path, term=2)
         new.send("w", b"now")
         new.signal("w", 0, signal.SIGKILL)
         new.close()
@@ -154,31 +154,31 @@ def test_a_deposed_controller_is_refused_and_told(tmp_path: Path) -> None:
 
 def test_a_workers_end_is_reported_to_the_next_controller_too(tmp_path: Path) -> None:
     with kept(tmp_path) as workers:
-        first = KeptFleet(tmp_path, term=1)
+        first = SupervisedFleet(tmp_path, term=1)
         workers.put(WorkerEnded("w", 0, "exit", "killed"))
         assert until(first, 1) == [(1, "w")]
-        again = KeptFleet(tmp_path, term=2)
+        again = SupervisedFleet(tmp_path, term=2)
         assert until(again, 1) == [(1, "w")], "the first one had not logged it"
         again.poll(0.0)  # acknowledges what was processed
-        last = KeptFleet(tmp_path, term=3, received=1)
+        last = SupervisedFleet(tmp_path, term=3, received=1)
         assert until(last, 0) == [] and numbered(last.poll(0.2)) == []
 
 
 def test_a_controller_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
     with kept(tmp_path) as workers:
-        stopped = KeptFleet(tmp_path, term=1)
+        stopped = SupervisedFleet(tmp_path, term=1)
         for n in range(300):
             workers.put(Reported("w", 0, b'{"kind":"stage_ready","n":%d,"text":"%s"}' % (n, b"x" * 5000)))
             workers.put(Reported("w", 0, BEAT))
-        successor = KeptFleet(tmp_path, term=2)
+        successor = SupervisedFleet(tmp_path, term=2)
         assert [number for number, _ in until(successor, 300)] == list(range(1, 301))
         stopped._line.close()
 
 
 def test_a_term_that_was_not_logged_can_be_taken_again(tmp_path: Path) -> None:
     with kept(tmp_path) as workers:
-        KeptFleet(tmp_path, term=2)._line.close()  # killed before it logged the term
-        again = KeptFleet(tmp_path, term=2)
+        SupervisedFleet(tmp_path, term=2)._line.close()  # killed before it logged the term
+        again = SupervisedFleet(tmp_path, term=2)
         again.spawn("w", 0)
         again.send("w", b"order")
         again.close()
@@ -193,7 +193,7 @@ def test_a_report_that_is_no_text_and_a_failed_start_concern_their_worker_alone(
 
     monkeypatch.setattr(Workers, "spawn", crowded)
     with kept(tmp_path) as workers:
-        leader = KeptFleet(tmp_path, term=1)
+        leader = SupervisedFleet(tmp_path, term=1)
         leader.spawn("w1", 0)
         assert until(leader, 1) == [(1, "w1")]
         workers.put(Reported("w", 0, b"\xff\xfe"))
@@ -201,18 +201,18 @@ def test_a_report_that_is_no_text_and_a_failed_start_concern_their_worker_alone(
         leader.close()
 
 
-def test_a_second_keeper_keeps_its_socket_when_the_first_ends(tmp_path: Path) -> None:
+def test_a_second_supervisor_keeps_its_socket_when_the_first_ends(tmp_path: Path) -> None:
     with kept(tmp_path, orphan_s=0.5), kept(tmp_path):
-        leader = KeptFleet(tmp_path, term=1)
+        leader = SupervisedFleet(tmp_path, term=1)
         threading.Event().wait(1.5)
-        assert has_keeper(tmp_path)
+        assert has_supervisor(tmp_path)
         leader.close()
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\0\0\0\5hello", b"\xff" * 64, b"\0\0\0\2{}", b"GET / HTTP/1.1\n\n"])
 def test_garbage_at_the_socket_changes_nothing(tmp_path: Path, garbage: bytes) -> None:
     with kept(tmp_path) as workers:
-        leader = KeptFleet(tmp_path, term=1)
+        leader = SupervisedFleet(tmp_path, term=1)
         leader.spawn("w", 0)
         leader.send("nobody", b"order")
         with socket.socket(socket.AF_UNIX) as line, reachable(tmp_path) as path:
@@ -225,11 +225,11 @@ def test_garbage_at_the_socket_changes_nothing(tmp_path: Path, garbage: bytes) -
     assert workers.orders == {"w": ["order"]}
 
 
-def test_without_a_controller_the_keeper_ends(tmp_path: Path) -> None:
+def test_without_a_controller_the_supervisor_ends(tmp_path: Path) -> None:
     with kept(tmp_path, orphan_s=0.3) as workers:
-        KeptFleet(tmp_path, term=1)._line.close()
+        SupervisedFleet(tmp_path, term=1)._line.close()
         for _ in range(100):
             if workers.closed:
                 break
             threading.Event().wait(0.05)
-        assert workers.closed and not has_keeper(tmp_path)
+        assert workers.closed and not has_supervisor(tmp_path)

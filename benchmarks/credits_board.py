@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pydantic import ValidationError
 
 from planaria.common.errors import RunStopped, UserError
+from planaria.swarm.board import identity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.store import Store
 from planaria.swarm.credits.messages import MESSAGE, Committees, CreditOrder, Letter, StatementCertificate, Vote
@@ -26,6 +27,24 @@ from planaria.swarm.credits.psync import CommitteeMember
 MOST_BYTES = 2**18
 """maximum size of a message; a certificate of 256 members has about 80 KB"""
 PAUSE_S = 0.02
+
+
+class PeerSigner:
+    """Ed25519 by a peer's identity. The name is the peer id, a digest of the key; the signature contains the key."""
+
+    def __init__(self, own: identity.PeerIdentity) -> None:
+        self.name, self._own = own.peer, own
+
+    def sign(self, data: bytes) -> str:
+        return (self._own.public + self._own.sign(data)).hex()
+
+
+def verify_peer(name: str, signature: str, data: bytes) -> bool:
+    """:data:`Verify` for the signatures of a :class:`PeerSigner`."""
+    if len(signature) != 2 * (32 + 64):
+        return False
+    public, signed = bytes.fromhex(signature[:64]), bytes.fromhex(signature[64:])
+    return identity.peer_id(public) == name and identity.verify(public, signed, data)
 
 
 def publish(store: Store, order: CreditOrder) -> None:

@@ -11,13 +11,13 @@ from planaria.control.events import ControllerEnd, LeaderStarted, RunStarted, St
 from planaria.control.run_record import Timed
 from planaria.control.state import RunState
 
-MOST_FRUITLESS = 20
-"""controllers in a row that may be lost within one step; then something else is wrong"""
+MAX_FAILED_CONTROLLERS = 20
+"""number of controllers in a row that may be lost within one step before the run stops"""
 
 
 @dataclass(frozen=True)
-class Takeover:
-    """What a log says about a run whose controller was lost."""
+class FailoverState:
+    """State of a run whose controller was lost, from its log."""
 
     state: RunState
     repeat: tuple[Decision, ...]
@@ -26,8 +26,8 @@ class Takeover:
     silent_since: float
     """time of the last line, monotonic seconds"""
     notice: int = 0
-    """number of the keeper's last notice in the log"""
-    fruitless: int = 0
+    """number of the supervisor's last notice in the log"""
+    failed_controllers: int = 0
     """controllers that were lost since the last committed step"""
     cause: ControllerEnd = "exited"
     """end of the controller"""
@@ -40,13 +40,13 @@ class Takeover:
         return next((decision for decision in self.repeat if isinstance(decision, Finish)), None)
 
 
-def taken_over(history: Iterable[Timed], notice: int = 0) -> Takeover:
-    """Fold the log of a run.
+def failover_state(history: Iterable[Timed], notice: int = 0) -> FailoverState:
+    """Return the state at the end of a log.
 
     :raises ValueError: if it does not begin with the start of a run.
     """
     state: RunState | None = None
-    fruitless = 0
+    failed_controllers = 0
     last: Decision | None = None
     replan: Replan | None = None
     until = 0.0
@@ -59,9 +59,9 @@ def taken_over(history: Iterable[Timed], notice: int = 0) -> Takeover:
             raise ValueError("the log does not begin with run_started")
         state = apply(fact, state)
         if isinstance(fact, LeaderStarted):
-            fruitless += 1
+            failed_controllers += 1
         elif isinstance(fact, StageCommitted):
-            fruitless = 0
+            failed_controllers = 0
         if is_decision(fact):
             last = fact
             replan = fact if isinstance(fact, Replan) else replan
@@ -70,4 +70,4 @@ def taken_over(history: Iterable[Timed], notice: int = 0) -> Takeover:
     repeat = [] if last is None else [last]
     if replan is not None and replan is not last and state.replicas[replan.replica].phase == "replan":
         repeat.append(replan)
-    return Takeover(state, tuple(repeat), until, notice, fruitless)
+    return FailoverState(state, tuple(repeat), until, notice, failed_controllers)

@@ -15,17 +15,17 @@ from planaria.control.worker_assignment import (
 )
 
 
-def dismiss(run: RunState, replica: ReplicaState) -> d.SendAway | None:
+def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | None:
     """Dismiss the workers of a replica, or of a Byzantine one among replicas that make each step together."""
     enough = run.settings.exchange.strikes
-    if not enough or not run.suspicion.refusals or replica.meeting or run.stopping or run.allotment.done:
+    if not enough or not run.suspicion.refusals or replica.open_round or run.stopping or run.allotment.done:
         return None
     for member, nodes in _members(run, replica):
         strikes, workers = run.suspicion.strikes(member, run.rule), {replica.holders[node] for node in nodes}
         if strikes >= enough and not workers & handing_over(run) and (_others(run, workers) or _dispensable(run)):
             when = "rounds" if run.rule.interval else "steps"
             reason = f"the updates of replica {member} were invalid in {strikes} {when}"
-            return d.SendAway(member=member, workers=sorted(workers), strikes=strikes, reason=reason)
+            return d.ExcludeMember(member=member, workers=sorted(workers), strikes=strikes, reason=reason)
     return None
 
 
@@ -49,4 +49,4 @@ def _others(run: RunState, workers: Collection[str]) -> bool:
 def _dispensable(run: RunState) -> bool:
     """Return whether the others can continue with one replica less; those that make each step together cannot."""
     left = len(run.live) - 1
-    return bool(run.rule.interval) and left > 0 and not run.rule.objection(left)
+    return bool(run.rule.interval) and left > 0 and not run.rule.why_unsupported(left)

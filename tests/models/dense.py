@@ -1,0 +1,16 @@
+"""Conversion of a model in one array to an ordinary one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from planaria.config.schema import ModelConfig
+from planaria.models.one_array import parts
+
+
+def dense_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Return weights by global name as a model of ``config.dense`` has them."""
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
+    return {name: part.taken(state[part.of]) for name, part in parts(config, shapes).items()}
