@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -128,6 +129,26 @@ def test_the_readme_fits_two_minutes() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 500
 
 
+OWN_LOOP = """
+import planaria, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+        self.causal = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
+
+    def forward(self, batch):
+        return self.causal(batch, labels=batch)
+
+model = Own()
+optimizer = torch.optim.AdamW(model.parameters())
+loader = torch.utils.data.DataLoader(torch.randint(32, (40, 8)), batch_size=4)
+"""
+"""what the README's own loop takes for granted"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_command_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
@@ -138,10 +159,13 @@ def test_every_command_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
     assert makes and all(re.search(rf"^for target in .*\b{name}\b", ci, re.M) for name in makes), "run by .ci/run"
     lines = [line.split() for line in shell if not line.startswith("make ")]
     assert len(lines) == 3
-    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    programs = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    assert len(programs) == 2
     for words in lines:
         subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, check=True)
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-c", programs[0]], cwd=tmp_path, check=True)
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", OWN_LOOP + programs[1]], cwd=tmp_path, check=True, env=environment)
 
 
 def test_every_benchmark_is_listed() -> None:

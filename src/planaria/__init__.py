@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from planaria.common.errors import RunStopped as RunStopped
     from planaria.common.errors import UserError as UserError
     from planaria.config.schema import RunConfig as RunConfig
+    from planaria.group.group import Group as Group
+    from planaria.group.group import host as host
+    from planaria.group.group import join as join
     from planaria.lab.compare.api import ComparisonResult as ComparisonResult
     from planaria.lab.compare.api import compare as compare
     from planaria.lab.inline.engine import InlineEngine as InlineEngine
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ComparisonResult": "planaria.lab.compare.api",
+    "Group": "planaria.group.group",
     "InlineEngine": "planaria.lab.inline.engine",
     "LedgerError": "planaria.common.errors",
     "Run": "planaria.runtime.run",
@@ -40,6 +44,8 @@ _HOMES = {
     "UserError": "planaria.common.errors",
     "compare": "planaria.lab.compare.api",
     "configure": "planaria.runtime.configuration",
+    "host": "planaria.group.group",
+    "join": "planaria.group.group",
     "load": "planaria.runtime.run",
     "streams": "planaria.runtime.configuration",
     "train": "planaria.runtime.training",

@@ -36,6 +36,10 @@ class AdapterConfig(Section):
     """digest of the files in base"""
 
 
+GROUP = "group"
+"""family of the members of a group, which hold whole models of their own (``planaria.host``)"""
+
+
 class SubspaceConfig(Section):
     rank: Natural
     """k: numbers of a hidden state between stages"""
@@ -97,6 +101,8 @@ class ModelConfig(Section):
     def uncut(self, stages: int) -> str:
         """Return why the layers cannot be split into this many block stages, or an empty string."""
         left, given = self.layers - self.ends_layers, self.block_layers
+        if not stages:
+            return ""
         less = f", less model.ends_layers = {self.ends_layers}," if self.ends_layers else ""
         if given is not None and (len(given), sum(given)) != (stages, left):
             return (

@@ -14,8 +14,8 @@ from planaria.config import bounds
 from planaria.config.bounds import Fraction, Natural, Positive, Seconds
 from planaria.config.data_config import DataConfig as DataConfig
 from planaria.config.fleet_config import FleetConfig as FleetConfig
+from planaria.config.model_config import GROUP, SubspaceConfig, even_layers
 from planaria.config.model_config import ModelConfig as ModelConfig
-from planaria.config.model_config import SubspaceConfig, even_layers
 from planaria.config.names import Name
 from planaria.config.network_config import NetworkConfig as NetworkConfig
 from planaria.config.options import Options
@@ -23,7 +23,7 @@ from planaria.config.section import Section as Section
 
 
 class PipelineConfig(Section):
-    stages: bounds.Stages = 4
+    stages: bounds.BlockStages = 4
     """number of block stages; the ends stage is an additional worker"""
     layers: Annotated[tuple[Positive, ...], Field(strict=False)] | Literal["auto"] | None = None
     """decoder layers of each block stage, such as [7, 8, 8, 7]; auto: by the machines' measured speeds and memories;
@@ -181,6 +181,11 @@ class ExchangeConfig(Section):
     strikes: bounds.Strikes = 3
     """fleet: steps or rounds with provably invalid updates after which a replica's workers are replaced; 0: never"""
 
+    @property
+    def several(self) -> bool:
+        """Whether replicas exchange updates, now or once others have joined."""
+        return (self.most or self.replicas) > 1
+
 
 class CheckpointConfig(Section):
     every: Natural | Literal["best"] = 100
@@ -266,6 +271,8 @@ class RunConfig(Section):
             if self.model.subspace is not None:
                 raise ValueError("model.subspace follows from pipeline.wire and seed; leave it out")
             self.__dict__["model"] = self.model.model_copy(update={"subspace": space})
+        if self.pipeline.stages == 0 and self.model.family != GROUP:
+            raise ValueError("pipeline.stages = 0: give 1 or more")
         if why := self.model.uncut(self.pipeline.stages):
             raise ValueError(why)
         together = self.exchange.replicas if self.engine == "inline" or self.routing.mixed else 1

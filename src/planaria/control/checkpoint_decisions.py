@@ -55,6 +55,8 @@ def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
 
 def _to_save(run: RunState, replica: ReplicaState) -> int | None:
     """Return the checkpoint to save this replica for: the one in progress, or a new one."""
+    if not run.settings.saves:
+        return None
     if run.saving >= 0:
         return run.saving if replica.saved != run.saving else None
     if not _may_begin(run):
@@ -126,14 +128,16 @@ def all_idle(run: RunState) -> bool:
 
 
 def all_saved(run: RunState) -> bool:
-    """Return whether the newest checkpoint of this run holds the replicas' current states."""
+    """Return whether the newest checkpoint of this run holds the replicas' current states, or none is written."""
+    if not run.settings.saves:
+        return True
     same = all(run.durable.positions.get(n) == replica.position for n, replica in run.live.items())
     return run.saved == run.progress and same
 
 
 def save_survivors(run: RunState, replica: ReplicaState) -> d.Save | None:
     """Save the survivors after *cannot*; the run ends when that is sealed, or fails."""
-    may_begin = run.saving < 0 and not _busy(run, replica) and _may_begin(run)
+    may_begin = run.settings.saves and run.saving < 0 and not _busy(run, replica) and _may_begin(run)
     if run.saved != run.progress and replica.stateful.stages and may_begin:
         return _save(run, replica, run.progress)
     return None
@@ -187,7 +191,7 @@ def _positions(run: RunState) -> dict[int, ReplicaPosition]:
         every, step = run.rule.interval, run.positions[0].step
         standing = ReplicaPosition(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
         return dict.fromkeys(range(run.settings.lockstep_replicas), standing)
-    return dict(run.positions) if run.settings.replicas > 1 else {}
+    return dict(run.positions) if run.settings.most_replicas > 1 else {}
 
 
 def _weights(run: RunState) -> dict[int, dict[int, str]]:

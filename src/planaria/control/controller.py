@@ -350,7 +350,7 @@ class Controller:
             pipeline_stages=self._config.pipeline.stages,
             samples=settings.samples_before(seal.step),
             replicas=settings.saved_replicas,
-            first_block=seal.first_block if settings.replicas > 1 else None,
+            first_block=seal.first_block if settings.most_replicas > 1 else None,
             blocks_ahead=seal.blocks_ahead,
             positions=seal.positions,
             digests={

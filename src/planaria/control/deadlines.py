@@ -33,7 +33,7 @@ def stop_blockers(run: RunState) -> str:
 
 
 def _held_up(run: RunState, replica: ReplicaState) -> str:
-    whose = f" of replica {replica.number}" if run.settings.replicas > 1 else ""
+    whose = f" of replica {replica.number}" if run.settings.most_replicas > 1 else ""
     of = replica.arrangement.stage
     late = ", ".join(str(of[node]) for node, worker in sorted(replica.holders.items()) if worker in replica.waiting)
     match replica.phase:

@@ -80,7 +80,7 @@ def decide(run: RunState) -> d.Decision | None:
 def _replicas_to_decide(run: RunState) -> list[ReplicaState]:
     """Return the replicas that may need a decision, in order: those that changed since ``decide`` last returned None,
     and those that other replicas' changes affect."""
-    if run.undecided is None or is_ending(run) or saving_affects_all(run):
+    if run.undecided is None or is_ending(run) or saving_affects_all(run) or _begins_together(run):
         return list(run.live.values())
     numbers = run.undecided | run.replicas.troubled | stale_replicas(run)
     if run.roster.leaving:
@@ -142,10 +142,21 @@ def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:
             return d.RunStep(replica=number, generation=replica.generation, step=step, mode="evaluate")
         if (saved := save(run, replica)) is not None:
             return saved
-    if block is None or run.stopping:
+    if block is None or run.stopping or _gathers(run):
         return None
     without = left_out(run)
     return d.RunStep(replica=number, generation=replica.generation, step=step, block=block, left_out=without)
+
+
+def _gathers(run: RunState) -> bool:
+    """Return whether the first step waits for workers that start from the first one's weights."""
+    waits = _begins_together(run) and not run.deserted and not run.allotment.out
+    return waits and any(not replica.whole for replica in run.live.values())
+
+
+def _begins_together(run: RunState) -> bool:
+    """Return whether no step is made yet in a run whose first step waits for all."""
+    return run.settings.copies_first and len(run.allotment.used) == 0
 
 
 def _finish(run: RunState) -> d.Finish | None:

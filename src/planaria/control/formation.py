@@ -62,6 +62,8 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return None
     if answer.reason:
         return end_replica(run, replica, answer.reason, sorted(lost))
+    if answer.rollback and run.settings.copies_first:  # other first weights would be another model
+        return end_replica(run, replica, "all members with the group's weights are lost", sorted(lost))
     holders = fill_vacancies(run, replica)
     short = len(holders) < len(replica.holders) + len(replica.vacant)
     if short and (answer.rollback or not _may_skip(run, replica)):
@@ -122,6 +124,10 @@ def _sources(
     of, alive, there = replica.arrangement.stage, replica.stateful, replica.arrangement.of(holders)
     begins = {of[node]: (node, source) for node, source in replica.origins.items() if node in replica.holders}
     sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
+    for node, source in sources.items() if replica.settings.copies_first else ():
+        first = there.nodes(of[node])[0]
+        if isinstance(source, d.Fresh) and node != first:
+            sources[node] = d.Rebuild(by=d.PEER, donors=[first])
     for node in replica.lost & holders.keys():
         stage, last = of[node], replica.leavers.get(node)
         if last is not None:
@@ -129,7 +135,8 @@ def _sources(
         elif not alive.nodes(stage) and stage in begins:
             first, source = begins[stage]
             # Other nodes of a stage copy the state that its first node has in memory.
-            sources[node] = d.Rebuild(by=d.PEER, donors=[first]) if isinstance(source, d.Recall) else source
+            copies = isinstance(source, d.Recall) or replica.settings.copies_first
+            sources[node] = d.Rebuild(by=d.PEER, donors=[first]) if copies else source
         elif stage in lent:
             sources[node] = d.Rebuild(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])
         else:
@@ -266,7 +273,7 @@ def end_if_unstaffed(run: RunState, replica: ReplicaState) -> d.Decision | None:
     elif run.failed_starts >= MAX_FAILED_STARTS:
         reason = f"{run.failed_starts} workers in a row died before they were ready"
     else:
-        where = "node" if run.settings.arrangement or run.settings.replicas > 1 else "stage"
+        where = "node" if run.settings.arrangement or run.settings.most_replicas > 1 else "stage"
         of, spares = replica.arrangement.stage, run.spares
         nodes = [node for node in replica.vacant if not any(has_room(run, worker, of[node]) for worker in spares)]
         named = ", ".join(map(str, nodes or replica.vacant))

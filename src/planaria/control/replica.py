@@ -214,6 +214,8 @@ class ReplicaState:
             memory = memory.resumed(settings.recalled, there)
             lost = frozenset(nodes.keys() - set(there))
             return replace(state, origins=MappingProxyType(dict.fromkeys(there, recall)), lost=lost, memory=memory)
+        if settings.copies_first and number:
+            return replace(state, lost=frozenset(nodes))
         origins = {node: first_origin(settings, stage) for node, stage in nodes.items()}
         return replace(state, origins=MappingProxyType(origins))
 
@@ -237,6 +239,8 @@ class ReplicaState:
         missing = self.arrangement.stage.keys() - set(present)
         if self.detour and set(self.detour.nodes) == set(present):
             return self.detour.routes
+        if missing and not self.settings.stages:
+            return [route for route in self.settings.routes if not missing & set(route)]
         if not missing or not self.settings.arrangement:
             return [[node for node in route if node not in missing] for route in self.settings.routes_of(self.number)]
         return None

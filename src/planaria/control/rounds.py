@@ -25,7 +25,7 @@ LENIENCE_IN_TROUBLE = 1
 
 def is_round_due(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has made its steps since the last round."""
-    if replica.open_round or run.settings.replicas == 1:
+    if replica.open_round or run.settings.most_replicas == 1:
         return False
     rule, config = run.rule, run.settings.exchange
     own = config.inner[replica.number : replica.number + 1]  # replicas that join later have none
@@ -54,7 +54,7 @@ def _lenience(run: RunState, replica: ReplicaState) -> int:
 def decide_round(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | None:
     """Return the next decision about rounds for these replicas, or for all if samples run out, because a missing
     replica may then block others."""
-    if run.settings.replicas == 1:
+    if run.settings.most_replicas == 1:
         return None
     if not run.allotment.plenty:
         concerned = run.live.values()
@@ -81,7 +81,7 @@ def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[Repl
 
 def stale_replicas(run: RunState) -> frozenset[int]:
     """Return the replicas without which synchronised others settled a round; they must copy one of these."""
-    if run.settings.replicas == 1 or not run.rule.synchronised:
+    if run.settings.most_replicas == 1 or not run.rule.synchronised:
         return frozenset()
     rounds = {number: settled_rounds(replica) for number, replica in run.live.items()}
     latest = max(rounds.values())
@@ -90,7 +90,7 @@ def stale_replicas(run: RunState) -> frozenset[int]:
 
 def waiting_replica(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | None:
     """Return (replica, round, whether it is meeting already) of a replica that waits within its patience."""
-    if run.settings.replicas == 1 or replica.phase == "left":
+    if run.settings.most_replicas == 1 or replica.phase == "left":
         return None
     result = None
     if replica.open_round and _to_settle(run, replica):

@@ -144,6 +144,11 @@ class RunStarted(Fact):
     eval_every: int = 0
     save_every: int = 0
     """initial number of steps between checkpoints"""
+    saves: bool = True
+    """whether the run writes checkpoints; members of a group save their own models"""
+    copies_first: bool = False
+    """whether all start from the weights of the first worker of a stage, since theirs are not drawn from the seed; the
+    first step waits for them"""
     save_in_background: bool = False
     """whether training waits only for copies of the stages, not for their files"""
     spares: int = 0

@@ -173,7 +173,8 @@ def workers_to_join(run: RunState) -> int:
 
 def _awaits_machines(run: RunState) -> bool:
     """Return whether the run depends on joining machines, and any joined lately or still may."""
-    return run.settings.own_workers < run.settings.all_workers and not run.deserted
+    settled_for_less = no_more_workers(run) and len(run.live) > 1
+    return run.settings.own_workers < run.settings.all_workers and not (run.deserted or settled_for_less)
 
 
 def _has_room(run: RunState) -> bool:

@@ -9,13 +9,19 @@ import torch
 from torch import nn
 
 from planaria.common.errors import UserError
+from planaria.config.model_config import GROUP
 from planaria.config.registry import Registry
 from planaria.config.schema import ModelConfig
 from planaria.models import llama_stages
 from planaria.models.family import Family
+from planaria.models.group_family import GroupFamily
 from planaria.models.transformers.family import TransformersFamily
 
-SHIPPED: dict[str, type[Family]] = {"llama": llama_stages.LlamaFamily, "transformers": TransformersFamily}
+SHIPPED: dict[str, type[Family]] = {
+    "llama": llama_stages.LlamaFamily,
+    "transformers": TransformersFamily,
+    GROUP: GroupFamily,
+}
 FAMILIES: Registry[Family] = Registry("family", "model.family", Family, SHIPPED)  # type: ignore[type-abstract]
 
 

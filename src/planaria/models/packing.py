@@ -40,7 +40,7 @@ _ALIGNED = 64
 _LARGEST = 1 << 48
 """maximum bytes of a tensor"""
 _MOST_SIDES = 64
-_KINDS = ("weights", "generators", "outer")
+_KINDS = ("weights", "generators", "outer", "further")
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """name of an optimizer's tensor"""
 _MOST_KEYS = 8
@@ -181,6 +181,7 @@ def entries(state: StageState) -> dict[str, Tensor]:
         named |= {f"{key}.{name}": tensor for key, tensor in held.items()}
     named |= {f"generators.{name}": tensor for name, tensor in state.generators.items()}
     named |= {f"outer.{name}": tensor for name, tensor in state.outer.items()}
+    named |= {f"further.{name}": tensor for name, tensor in state.further.items()}
     norms = (math.nan if norm is None else norm for norm in (state.grad_norm, state.clipped_norm))
     named["numbers"] = torch.tensor([state.lr_scale, *norms], dtype=torch.float64)
     named["clocks"] = torch.tensor([state.clocks[name] for name in sorted(state.moments)], dtype=torch.int64)
@@ -209,7 +210,7 @@ def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
             kinds[kind][name] = tensor
         else:
             moments.setdefault(name, {})[kind] = tensor
-    weights, generators, outer = kinds.values()
+    weights, generators, outer, further = kinds.values()
     _require_complete({name: held.keys() for name, held in moments.items()})
     for name, held in moments.items():
         for key, tensor in held.items():
@@ -218,7 +219,8 @@ def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
     scale, grad_norm, clipped_norm = numbers_of(numbers)
     own = scales_of(scales, weights, scale)
     clocks_by_name = clocks_of(clocks, moments)
-    return StageState(weights, moments, clocks_by_name, scale, grad_norm, clipped_norm, generators, outer, own)
+    norms = grad_norm, clipped_norm
+    return StageState(weights, moments, clocks_by_name, scale, *norms, generators, outer, own, further)
 
 
 Numbers = tuple[float | None, float | None]

@@ -26,7 +26,8 @@ class StageState:
     multiplies the stage's learning rate; parameters in ``scales``, from stages of another cut, have their own. The
     norms (L2, before and after clipping) are those of the last committed gradient; None before the first.
     ``generators`` are the states of the worker's random generators by kind of device. ``outer`` is the replicas' state
-    between rounds (``exchange.base.Outer.state``).
+    between rounds (``exchange.base.Outer.state``). ``further`` is what a member of a group keeps beside its weights:
+    its optimizer, buffers and counters (``group/member_state.py``).
     """
 
     weights: dict[str, Tensor]
@@ -38,6 +39,7 @@ class StageState:
     generators: dict[str, Tensor] = field(default_factory=dict)
     outer: dict[str, Tensor] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
+    further: dict[str, Tensor] = field(default_factory=dict)
 
     def part(self, wanted: Callable[[str], bool], moments: bool) -> StageState:
         """Return the ``wanted`` parameters only, with or without moments; shares memory, omits generators and outer
@@ -46,7 +48,8 @@ class StageState:
         kept = {name: held for name, held in self.moments.items() if moments and wanted(name)}
         clocks = {name: self.clocks[name] for name in kept}
         scales = {name: scale for name, scale in self.scales.items() if wanted(name)}
-        return StageState(weights, kept, clocks, self.lr_scale, self.grad_norm, self.clipped_norm, scales=scales)
+        norms = self.grad_norm, self.clipped_norm
+        return StageState(weights, kept, clocks, self.lr_scale, *norms, scales=scales, further=self.further)
 
     @property
     def trained(self) -> StageState:

@@ -98,7 +98,7 @@ class Membership:
         Decreases only when a rollback undoes steps.
         """
         started = self.started
-        if started is None or started.replicas == 1:
+        if started is None or started.most_replicas == 1:
             return self.steps.get(0, 0)
         floor, beyond = started.used
         own = sum(step - started.position_of(replica).step for replica, step in self.steps.items())
@@ -166,7 +166,7 @@ class Membership:
 
     def _begin(self, fact: RunStep) -> None:
         self._begun[fact.replica] = fact.step
-        if self.started is None or self.started.replicas == 1:
+        if self.started is None or self.started.most_replicas == 1:
             self._under_way[fact.replica] = fact.step
         elif fact.mode == "train":
             self._under_way[fact.replica] = self.started.progress(fact.block)

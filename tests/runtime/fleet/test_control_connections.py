@@ -65,7 +65,7 @@ def test_callers_without_the_key_get_no_answer_and_delay_no_other(switchboard: S
 
 
 def test_a_call_without_an_answer_times_out() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(StrangerError, match="in 1 s"):
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(TimeoutError, match="in 1 s"):
         call(f"127.0.0.1:{mute.getsockname()[1]}", new_key(), "w0", 1, patience_s=1)
 
 

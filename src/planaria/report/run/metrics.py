@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class StepMetrics:
 
     def on_event(self, t: float, event: e.Event) -> ValidationMetric | None:
         """Return a validation's record with its last report, else None."""
-        if isinstance(event, e.RunStarted) and event.replicas > 1:
+        if isinstance(event, e.RunStarted) and event.most_replicas > 1:
             self._start(event)
         if isinstance(event, e.SaveFailed) and event.worker == e.CONTROLLER:
             self._whole = 0
@@ -131,7 +132,8 @@ class StepMetrics:
         self._commits.append(t)
         first, made = self._commits[0], len(self._commits) - 1
         ready = self._ready[commit.replica].values()
-        loss = fmean(r.loss for r in ready if r.loss is not None)
+        losses_here = [r.loss for r in ready if r.loss is not None]
+        loss = fmean(losses_here) if losses_here else math.nan  # members of a group need not report it
         part = _Part(loss, {r.stage: r.grad_norm for r in ready if r.grad_norm is not None})
         step, parts, losses = commit.step, [part], {}
         if self._started is not None:

@@ -13,7 +13,7 @@ class Naming:
     """Names of one run's nodes."""
 
     def __init__(self, started: RunStarted | None = None) -> None:
-        self.several = started is not None and started.replicas > 1
+        self.several = started is not None and started.most_replicas > 1
         """whether the run has several replicas"""
         self._scheduled = bool(started and started.arrangement)
         self._stage = started.stage_of if started and (self.several or self._scheduled) else {}

@@ -9,6 +9,7 @@ from statistics import median
 
 from pydantic import BaseModel
 
+from planaria.config.model_config import GROUP
 from planaria.config.schema import RunConfig
 from planaria.control.events import RunStarted
 from planaria.control.logs import RunRecord, read_run
@@ -95,6 +96,13 @@ def body(record: RunRecord) -> Iterator[str]:
 def _summary(record: RunRecord) -> str:
     config = record.config
     model, pipe = config.model, config.pipeline
+    if model.family == GROUP:
+        known = model.options
+        return (
+            f"a model of its members with {known['numbers']:,} trained numbers; blocks of "
+            f"{counted(pipe.microbatch_size, 'sample')}, each counted as one token; exchange by "
+            f"{config.exchange.kind}; seed {config.seed}."
+        )
     nodes = next((len(started.stage_of) for _, started in record.starts if started.arrangement), 0)
     order = f"{pipe.order}, {config.routing.kind} routing"
     if config.routing.schedule is not None:

@@ -80,7 +80,7 @@ class Rounds:
             for known in (self._groups, self._settled, self._late, self._refused, self._worked, self._met, self._last):
                 known.clear()
             self._writing.clear()
-        elif self._members.started is None or self._members.started.replicas == 1:
+        elif self._members.started is None or self._members.started.most_replicas == 1:
             return None
         elif isinstance(fact, d.Settle):
             return self._settle(t, fact)
@@ -167,7 +167,7 @@ def settled_rounds(record: RunRecord) -> list[RoundHistory]:
 
 
 def _gatherings(record: RunRecord) -> list[RoundHistory]:
-    if all(started.replicas == 1 for _, started in record.starts):
+    if all(started.most_replicas == 1 for _, started in record.starts):
         return []
     members = Membership()
     rounds = Rounds(members)

@@ -18,6 +18,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.common.logs import from_environment
 from planaria.common.signals import interrupted
 from planaria.common.stdio import Notify
+from planaria.config.model_config import GROUP
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.engine.run_files import local_workplace
@@ -192,6 +193,11 @@ class _Stay:
         """
         self._visit, self._say = visit, notify
         setup = replace(_setup(visit), host=visit.own_address, reach=visit.reach, log=from_environment())
+        if setup.config.model.family == GROUP:
+            raise UserError(
+                f"{visit.address}: a group of programs that train a model of theirs; join it from yours with "
+                "planaria.join"
+            )
         if not shared:
             setup = replace(setup, sign="")
         settle = partial(local_workplace, setup, Path(visit.welcome.cwd), terms.cache, notify)

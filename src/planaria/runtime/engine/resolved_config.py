@@ -82,13 +82,18 @@ class ResolvedRun:
         return self.at_once > 1 and self.exchange.interval != 0
 
     @property
+    def apart(self) -> bool:
+        """Whether there are, or may be, several replicas with steps of their own."""
+        return self.at_once == 1 and self.most_replicas > 1
+
+    @property
     def block(self) -> int:
         """Samples in a step of one independent replica."""
         return self.config.samples // self.replicas
 
     def column(self, replica: int) -> Arrangement:
         """Return the nodes of an independent replica."""
-        if self.replicas == 1:
+        if not self.apart:
             return self.arrangement
         return Arrangement({s: [self.arrangement.nodes(s)[replica]] for s in self.arrangement.stages})
 

@@ -90,7 +90,7 @@ START = Origin()
 def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
     """Return the first event of a run: the part of the recipe that decisions depend on."""
     config, pipeline, replicas = resolved.config, resolved.config.pipeline, resolved.replicas
-    paths = routes(config, 0) if resolved.schedule is None and replicas > 1 else resolved.routes(0)
+    paths = routes(config, 0) if resolved.schedule is None and resolved.apart else resolved.routes(0)
     walked, stages = [list(route) for route in paths], range(pipeline.stages + 1)
     shared = resolved.schedule is not None or resolved.column(0).shared
     met = list(combinations(stages, 2)) if change(config) and not shared else []
@@ -115,7 +115,7 @@ def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
         first_block=origin.first_block,
         blocks_ahead=list(origin.blocks_ahead),
         replicas=replicas,
-        columns=columns if replicas > 1 else [],
+        columns=columns if resolved.apart else [],
         positions=dict(origin.positions),
         exchange=config.exchange,
         wall_time=time.time(),

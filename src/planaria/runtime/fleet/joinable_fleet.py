@@ -58,12 +58,14 @@ class JoinedMachines:
         usual: int = 1,
         start_s: float = START_S,
         first: int = 1,
+        awaited: str = "",
     ) -> None:
         """``setup``: configuration for starting workers, as JSON; ``usual``: workers of one replica; ``start_s``: limit
-        for a machine's preparation; ``first``: number of the first machine.
+        for a machine's preparation; ``first``: number of the first machine; ``awaited``: name of the machine that must
+        join before others.
         """
         self._queue, self._setup, self._silence_s, self._usual = queue, setup, silence_s, usual
-        self._start_s = start_s
+        self._start_s, self._awaited = start_s, awaited
         self._machines: dict[str, _Machine] = {}
         self._host_of: dict[str, str] = {}
         """worker → machine of its current or next process"""
@@ -186,6 +188,10 @@ class JoinedMachines:
         with self._guarded:
             if len(self._machines) >= _MANY:
                 raise UserError(f"{_MANY} machines have joined already; try again later")
+            if self._awaited not in ("", request.called):
+                _send(machine.line, joining.Goodbye(reason=f"{self._awaited} has not joined yet", again=True))
+                raise EOFError
+            self._awaited = ""
             if self._over:  # it connected just before the port was closed
                 _send(machine.line, self.goodbye)
                 raise EOFError
@@ -237,6 +243,8 @@ class JoinInfo:
     """folders served to them, by the first part of a file's name"""
     first: int = 1
     """number of the first machine that joins; an earlier controller may have used smaller ones"""
+    awaited: str = ""
+    """name of the machine that must join before others"""
 
 
 class JoinableFleet:
@@ -254,9 +262,8 @@ class JoinableFleet:
 
         def joined_machines(queue: NewsQueue, switchboard: Switchboard) -> JoinedMachines:
             switchboard.on_file_request = FileServer(terms.files).serve
-            self._machines = JoinedMachines(
-                queue, switchboard, terms.setup, silence_s, terms.usual, config.start_timeout_s, terms.first
-            )
+            limits = terms.usual, config.start_timeout_s, terms.first, terms.awaited
+            self._machines = JoinedMachines(queue, switchboard, terms.setup, silence_s, *limits)
             self._switchboard = switchboard
             return self._machines
 

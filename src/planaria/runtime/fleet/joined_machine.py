@@ -61,6 +61,11 @@ def _probed(host: str, key: bytes, reach: Reach) -> Iterator[str]:
         listener.close()
 
 
+def own_name() -> str:
+    """Return the name by which this process asks to join."""
+    return f"{platform.node()}, pid {os.getpid()}"[:200]
+
+
 class Visit:
     """One machine's visit to a run, from its request to the goodbye."""
 
@@ -72,13 +77,13 @@ class Visit:
         :raises OSError: if there is no answer, or the run is about to restart.
         :raises UserError: if the other end does not know the key, or rejects this machine.
         """
-        name = f"{platform.node()}, pid {os.getpid()}"
+        name = own_name()
         self.address, self.key = door.at, bytes.fromhex(door.key)
         self.workers, self._sending = workers, threading.Lock()
         try:
             self._line = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
             with _probed(self._line.own_address, self.key, reach) as at:
-                request = joining.JoinRequest(called=name[:200], version=planaria.__version__, workers=workers, at=at)
+                request = joining.JoinRequest(called=name, version=planaria.__version__, workers=workers, at=at)
                 self._send(request)
                 answer = self._receive(_PATIENCE_S)
         except EOFError:

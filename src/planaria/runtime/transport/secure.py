@@ -108,8 +108,8 @@ def prove(tls: ssl.SSLSocket, key: bytes, seconds: float) -> None:
 
     A calling end may finish before the other has verified it; the first answer confirms that.
 
-    :raises StrangerError: if the other end cannot prove the key in time.
-    :raises OSError: if the connection breaks.
+    :raises StrangerError: if the other end does not know the key.
+    :raises OSError: if the connection breaks, or the other end does not prove the key in time.
     """
     tls.settimeout(seconds)
     try:
@@ -119,7 +119,7 @@ def prove(tls: ssl.SSLSocket, key: bytes, seconds: float) -> None:
     except ssl.SSLError as error:
         raise StrangerError(f"it does not know the run's key ({error.reason or 'no handshake'})") from None
     except TimeoutError:
-        raise StrangerError(f"it has not proved the run's key in {seconds:g} s") from None
+        raise TimeoutError(f"it has not proved the run's key in {seconds:g} s") from None
     if tls.getpeercert(binary_form=True) != _contexts(key)[2]:
         raise StrangerError("it shows another certificate than the run's")
 

@@ -51,7 +51,7 @@ class OuterState:
     """The outer state of one node during gradient exchanges; changes are pending until the step commits."""
 
     def __init__(self, config: ExchangeConfig) -> None:
-        self.exchange, self._alone = exchange(config), config.replicas == 1
+        self.exchange, self._alone = exchange(config), not config.several
         self.settled = StageOuterState()
         """after the last commit or round"""
         self.publisher = UpdatePublisher()

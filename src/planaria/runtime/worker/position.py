@@ -54,7 +54,7 @@ class Assignment:
         if node == BEFORE:
             return f"{self.name_of(self.node)} before"
         stage = self._everywhere.stage.get(node, node)
-        if self._resolved.replicas > 1:
+        if self._resolved.apart:
             return f"stage {stage} of replica {self._resolved.replica_of(node)}"
         return f"stage {stage}" if stage == node else f"node {node} of stage {stage}"
 

@@ -54,8 +54,7 @@ class StageRunner:
         self._before: StageState | None = None
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._outputs: dict[tuple[int, int], Tensor] = {}
-        self._targets: dict[int, Tensor] = {}
-        self._losses: dict[int, Tensor] = {}
+        self._targets, self._losses = dict[int, Tensor](), dict[int, Tensor]()
         self._batch: Batch | None = None
         self._masks: Masks | None = None
         self._train, self._microbatches = True, 1
@@ -293,8 +292,12 @@ class StageRunner:
         steps = torch.stack([held["step"] for held in known.values()]).tolist() if known else []
         clocks = {name: int(step) for name, step in zip(known, steps, strict=True)}
         generators = {kind: generator.get_rng_state() for kind, generator in self._generators.items()}
-        norms, scales = (self.grad_norm, self.clipped_norm), dict(self.scales)
-        return StageState(weights, moments, clocks, self.lr_scale, *norms, generators, scales=scales)
+        norms = self.grad_norm, self.clipped_norm
+        return StageState(weights, moments, clocks, self.lr_scale, *norms, generators, scales=dict(self.scales))
+
+    def whole_state(self) -> StageState:
+        """Return the state for another worker; shares memory."""
+        return self.state()
 
     def load(self, state: StageState) -> None:
         """Load ``state``: weights, moments, clocks, learning-rate scale, norms, and generators of this device.

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
 from planaria.control.events import Span
 from planaria.exchange.coded.worker import coded_steps
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.runner import StageRunner
-from planaria.runtime.worker.step_samples import StepData
+from planaria.runtime.worker.step_samples import Injected, StepData
 
 
 class StepWork(Protocol):
@@ -36,6 +38,16 @@ class StepWork(Protocol):
 
         :raises Superseded: if the controller cancels the step.
         """
+
+
+class OwnLoop(StepWork, Protocol):
+    """Steps, samples and stage of a process whose owner runs the training loop (``planaria.group``)."""
+
+    def of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> StepData:
+        """Return the samples of a step; as of :class:`~planaria.runtime.worker.step_samples.RunSamples`."""
+
+    def make_runner(self, config: RunConfig, stage: int, initialise: bool) -> StageRunner:
+        """Return the runner of the owner's model."""
 
 
 def step_work(resolved: ResolvedRun) -> StepWork | None:

@@ -22,7 +22,7 @@ from planaria.runtime.transport.wire import State
 from planaria.runtime.worker.checkpoint_writer import StageFiles
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.received_frames import FrameId
-from planaria.runtime.worker.recovery_copies import SnapshotPart, StageCopies, rebuild_inputs
+from planaria.runtime.worker.recovery_copies import MakeRunner, SnapshotPart, StageCopies, rebuild_inputs
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.setup import Setup
 from planaria.runtime.worker.sleeping_runner import new_runner
@@ -89,7 +89,7 @@ def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: Stage
         source = member.source
         if isinstance(source, d.Rebuild) and messages.here.node in source.donors:
             messages.control_link.at("give", messages.here.step)
-            given = runner.state()
+            given = runner.whole_state()
             if source.by == d.PEER:
                 given = given.trained
                 given.outer = messages.round_member.outer.given(to_successor=False)
@@ -108,12 +108,14 @@ def take_state(
     copies: StageCopies | None,
     rounds: int,
     lost: StageRunner | None = None,
+    make_runner: MakeRunner = new_runner,
 ) -> TakenState:
     """Return a runner of this worker's stage with the state of ``source``.
 
     :param runner: the worker's current runner
     :param rounds: settled exchange rounds of its replica
     :param lost: the lost worker's runner, for controls such as the oracle
+    :param make_runner: makes a runner with initial weights
     :raises UserError: if a checkpoint cannot be read.
     :raises MemoryDamaged: if a retained snapshot has changed.
     """
@@ -124,7 +126,7 @@ def take_state(
             return TakenState(runner)
         case d.Fresh():
             runner.release()
-            runner = new_runner(setup.config, here.stage, initialise=True)
+            runner = make_runner(setup.config, here.stage, True)
         case d.Load(folder=folder):
             messages.control_link.at("read", here.step)
             runner = _runner_for(setup.config, runner, here.stage)

@@ -53,7 +53,7 @@ from planaria.runtime.worker.sleeping_runner import (
 )
 from planaria.runtime.worker.snapshots import snapshot_writer
 from planaria.runtime.worker.step_samples import RunSamples, StepData
-from planaria.runtime.worker.step_work import step_work
+from planaria.runtime.worker.step_work import OwnLoop, step_work
 from planaria.runtime.worker.takeover import MemoryDamaged, described, donate, take_state
 
 log = logging.getLogger(__name__)
@@ -90,23 +90,23 @@ class Worker:
         transport: Transport,
         runner: StageRunner,
         last_runners: Mapping[int, StageRunner] | None = None,
+        loop: OwnLoop | None = None,
     ) -> None:
         """``runner``: used until the worker is assigned a stage. ``last_runners``: node → runner of its last worker,
-        for controls such as the oracle.
-        """
+        for controls such as the oracle. ``loop``: of a process whose owner computes the steps."""
         self.setup, self.config, self.resolved = setup, setup.config, resolved
         self.control_link, self.transport, self.runner = control_link, transport, runner
         self._last_runners = {} if last_runners is None else last_runners
         self.here = Assignment(worker, resolved, control_link.report)
         self.messages = PeerMessages(setup, resolved, self.here, control_link, transport, self._transfer)
         self.control_link.injector, self.control_link.struck = self._injector, self._report_fault
-        self._samples = RunSamples(setup, resolved, control_link.reading)
+        self._samples = loop or RunSamples(setup, resolved, control_link.reading)
+        self._make_runner = new_runner if loop is None else loop.make_runner
         self.copies: StageCopies | None = None
         """None until this worker has a stage"""
-        self.snapshots = snapshot_writer(setup, resolved)
+        self.snapshots, self.gauge = snapshot_writer(setup, resolved), WorkerGauge()
         self._saver = Saver(control_link, StageFiles(setup, worker))
-        self.gauge = WorkerGauge()
-        self.step_work = step_work(resolved)
+        self.step_work = loop or step_work(resolved)
         self._lockstep = LockstepRounds(resolved) if resolved.lockstep else None
         self._detour: list[list[int]] = []
 
@@ -184,21 +184,22 @@ class Worker:
         self.control_link.at("link", form.step)
         me = next(member for member in form.members if member.worker == self.here.worker)
         self._drop_step()
-        self._detour = form.routes
+        before, self._detour = self.here.absent, form.routes
         self.messages.move(me.node, form)
         rounds = form.rounds
         if self.resolved.at_once > 1:  # a round in every step, or every few
             rounds = rounds_by(self.resolved.exchange, form.step) if self._lockstep else form.step
         # A donor may itself be new in its stage; donors are never rebuilt, so this cannot deadlock.
-        lost = self._last_runners.get(me.node)
-        taken = take_state(self.setup, self.resolved, self.messages, me.source, self.runner, self.copies, rounds, lost)
+        own = self.runner, self.copies, rounds, self._last_runners.get(me.node), self._make_runner
+        taken = take_state(self.setup, self.resolved, self.messages, me.source, *own)
         self.runner, timing = taken.runner, taken.timing
         if not isinstance(me.source, d.Keep):
             self.gauge.drop()
-        if any(m.node in self.here.present.peers(me.node) for m in form.members if isinstance(m.source, d.Rebuild)):
+        rebuilt = {m.node for m in form.members if isinstance(m.source, d.Rebuild)}
+        if rebuilt & {*self.here.present.peers(me.node)} or (self.resolved.at_once > 1 and before != self.here.absent):
             self.messages.round_member.outer.after_member_change()
         if self.copies is None or not isinstance(me.source, d.Keep):
-            self.copies = StageCopies(self.resolved, me.node, self.resolved.column(form.replica), new_runner)
+            self.copies = StageCopies(self.resolved, me.node, self.resolved.column(form.replica), self._make_runner)
         if taken.given and isinstance(me.source, d.Rebuild):
             self.copies.restore(me.source.by, self.runner.state(), taken.given, form.step)
         if taken.part is not None:
@@ -351,7 +352,7 @@ class Worker:
     def _transfer(self, order: d.Donate) -> None:
         """Send another replica, or a successor, a copy of this stage as of the last commit."""
         self.control_link.at("give", self.here.step)
-        succeeded, state = order.donor == d.BEFORE, self.runner.state()
+        succeeded, state = order.donor == d.BEFORE, self.runner.whole_state()
         if not succeeded:  # a copy has its own random generators
             state = state.trained
         state.outer = self.messages.round_member.outer.given(to_successor=succeeded)
@@ -365,7 +366,7 @@ class Worker:
         column = (here.number, self.config.exchange.replicas) if self._lockstep else (order.replica, replicas)
         folder = store.part(order.step, column[1], column[0], order.generation)
         state, keeps = self.runner.state(), keeps_for(order, here.node)
-        if self.config.exchange.replicas > 1:
+        if self.config.exchange.several:
             state.outer = self.messages.round_member.outer.settled.state()
         state = selected_part(state, keeps, here.node in order.compared)
         index = here.number if keeps == "outer" else 0

@@ -1,0 +1,118 @@
+"""The controller of a group, in a process of its own, so that it outlives the member that started it.
+
+It reads its configuration and key from standard input, answers with one line of JSON once members can join, and ends
+with the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.control.controller import Controller
+from planaria.faults.injector import TraceChaos
+from planaria.faults.trace import Trace
+from planaria.report.observe.progress import NoProgress
+from planaria.report.observe.watch import RunWatch
+from planaria.report.run.report import write_report
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.run_start import START, run_started
+from planaria.runtime.engine.stopping import stop_requested
+from planaria.runtime.fleet.base import Fleet, Notice
+from planaria.runtime.fleet.joinable_fleet import JoinableFleet, JoinInfo
+from planaria.runtime.transport.address import Reach
+from planaria.runtime.worker.setup import CHECKPOINTS, SETUP, Setup
+
+LOG = "controller.log"
+"""errors of the controller, in the group's folder"""
+
+
+class NoWorkers:
+    """The fleet of a machine that has no workers of its own."""
+
+    def spawn(self, worker: str, incarnation: int) -> None:
+        raise AssertionError("a group has no workers of its own")
+
+    def send(self, worker: str, text: bytes) -> None: ...
+
+    def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None: ...
+
+    def poll(self, timeout_s: float) -> list[Notice]:
+        return []
+
+    def waitables(self) -> list[Any]:
+        return []
+
+    def signal(self, worker: str, incarnation: int, number: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def lead(config: RunConfig, key: bytes, awaited: str, answer: Any) -> None:
+    """Lead a group until its samples are used or its last member has left.
+
+    :param awaited: name of the process that joins first, whose weights all start from.
+    :param answer: where to write the first line.
+
+    :raises UserError: if the folder or the port cannot be used.
+    """
+    resolved, folder = ResolvedRun(config), run_folders.create(config)
+    started = run_started(resolved, START).model_copy(update={"saves": False, "copies_first": True})
+    reach = Reach(advertise=config.fleet.advertise)
+    setup = Setup(config, folder.absolute(), folder.absolute(), config.fleet.host, key, 0, reach, part=started.part)
+    plain = SETUP.dump_json(replace(setup, reach=Reach())).decode()
+    terms = JoinInfo(plain, 1, secrets.token_hex(16), {}, awaited=awaited)
+    home: Fleet = NoWorkers()
+    watch = RunWatch(folder, config.samples, NoProgress())
+    with run_folders.held(folder), stop_requested(None) as requested:
+        try:
+            fleet = JoinableFleet(lambda _: home, config.fleet, config.fleet.host, key, terms, folder)
+        except UserError:
+            run_folders.remove(folder)
+            raise
+        with closing(fleet):
+            with contextlib.suppress(OSError):  # the host may have died
+                print(json.dumps({"address": fleet.address, "folder": str(folder.absolute())}), file=answer, flush=True)
+                answer.close()
+            _redirect(sys.stderr.fileno(), folder / LOG)
+            chaos = TraceChaos(Trace(faults=()), fleet, folder / CHECKPOINTS, 0)
+            try:
+                Controller(config, started, fleet, folder, watch, chaos).run(requested)
+            finally:
+                watch.close()
+    write_report(folder)
+
+
+def _redirect(handle: int, file: Path) -> None:
+    """Write to ``file`` what the process writes to ``handle``, which its parent waits for."""
+    with file.open("a") as opened:
+        os.dup2(opened.fileno(), handle)
+
+
+def main() -> int:
+    """Lead the group that standard input describes; return the exit code."""
+    given = json.loads(sys.stdin.readline())
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    sys.stdout.flush()
+    _redirect(sys.stdout.fileno(), Path(os.devnull))
+    try:
+        lead(RunConfig.model_validate_json(given["config"]), bytes.fromhex(given["key"]), given["host"], answer)
+    except UserError as error:
+        if not answer.closed:
+            print(json.dumps({"error": str(error)}), file=answer, flush=True)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,358 @@
+"""Train a model of your own with others: ``planaria.host`` and ``planaria.join``.
+
+The loop, the model and the optimizer stay yours. The group decides which samples are yours, exchanges weights or
+gradients between members, and carries a newcomer to where the group is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from torch import nn
+from torch.optim import Optimizer
+
+from planaria.common.documents import first
+from planaria.common.errors import RunStopped, UserError
+from planaria.common.stdio import Notify
+from planaria.group.member_state import MemberState, Stateful
+from planaria.group.membership import Membership, require_same
+from planaria.group.optimizer import GroupOptimizer
+from planaria.group.settings import ExchangeSettings, HostSettings, SharedData, group_config
+from planaria.group.shard import Blocks, Shard, blocks_of
+from planaria.models.group_family import group_family
+from planaria.report.run.report import write_report
+from planaria.runtime.fleet.joined_machine import Visit, own_name
+from planaria.runtime.fleet.joining import RunAddress, kept_key, read_key
+from planaria.runtime.transport.secure import new_key
+from planaria.runtime.worker.setup import SETUP, Setup
+
+_AGAIN_S = 0.5
+"""seconds between attempts to reach the controller"""
+_START_S = 60.0
+"""limit for the controller's start"""
+KEY = "~/.planaria/group.key"
+"""file with the key that members prove to know"""
+
+
+def host(
+    port: int = 0,
+    *,
+    key: str | Path = KEY,
+    name: str = "group",
+    out: str | Path = "runs",
+    address: str = "127.0.0.1",
+    advertise: str = "",
+    members: int = 1,
+    most: int = 64,
+    patience_s: float = 10.0,
+    step_timeout_s: float = 600.0,
+    seed: int = 0,
+    notify: Notify = print,
+) -> Group:
+    """Start a group and be its first member.
+
+    :param port: TCP port at which others join; 0: any free one.
+    :param key: file with the group's key; created if it is missing. Others need a copy.
+    :param name: name of the group's folder in ``out``, which holds its log and report.
+    :param address: address of this machine at which the group's controller listens.
+    :param advertise: name or address for other machines, if it differs.
+    :param members: members that the first step waits for; with allreduce, the parts into which each step is divided.
+    :param most: largest number of members at once.
+    :param patience_s: how long a round waits for its members, and the group for a new member if all are lost.
+    :param step_timeout_s: longest time between two calls of the loop's optimizer; a slower member counts as stuck.
+    :param seed: seed of the order of samples and of the groups that meet.
+    :param notify: called with the line that tells others how to join.
+    :raises UserError: if the key file cannot be used.
+    """
+    file = Path(key).expanduser()
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    settings = HostSettings(name, str(out), address, port, advertise, members, most, patience_s, step_timeout_s, seed)
+    return Group(kept_key(file, new_key()), settings, "", lambda at: notify(_invitation(at, file)))
+
+
+def join(address: str, *, key: str | Path = KEY, patience_s: float = 60.0, seed: int = 0) -> Group:
+    """Join a group.
+
+    :param address: HOST:PORT of the group's controller.
+    :param key: file with a copy of the group's key.
+    :param patience_s: how long to try if nothing answers yet.
+    :param seed: seed of the order of samples; the host's.
+    :raises UserError: if the key cannot be read.
+    """
+    if not re.fullmatch(r".+:[0-9]{1,5}", address):
+        raise UserError(f"join: {address!r} is no address; give HOST:PORT, as the host prints it")
+    return Group(read_key(Path(key).expanduser()), HostSettings(patience_s=patience_s, seed=seed), address)
+
+
+class Group:
+    """A group of processes that train the same model, and this process's place in it."""
+
+    def __init__(
+        self, key: bytes, settings: HostSettings, address: str, opened: Callable[[str], object] | None = None
+    ) -> None:
+        """``address``: HOST:PORT of the controller; empty: this process starts it, and calls ``opened`` with it."""
+        self._key, self._settings, self.address, self._opened = key, settings, address, opened
+        self._hosts = not address
+        self.folder: Path | None = None
+        """of the group's log and report, at its host"""
+        self._owned: MemberState | None = None
+        self._agreed: ExchangeSettings | None = None
+        self._member: Membership | None = None
+        self._within = False
+        """whether the current block has further batches"""
+        self._current: int | None = None
+        """block whose samples the owner has"""
+
+    def wrap(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        *,
+        exchange: str = "noloco",
+        every: int | None = None,
+        compress: str = "",
+        robust: str = "",
+        also: Mapping[str, Stateful] | None = None,
+        **options: Any,
+    ) -> GroupOptimizer:
+        """Return the optimizer for the loop: its ``step`` belongs to the group.
+
+        :param exchange: how members agree: noloco, diloco, streaming_diloco, pair_mean, gasloc, local or allreduce.
+        :param every: steps of a member between two rounds; by default the exchange's own.
+        :param compress: compression of messages, such as ``"ef21:top1%"``.
+        :param robust: rule that outvotes invalid updates, such as ``"nnm:median"``.
+        :param also: other objects whose state a newcomer needs, such as ``{"scheduler": scheduler}``.
+        :param options: options of the exchange.
+        :raises UserError: if the model and the optimizer do not fit together, or were wrapped before.
+        """
+        if self._owned is not None:
+            raise UserError("wrap: this group has an optimizer already; make one group for each model")
+        self._owned = MemberState(model, optimizer, also or {})
+        chosen = {**options, **({} if every is None else {"every": every})}
+        self._agreed = ExchangeSettings(exchange, compress, robust, chosen)
+        return GroupOptimizer(optimizer, self._step, lambda: self._within)
+
+    def shard(self, loader: Iterable[Any], *, epochs: int = 1, steps: int | None = None, accumulate: int = 1) -> Shard:
+        """Return this member's batches: every sample of every epoch goes to one member, also when members come and go.
+
+        :param epochs: passes over the data of all members together.
+        :param steps: blocks of all members together, in place of ``epochs``; required for streams.
+        :param accumulate: batches of a block, for each call of the optimizer's ``step``.
+        :raises UserError: if the loader cannot be divided.
+        """
+        blocks = blocks_of(loader, accumulate, self._settings.seed)
+        count = steps if steps is not None else blocks.count(epochs)
+        if not count:
+            raise UserError("shard: the length of a stream is unknown; give steps")
+        return Shard(self._batches, blocks, SharedData(count, blocks.block_samples, blocks.samples), accumulate)
+
+    def _batches(self, blocks: Blocks, data: SharedData) -> Iterator[Any]:
+        """Yield the batches of the blocks that the group assigns to this member.
+
+        :raises UserError: if the data or a setting differs from the group's.
+        :raises RunStopped: if this process is no longer a member.
+        """
+        if self._member is not None:
+            raise UserError("shard: is the whole training, and has been iterated; give epochs, and loop once")
+        member = self._begin(data)
+        while member.blocks:
+            self._current = member.blocks[0]
+            for last, batch in _marking_last(blocks.batches(self._current)):
+                self._within = not last
+                yield batch
+            if self._current is not None:  # without a step the gradient stays with the owner
+                self._skip(member)
+
+    def _skip(self, member: Membership) -> None:
+        """End a block without a step: the owner adds up gradients, or its gradient scaler met one that is not finite.
+
+        :raises UserError: if the members share a gradient, to which this one must contribute.
+        """
+        assert self._owned is not None and self._agreed is not None
+        if self._agreed.kind == "allreduce" and self._owned.adds_up():
+            raise UserError(
+                "shard: with exchange='allreduce' every block needs optimizer.step(); to add up several batches, "
+                "give shard(accumulate=...)"
+            )
+        self._proceed(member, updates=False)
+
+    def _begin(self, data: SharedData) -> Membership:
+        """Become a member with the first call."""
+        if self._member is not None:
+            return self._member
+        if self._owned is None or self._agreed is None:
+            raise UserError("shard: call wrap(optimizer, model) first")
+        self._owned.further()  # what cannot be sent to newcomers is this process's mistake
+        if self._hosts:
+            config = group_config(self._settings, self._agreed, data, self._owned)
+            self.address, self.folder = _started(config.model_dump_json(), self._key)
+            if self._opened is not None:
+                self._opened(self.address)
+        visit = _visit(self.address, self._key, self._settings.patience_s)
+        setup = _setup(visit)
+        require_same(setup, self._owned)
+        self._require_agreed(setup, data)
+        self._member = Membership(visit, setup, self._owned, _START_S)
+        atexit.register(self.leave)
+        self._member.advance()
+        return self._member
+
+    def _require_agreed(self, setup: Setup, data: SharedData) -> None:
+        """Raise UserError for the first setting in which this process differs from the group."""
+        config, own = setup.config, self._agreed
+        assert own is not None
+        theirs = config.exchange
+        known = group_family(config.model)
+        rows = [
+            ("wrap: exchange", own.kind, theirs.kind),
+            ("wrap: options", dict(own.options), dict(theirs.options)),
+            ("wrap: compress", own.compress, theirs.compress),
+            ("wrap: robust", own.robust, theirs.robust),
+            ("shard: batch_size × accumulate", data.block, config.pipeline.microbatch_size),
+            ("shard: number of samples", data.samples, known.samples),
+            ("shard: epochs or steps: blocks", data.blocks, known.blocks),
+            ("seed", self._settings.seed, config.seed),
+        ]
+        for what, here, there in rows:
+            if here != there:
+                raise UserError(f"{what} is {here!r} here and {there!r} in the group; use the same")
+
+    def _step(self) -> None:
+        """Hand the gradient of the current block to the group."""
+        member = self._member
+        if member is None or self._current is None:
+            raise UserError("optimizer.step: this member has no samples; call it in the loop over group.shard(loader)")
+        self._proceed(member, updates=True)
+
+    def _proceed(self, member: Membership, updates: bool) -> None:
+        assert self._current is not None
+        member.runner.take_gradient(self._current, updates)
+        self._current = None
+        member.advance()
+
+    def log(self, loss: float) -> None:
+        """Report the loss of the current step for the live page and the report."""
+        if self._member is not None:
+            self._member.runner.reported = float(loss)
+
+    def report(self, to: str | Path | None = None) -> Path:
+        """Write the group's report, one HTML page that works offline, and return its path (default: in its folder).
+
+        :raises UserError: if this process is not the host, whose folder has the log, or the file cannot be written.
+        """
+        if self.folder is None:
+            raise UserError("report: the log is in the host's folder; call it there once its loop has begun")
+        return write_report(self.folder, None if to is None else Path(to))
+
+    @property
+    def step(self) -> int:
+        """Steps that this process has made."""
+        return 0 if self._member is None else self._member.step
+
+    @property
+    def ended(self) -> bool:
+        """Whether the group has used all samples, or this process has left it."""
+        return self._member is not None and not self._member.blocks
+
+    @property
+    def progress(self) -> int:
+        """Updates of all members up to this member's last one, for learning-rate schedules."""
+        return 0 if self._member is None else self._member.runner.progress
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the exchange in this member's weights, those before it joined included."""
+        return 0 if self._member is None else self._member.rounds
+
+    def leave(self) -> None:
+        """Leave the group; samples of an unfinished step go to another member. Without effect if it has ended."""
+        atexit.unregister(self.leave)
+        if self._member is not None:
+            self._member.leave()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *failed: object) -> None:
+        self.leave()
+
+
+def _marking_last(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
+    """Yield each batch, and whether it is the last one."""
+    held = list(itertools.islice(batches, 1))
+    for batch in batches:
+        yield False, held[0]
+        held = [batch]
+    for batch in held:
+        yield True, batch
+
+
+def _invitation(address: str, key: Path) -> str:
+    """Return the line that tells others how to join."""
+    return f"group at {address}; others join with planaria.join({address!r}) and a copy of {key}"
+
+
+def _started(config: str, key: bytes) -> tuple[str, Path]:
+    """Start the controller of a group; return its HOST:PORT and its folder.
+
+    :raises UserError: if it cannot start.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "planaria.group.controller"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps({"config": config, "key": key.hex(), "host": own_name()}) + "\n")
+    process.stdin.close()
+    killer = threading.Timer(_START_S, process.kill)
+    killer.start()
+    line = process.stdout.readline()
+    killer.cancel()
+    answer = json.loads(line) if line else {"error": "group: its controller did not start; see its error above"}
+    if "error" in answer:
+        raise UserError(answer["error"])
+    return answer["address"], Path(answer["folder"])
+
+
+def _visit(address: str, key: bytes, patience_s: float) -> Visit:
+    """Connect to a group's controller, trying for ``patience_s``.
+
+    :raises UserError: if it rejects this process.
+    :raises RunStopped: if nothing answers.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return Visit(RunAddress(at=address, key=key.hex()), 1)
+        except OSError as error:
+            if time.monotonic() >= until:
+                raise RunStopped(
+                    f"{address}: no answer from there for {patience_s:g} s ({error.strerror or error}); check the "
+                    "address, and that the host's loop has begun"
+                ) from None
+        time.sleep(_AGAIN_S)
+
+
+def _setup(visit: Visit) -> Setup:
+    """Return the group's setup; UserError if it is invalid, as from another version of planaria."""
+    try:
+        return replace(SETUP.validate_json(visit.welcome.setup), key=visit.key, sign="")
+    except ValidationError as error:
+        raise UserError(
+            f"the group's settings are invalid ({first(error)}); use the host's version of planaria"
+        ) from None

@@ -1,0 +1,171 @@
+"""A member's model in the worker's terms: the stage that its owner's loop computes, and the steps of that loop."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control.events import Span
+from planaria.group.member_state import MemberState
+from planaria.models.group_family import group_family
+from planaria.models.state import StageState
+from planaria.pipeline.plan.actions import StepPlan
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.worker.peer_messages import PeerMessages
+from planaria.runtime.worker.plan_execution import combine_gradients
+from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.step_samples import Injected, StepData
+
+
+class MemberRunner(StageRunner):
+    """The only stage of a member: its owner computes the gradient, and planaria applies it.
+
+    In a step of a shared gradient a member may compute several blocks; their gradients are added up here.
+    """
+
+    def __init__(self, config: RunConfig, owned: MemberState, adds: bool) -> None:
+        """``adds``: members share the gradient of a step, which has ``exchange.replicas`` blocks."""
+        self.config, self.stage, self.owned = config, 0, owned
+        self.module, self.parameters = owned.model, owned.parameters
+        self.reported: float | None = None
+        """loss of the current step, if the owner reported it"""
+        self.progress = 0
+        """updates so far, counted over all members"""
+        self.steps = 0
+        """committed steps of this process"""
+        self.computed = set[int]()
+        """blocks of the current step whose gradients the parameters, or the sum, have"""
+        self._updates, self._adds, self._sum = True, adds, dict[str, Tensor]()
+
+    def take_gradient(self, block: int, updates: bool) -> None:
+        """Take the gradient of a block from the parameters; without ``updates`` the owner made no step with it."""
+        self.computed.add(block)
+        self._updates = updates
+        for name, parameter in self.parameters.items() if self._adds and updates else ():
+            if parameter.grad is not None:
+                known = self._sum.get(name)
+                self._sum[name] = parameter.grad.clone() if known is None else known.add_(parameter.grad)
+
+    def share(self, blocks: int, members: int) -> None:  # type: ignore[override]
+        """Set the gradient so that its mean over ``members`` is the mean over the step's ``blocks``."""
+        for name, parameter in self.parameters.items() if self._adds else ():
+            total = self._sum.get(name)
+            parameter.grad = None if total is None else total * (members / blocks)
+
+    @property
+    def loss(self) -> float | None:
+        return self.reported
+
+    def clip(self) -> None:
+        """Do nothing: the owner clips."""
+
+    def weigh(self) -> None:
+        """Do nothing: the owner's gradient is that of the whole block."""
+
+    def finish(self) -> float | None:
+        """Return None: the norm of the gradient is not computed, since that would wait for a GPU."""
+        return None
+
+    def commit(self, step: int) -> None:
+        """Let the owner's optimizer apply the gradient."""
+        if self._updates or self._adds:
+            self.owned.optimizer.step()
+        self.forget()
+        self.reported, self.steps, self.progress = None, self.steps + 1, step + 1
+
+    def drop(self) -> None:
+        """Keep the gradient: a step that is repeated has the same samples and weights."""
+
+    def forget(self) -> None:
+        """Discard the gradients of the current step."""
+        self.computed.clear()
+        self._sum.clear()
+
+    def state(self) -> StageState:
+        return StageState(self.owned.weights())
+
+    def whole_state(self) -> StageState:
+        return StageState(self.owned.weights(), further=self.owned.further())
+
+    def load(self, state: StageState) -> None:
+        """Take the state of another member.
+
+        :raises UserError: if it does not fit the model, or is not finite.
+        """
+        for name, tensor in state.weights.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise UserError(f"the state of another member: {name!r} is not finite")
+        try:
+            self.put(state.weights)
+        except ValueError as error:
+            raise UserError(f"the state of another member: {error}; give all members the same model") from None
+        self.owned.load_further(state.further)
+        self.forget()
+
+    def release(self) -> None:
+        """Do nothing: the model is its owner's."""
+
+
+class OwnSteps:
+    """Steps that the owner computes: :class:`planaria.runtime.worker.step_work.OwnLoop`."""
+
+    rounds = 1
+
+    def __init__(self, runner: MemberRunner, resolved: ResolvedRun, compute: Callable[[Sequence[int]], None]) -> None:
+        """``compute``: lets the owner compute these blocks, and returns once it has, or once it does not go on."""
+        self._runner, self._compute, self._step = runner, compute, 0
+        self._in_step = resolved.at_once
+        self._blocks = group_family(resolved.config.model).blocks
+
+    def make_runner(self, config: RunConfig, stage: int, initialise: bool) -> StageRunner:
+        return self._runner
+
+    def plan(self, step: int, number: int) -> StepPlan:
+        """Return an empty plan: planaria executes no passes."""
+        return StepPlan(routes=(), slots={}, actions={})
+
+    def of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> StepData:
+        """Return no samples: the owner reads them."""
+        self._step = order.block
+        return StepData(None, None, first_sample=order.block)
+
+    def run(
+        self,
+        messages: PeerMessages,
+        runner: StageRunner,
+        data: StepData,
+        spans: list[Span],
+        begun: Callable[[int], None],
+    ) -> None:
+        """Wait for the owner's gradients, and exchange them if the exchange is of gradients."""
+        first = self._step * self._in_step
+        blocks = range(first, min(first + self._in_step, self._blocks))
+        here = messages.here.number
+        own = [first + index for index in shares(self._in_step, messages.here.absent)[here]]
+        wanted = [block for block in own if block in blocks]
+        if not self._runner.computed <= set(wanted):  # of another step
+            self._runner.forget()
+        while missing := [block for block in wanted if block not in self._runner.computed]:
+            self._compute(missing)
+        self._runner.share(len(blocks), len(messages.here.present.peers(messages.here.node)))
+        combine_gradients(self._runner.config, messages, runner, spans)
+
+
+def shares(blocks: int, absent: Collection[int]) -> dict[int, list[int]]:
+    """Return the blocks of each member of a step: its own, and in turn those of ``absent`` members.
+
+    Members are numbered from 0; with one block in a step, each member has a step of its own.
+    """
+    if blocks == 1:
+        return defaultdict(lambda: [0])
+    result = {member: [member] for member in range(blocks) if member not in absent}
+    order = sorted(result)
+    for index, member in enumerate(sorted(set(range(blocks)) - result.keys())):
+        result[order[index % len(order)]].append(member)
+    return result

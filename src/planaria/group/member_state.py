@@ -1,0 +1,226 @@
+"""The state of a member's program as named tensors: its model, optimizer and anything else with a ``state_dict``.
+
+Weights are the trained parameters by name. All else (buffers, optimizer, schedulers, scalers) becomes a document of
+JSON values whose tensors are stored beside it, so that nothing that comes from another member is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from planaria.common.errors import UserError
+from planaria.models.packing import TYPES, digest
+
+DOCUMENT = "document"
+"""name of the JSON document, in UTF-8 bytes"""
+_MAX_DOCUMENT_BYTES = 64 << 20
+_DEEPEST = 32
+"""levels of nested values"""
+_TENSOR, _LIST, _TUPLE, _DICT = "tensor", "list", "tuple", "dict"
+
+
+class Stateful(Protocol):
+    """A learning-rate scheduler, gradient scaler or other object whose state a newcomer needs."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
+
+
+class MemberState:
+    """The model, the optimizer and the other objects of one member."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, also: Mapping[str, Stateful]) -> None:
+        """:raises UserError: if a trained parameter is in no group of the optimizer, or has a type that is not sent."""
+        self.model, self.optimizer, self.also = model, optimizer, dict(also)
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in self.parameters.items():
+            if type(parameter.data) is not Tensor:
+                raise UserError(
+                    f"wrap: parameter {name!r} is a {type(parameter.data).__name__}; members exchange whole tensors: "
+                    "shard the model on one machine by pipeline stages instead (`planaria train`)"
+                )
+            if parameter.dtype not in TYPES or not parameter.dtype.is_floating_point:
+                raise UserError(f"wrap: parameter {name!r} is {parameter.dtype}; give a model in fp32, bf16 or fp16")
+            if id(parameter) not in held:
+                raise UserError(
+                    f"wrap: the optimizer does not update parameter {name!r}; pass it to the optimizer, or set its "
+                    "requires_grad to False"
+                )
+        if not self.parameters:
+            raise UserError("wrap: the model has no parameter that requires a gradient")
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def layout(self) -> str:
+        """Return a digest of what all members share: names and shapes of trained parameters, and frozen weights."""
+        rows = [f"{name} {list(parameter.shape)}" for name, parameter in sorted(self.parameters.items())]
+        frozen = sorted((n, p) for n, p in self.model.named_parameters() if not p.requires_grad)
+        rows += [digest(name, parameter.detach().cpu().contiguous()).hex() for name, parameter in frozen]
+        return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+    @property
+    def numbers(self) -> int:
+        """Number of trained numbers."""
+        return sum(parameter.numel() for parameter in self.parameters.values())
+
+    @property
+    def most_bytes(self) -> int:
+        """Limit for the bytes of the whole state: weights, five tensors of optimizer state for each, and buffers."""
+        weights = sum(parameter.nbytes for parameter in self.parameters.values())
+        return (
+            6 * max(weights, 4 * self.numbers) + 2 * sum(buffer.nbytes for buffer in self.model.buffers()) + (64 << 20)
+        )
+
+    def adds_up(self) -> bool:
+        """Return whether the parameters hold a gradient: one that is finite and not zero."""
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        return finite and any(bool(gradient.any()) for gradient in gradients)
+
+    @property
+    def optimizer_kind(self) -> str:
+        """Name and options of the optimizer, which all members share."""
+        groups = [sorted(group.keys() - {"params"}) for group in self.optimizer.param_groups]
+        return f"{type(self.optimizer).__name__} with {len(groups)} groups of {', '.join(groups[0])}"[:400]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the trained parameters by name; they share memory."""
+        return {name: parameter.detach() for name, parameter in self.parameters.items()}
+
+    def further(self) -> dict[str, Tensor]:
+        """Return everything but the weights, as named tensors.
+
+        :raises UserError: naming a value that is neither a tensor nor JSON.
+        """
+        tensors: dict[str, Tensor] = {}
+        held = {"buffers": self._buffers(), "optimizer": self._optimizer_state()}
+        held |= {f"also.{name}": thing.state_dict() for name, thing in self.also.items()}
+        document = {name: _flat(value, name, tensors, 0) for name, value in held.items()}
+        text = json.dumps(document, separators=(",", ":")).encode()
+        return {**tensors, DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+
+    def load_further(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load what another member's :meth:`further` returned.
+
+        :raises UserError: if it is invalid, or does not fit this member's model and optimizer.
+        """
+        try:
+            document = json.loads(_text(tensors))
+            held = {name: _tree(value, tensors, 0) for name, value in dict(document).items()}
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise UserError(f"the state of another member: is invalid ({str(error)[:120]})") from None
+        known = {"buffers", "optimizer", *(f"also.{name}" for name in self.also)}
+        if differing := sorted(held.keys() ^ known):
+            raise UserError(
+                f"the state of another member: differs in {differing[0].removeprefix('also.')!r}; give all members the "
+                "same arguments of wrap(also=...)"
+            )
+        self._load_buffers(held["buffers"])
+        try:
+            self.optimizer.load_state_dict(self._numbered(held["optimizer"]))
+            for name, thing in self.also.items():
+                thing.load_state_dict(held[f"also.{name}"])
+        except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
+            raise UserError(f"the state of another member: does not fit ({str(error)[:120]})") from None
+
+    def _buffers(self) -> dict[str, Any]:
+        """Return the entries of the model's state that are not parameters."""
+        return {name: value for name, value in self.model.state_dict().items() if name not in self._named}
+
+    @property
+    def _named(self) -> set[str]:
+        return {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+
+    def _load_buffers(self, given: object) -> None:
+        own = self._buffers()
+        if not isinstance(given, dict) or given.keys() != own.keys():
+            raise UserError("the state of another member: its model has other buffers; give all members the same model")
+        for name, value in own.items():
+            there = given[name]
+            if isinstance(value, Tensor):
+                if not isinstance(there, Tensor) or (there.shape, there.dtype) != (value.shape, value.dtype):
+                    raise UserError(f"the state of another member: buffer {name!r} has another shape or type")
+                with torch.no_grad():
+                    value.copy_(there)
+        extra = {name: given[name] for name, value in own.items() if not isinstance(value, Tensor)}
+        if extra:
+            self.model.load_state_dict({**self.model.state_dict(), **extra})
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state with the names of parameters in place of their numbers."""
+        names = [self._names.get(id(p), "") for group in self.optimizer.param_groups for p in group["params"]]
+        known = self.optimizer.state_dict()
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in known["param_groups"]]
+        return {"state": {names[number]: value for number, value in known["state"].items()}, "groups": groups}
+
+    def _numbered(self, given: Any) -> dict[str, Any]:
+        """Return a state for ``Optimizer.load_state_dict``; ValueError for another optimizer's."""
+        own = self.optimizer.state_dict()
+        names = [self._names.get(id(p), "") for group in self.optimizer.param_groups for p in group["params"]]
+        numbers = {name: number for number, name in enumerate(names)}
+        if unknown := sorted(given["state"].keys() - numbers.keys()):
+            raise ValueError(f"its optimizer holds {unknown[0]!r}, which this one does not")
+        if len(given["groups"]) != len(own["param_groups"]):
+            raise ValueError("its optimizer has another number of parameter groups")
+        groups = []
+        for there, here in zip(given["groups"], own["param_groups"], strict=True):
+            if there.keys() != here.keys() - {"params"}:
+                raise ValueError("its optimizer has other options")
+            groups.append({**there, "params": here["params"]})
+        return {"state": {numbers[name]: value for name, value in given["state"].items()}, "param_groups": groups}
+
+
+def _text(tensors: Mapping[str, Tensor]) -> bytes:
+    given = tensors[DOCUMENT]
+    if given.dtype != torch.uint8 or given.ndim != 1 or len(given) > _MAX_DOCUMENT_BYTES:
+        raise ValueError("its document is no row of bytes")
+    return given.numpy().tobytes()
+
+
+def _flat(value: Any, path: str, tensors: dict[str, Tensor], depth: int) -> Any:
+    """Return ``value`` in JSON; its tensors are added to ``tensors`` by path."""
+    if depth > _DEEPEST:
+        raise UserError(f"wrap: the state at {path} has more than {_DEEPEST} levels")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        if value.dtype not in TYPES:
+            raise UserError(f"wrap: the state at {path} is {value.dtype}, which is not sent")
+        tensors[path] = value.detach()
+        return {_TENSOR: path}
+    if isinstance(value, Mapping):
+        rows = [[key, _flat(item, f"{path}.{key}", tensors, depth + 1)] for key, item in value.items()]
+        if wrong := [key for key, _ in rows if not isinstance(key, str | int)]:
+            raise UserError(f"wrap: the state at {path} has the key {wrong[0]!r}; keys must be text or whole numbers")
+        return {_DICT: rows}
+    if isinstance(value, list | tuple):
+        kind = _LIST if isinstance(value, list) else _TUPLE
+        return {kind: [_flat(item, f"{path}.{index}", tensors, depth + 1) for index, item in enumerate(value)]}
+    raise UserError(
+        f"wrap: the state at {path} is a {type(value).__name__}; only tensors, numbers, text, lists and tables are sent"
+    )
+
+
+def _tree(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
+    """Return what :func:`_flat` wrote; ValueError or LookupError if it cannot be its result."""
+    if depth > _DEEPEST:
+        raise ValueError("too many levels")
+    if not isinstance(value, dict):
+        return value
+    ((kind, held),) = value.items()
+    if kind == _TENSOR:
+        return tensors[held].clone()
+    if kind == _DICT:
+        return {key: _tree(item, tensors, depth + 1) for key, item in held}
+    if kind not in (_LIST, _TUPLE):
+        raise ValueError(f"unknown {str(kind)[:20]!r}")
+    items = [_tree(item, tensors, depth + 1) for item in held]
+    return items if kind == _LIST else tuple(items)

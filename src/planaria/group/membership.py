@@ -1,0 +1,205 @@
+"""One process's membership in a group: its connections, and the worker that follows the group's controller.
+
+The worker runs on a greenlet of the owner's thread. It runs while the owner is inside a call of planaria, and pauses
+whenever it needs the owner's gradient; so the owner's model and optimizer are used by one thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from planaria.common.errors import RunStopped, UserError
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.group.member_runner import MemberRunner, OwnSteps
+from planaria.group.member_state import MemberState
+from planaria.models.group_family import group_family
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.fleet.control_connections import call
+from planaria.runtime.fleet.joined_machine import Ending, Visit
+from planaria.runtime.transport.edge import SocketTransport
+from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.port import Port
+from planaria.runtime.transport.secure import StrangerError
+from planaria.runtime.worker.control_link import ControlLink
+from planaria.runtime.worker.setup import Setup
+from planaria.runtime.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+_SILENCE_S = 30.0
+"""a controller that is silent for so long is lost"""
+_END_S = 10.0
+"""limit for the end of a visit whose worker has ended"""
+
+
+class _OwnProcess:
+    """The "process pool" of a member, whose only worker is this process itself."""
+
+    def __init__(self) -> None:
+        self.orders: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+        """worker and incarnation to become; None: the visit has ended"""
+        self.empty = False
+        self.dismiss: Callable[[], object] = bool
+        """ends the membership"""
+
+    def start(self, worker: str, incarnation: int) -> int:
+        self.orders.put((worker, incarnation))
+        return os.getpid()
+
+    def signal(self, worker: str, incarnation: int, number: int) -> None:
+        """End the membership, not the process, when the controller kills the worker; ignore other signals."""
+        if number == signal.SIGKILL:
+            self.dismiss()
+
+
+class _MemberLink(ControlLink):
+    """The control channel of a worker that shares its owner's process: it never ends that process."""
+
+    def leave(self, code: int = 0) -> NoReturn:
+        if isinstance(getcurrent().parent, greenlet):
+            raise GreenletExit
+        self.inbox.put(d.Leave())  # from a thread of this link
+        raise SystemExit
+
+
+class Membership:
+    """A member's worker. All methods are for the owner's thread."""
+
+    def __init__(self, visit: Visit, setup: Setup, owned: MemberState, patience_s: float) -> None:
+        """Become a worker of the group, and wait at most ``patience_s`` to be one.
+
+        :raises RunStopped: if the group ends or does not accept this process in time.
+        """
+        self._visit, self._pool, self._leaving = visit, _OwnProcess(), ""
+        self._thread = threading.get_ident()
+        self._ending: Ending | None = None
+        threading.Thread(target=self._stay, name="group", daemon=True).start()
+        try:
+            order = self._pool.orders.get(timeout=patience_s)
+        except queue.Empty:
+            raise RunStopped(f"{visit.address}: the group has not taken this process in {patience_s:g} s") from None
+        if order is None:
+            raise self._over()
+        self.worker, incarnation = order
+        setup = replace(setup, key=visit.key, host=visit.own_address, reach=visit.reach)
+        try:
+            line = call(visit.address, visit.key, self.worker, incarnation)
+        except (OSError, StrangerError) as error:
+            raise RunStopped(f"{visit.address}: the group's controller does not answer ({error}); join again") from None
+        self._link = _MemberLink(line, setup.config.fleet.heartbeat_s, inbox=Inbox())
+        self._pool.dismiss = lambda: self._link.inbox.put(d.Leave())
+        resolved = ResolvedRun(setup.config)
+        self.runner = MemberRunner(setup.config, owned, adds=resolved.at_once > 1)
+        self._port = Port(line.own_address, setup.key, setup.reach)
+        self._made = _worker(setup, resolved, self.worker, self._link, self._port, self.runner, self._pause)
+        self._greenlet = greenlet(lambda: self._made.run(incarnation))
+        self.blocks: Sequence[int] = ()
+        """blocks of samples whose gradients the worker waits for; empty once the membership has ended"""
+
+    @property
+    def step(self) -> int:
+        """Steps that this process has made."""
+        return self.runner.steps
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the exchange that this member has settled."""
+        return self._made.messages.round_member.rounds
+
+    def advance(self) -> None:
+        """Let the worker run until it needs the gradients of :attr:`blocks`, or until the group's end.
+
+        :raises RunStopped: if this process was dismissed, or the controller was lost.
+        """
+        if threading.get_ident() != self._thread:
+            raise UserError("a group's samples and optimizer belong to the thread that asked for the first batch")
+        self.blocks = ()
+        if self._greenlet.dead:
+            return
+        self._greenlet.switch()
+        if self._greenlet.dead:
+            self._close()
+            if not self._leaving and (ending := self._ended()).how != "over":
+                raise self._over(ending)
+
+    def leave(self) -> None:
+        """Leave; the current block, if it is not committed, goes to another member."""
+        self._leaving = "left"
+        if not self._greenlet.dead and self._greenlet:
+            self._greenlet.switch()
+        self._close()
+        self._visit.end()
+
+    def _close(self) -> None:
+        """Close the listener and end the threads of the worker."""
+        self._pool.empty = True
+        self._port.close()
+        self._link.inbox.close()  # type: ignore[attr-defined]
+
+    def _pause(self, blocks: Sequence[int]) -> None:
+        """Return to the owner until it has computed something."""
+        self.blocks = blocks
+        getcurrent().parent.switch()
+        if self._leaving:
+            self._made.here.report(e.WorkerFailed, detail="its owner left the group", leaves=True)
+            self._link.leave()
+
+    def _stay(self) -> None:
+        self._ending = self._visit.stay(self._pool, _SILENCE_S, lambda: self._leaving, _note)  # type: ignore[arg-type]
+        self._pool.orders.put(None)
+
+    def _ended(self) -> Ending:
+        """Return how the visit ended, once it has."""
+        until = time.monotonic() + _END_S
+        while self._ending is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return self._ending or Ending("lost", "its worker was dismissed")
+
+    def _over(self, ending: Ending | None = None) -> RunStopped:
+        ending = ending or self._ended()
+        reason = ending.reason or ending.how
+        return RunStopped(f"{self._visit.address}: this process is no longer a member: {reason}; join again")
+
+
+def _worker(
+    setup: Setup,
+    resolved: ResolvedRun,
+    name: str,
+    link: ControlLink,
+    port: Port,
+    runner: MemberRunner,
+    compute: Callable[[Sequence[int]], None],
+) -> Worker:
+    """Return the worker of a member, whose edges end at this machine's address on the route to the controller."""
+    transport = SocketTransport(port, link.inbox)  # type: ignore[arg-type]
+    link.trouble = lambda: transport.trouble
+    return Worker(setup, resolved, name, link, transport, runner, loop=OwnSteps(runner, resolved, compute))
+
+
+def _note(line: str) -> None:
+    log.info("%s", line)
+
+
+def require_same(setup: Setup, owned: MemberState) -> None:
+    """Raise UserError if this process's model is not that of the group."""
+    known = group_family(setup.config.model)
+    if known.layout != owned.layout():
+        raise UserError(
+            f"wrap: the model has {len(owned.parameters)} trained tensors of {owned.numbers:,} numbers, and "
+            f"the group's has {known.tensors} of {known.numbers:,} with other names, shapes or frozen weights; "
+            "give all members the same model"
+        )
+    if known.optimizer != owned.optimizer_kind:
+        raise UserError(
+            f"wrap: the optimizer is {owned.optimizer_kind} here, and {known.optimizer} in the group; use the same"
+        )

@@ -1,0 +1,112 @@
+"""The settings of a group: the arguments of ``host``, ``wrap`` and ``shard`` as a run's configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from planaria.common.documents import first
+from planaria.common.errors import UserError
+from planaria.config.model_config import GROUP
+from planaria.config.schema import RunConfig
+from planaria.exchange.registry import exchange
+from planaria.group.member_state import MemberState
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """Arguments of :func:`planaria.host`."""
+
+    name: str = "group"
+    out: str = "runs"
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    members: int = 1
+    most: int = 64
+    patience_s: float = 10.0
+    step_timeout_s: float = 600.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ExchangeSettings:
+    """Arguments of :meth:`planaria.group.Group.wrap` about the exchange."""
+
+    kind: str = "noloco"
+    compress: str = ""
+    robust: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SharedData:
+    """The data that members share, in blocks; each is computed by one member."""
+
+    blocks: int
+    """blocks in all"""
+    block: int = 1
+    """samples of a block"""
+    samples: int = 0
+    """samples of the data; 0: unknown"""
+
+
+def group_config(host: HostSettings, agreed: ExchangeSettings, data: SharedData, owned: MemberState) -> RunConfig:
+    """Return the configuration of a group's controller.
+
+    :raises UserError: for the first invalid setting.
+    """
+    together = agreed.kind == "allreduce"
+    model = {
+        "numbers": owned.numbers,
+        "tensors": len(owned.parameters),
+        "layout": owned.layout(),
+        "optimizer": owned.optimizer_kind,
+        "state_bytes": owned.most_bytes,
+        "blocks": data.blocks,
+        "samples": data.samples,
+    }
+    most = {} if together else {"most": max(2, host.members, host.most)}
+    sections = {
+        "name": host.name,
+        "out": str(Path(host.out)),
+        "seed": host.seed,
+        "model": {"family": GROUP, "options": model, "context": 1},
+        "pipeline": {"stages": 0, "microbatches": 1, "microbatch_size": data.block, "wire": "fp32"},
+        "train": {"steps": math.ceil(data.blocks / host.members), "eval_every": 0},
+        "recovery": {"strategy": "checkpoint", "meanwhile": "skip" if together else "wait"},
+        "exchange": {
+            "kind": agreed.kind,
+            "options": agreed.options,
+            "compress": agreed.compress,
+            "robust": agreed.robust,
+            "patience_s": host.patience_s,
+            "replicas": host.members,
+            **most,
+        },
+        "fleet": {
+            "local_workers": 0,
+            "spares": 0,
+            "replace": False,
+            "host": host.host,
+            "port": host.port,
+            "advertise": host.advertise,
+            "join_s": max(60.0, host.patience_s),
+            "timeout_s": host.step_timeout_s,
+            "heartbeat_s": 0.5,
+            "missed_heartbeats": 8,
+            "diagnose": "report",
+        },
+        "checkpoint": {"every": 0},
+        "observe": {"trackers": ""},
+    }
+    try:
+        config = RunConfig.model_validate(sections)
+    except ValidationError as error:
+        raise UserError(f"group: {first(error)}") from None
+    exchange(config.exchange)
+    return config

@@ -1,0 +1,152 @@
+"""The samples of one member: blocks of batches that the group's controller assigns, each to one member only."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from planaria.common.errors import UserError
+from planaria.group.settings import SharedData
+
+
+class Blocks(Protocol):
+    """Batches by number, for as many epochs as are asked for."""
+
+    samples: int
+    """samples in an epoch; 0: unknown"""
+    block_samples: int
+    """samples of a full block"""
+
+    def count(self, epochs: int) -> int:
+        """Return the number of blocks in so many epochs; 0: unknown."""
+
+    def batches(self, block: int) -> Iterator[Any]:
+        """Yield the batches of a block."""
+
+
+class Shard:
+    """The batches of one member; ``len`` is the number for all members together. It can be iterated once."""
+
+    def __init__(
+        self,
+        batches: Callable[[Blocks, SharedData], Iterator[Any]],
+        blocks: Blocks,
+        data: SharedData,
+        accumulate: int,
+    ) -> None:
+        self._batches, self._blocks, self._data, self._accumulate = batches, blocks, data, accumulate
+
+    def __len__(self) -> int:
+        return self._data.blocks * self._accumulate
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches(self._blocks, self._data)
+
+
+class MappedBlocks:
+    """Blocks of a ``DataLoader`` over a dataset with an index. Each epoch draws an order of its own from the seed."""
+
+    def __init__(self, loader: DataLoader[Any], accumulate: int, seed: int) -> None:
+        """:raises UserError: if the loader chooses its own samples, which cannot be divided among members."""
+        self._data, self._collate, self._pin = loader.dataset, loader.collate_fn, loader.pin_memory
+        if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+            raise UserError("shard: a custom batch_sampler cannot be divided among members; give batch_size instead")
+        if type(loader.sampler) not in (RandomSampler, SequentialSampler):
+            raise UserError(
+                f"shard: {type(loader.sampler).__name__} cannot be divided among members; use shuffle=True, or none"
+            )
+        if getattr(loader.sampler, "replacement", False) or getattr(loader.sampler, "_num_samples", None) is not None:
+            raise UserError("shard: a sampler with replacement or num_samples cannot be divided; use shuffle=True")
+        self._shuffled, self._seed = isinstance(loader.sampler, RandomSampler), seed
+        self._batch, self._accumulate = loader.batch_size, accumulate
+        self.samples, self.block_samples = len(self._data), self._batch * accumulate  # type: ignore[arg-type]
+        full, rest = divmod(self.samples, self._batch)
+        self._per_epoch = full + (rest > 0 and not loader.drop_last)
+        if not self._per_epoch:
+            raise UserError(
+                f"shard: {self.samples} samples are fewer than batch_size = {self._batch}; lower it, or set "
+                "drop_last=False"
+            )
+        self._threads = ThreadPoolExecutor(loader.num_workers) if loader.num_workers else None
+        self._epoch, self._order, self._most = -1, torch.empty(0), math.inf
+
+    def count(self, epochs: int) -> int:
+        self._most = epochs * self._per_epoch
+        return math.ceil(self._most / self._accumulate)
+
+    def batches(self, block: int) -> Iterator[Any]:
+        """Yield the batches of a block, which may begin in one epoch and end in the next."""
+        for batch in range(block * self._accumulate, (block + 1) * self._accumulate):
+            if batch >= self._most:
+                return
+            epoch, number = divmod(batch, self._per_epoch)
+            yield self._read(self._ordered(epoch)[number * self._batch : (number + 1) * self._batch])
+
+    def _ordered(self, epoch: int) -> Sequence[int]:
+        """Return the order of samples in an epoch, equal at all members."""
+        if not self._shuffled:
+            return range(self.samples)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed((self._seed << 20) + epoch)
+            self._epoch, self._order = epoch, torch.randperm(self.samples, generator=generator)
+        return self._order  # type: ignore[return-value]
+
+    def _read(self, indices: Sequence[int]) -> Any:
+        numbers = [int(index) for index in indices]
+        if fetch := getattr(self._data, "__getitems__", None):
+            batch = self._collate(fetch(numbers))
+        else:
+            each = map if self._threads is None else self._threads.map
+            batch = self._collate([*each(self._data.__getitem__, numbers)])
+        return _pinned(batch) if self._pin and torch.cuda.is_available() else batch
+
+
+def _pinned(batch: Any) -> Any:
+    """Return a batch in page-locked memory, as a ``DataLoader`` does it."""
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+class StreamedBlocks:
+    """Blocks of a loader that is read in order, such as one of an ``IterableDataset``.
+
+    Every member reads the whole stream and uses its own blocks. A block before the current position, of a member that
+    was lost, starts the stream again; so the stream must be the same in each iteration and at each member.
+    """
+
+    samples = 0
+
+    def __init__(self, loader: Iterable[Any], accumulate: int, batch: int) -> None:
+        self._loader, self._accumulate, self.block_samples = loader, accumulate, batch * accumulate
+        self._position, self._stream = 0, iter(loader)
+
+    def count(self, epochs: int) -> int:
+        return 0
+
+    def batches(self, block: int) -> Iterator[Any]:
+        if block < self._position:
+            self._position, self._stream = 0, iter(self._loader)
+        skipped = (block - self._position) * self._accumulate
+        self._position = block + 1
+        found = list(itertools.islice(self._stream, skipped, skipped + self._accumulate))
+        if not found:
+            raise UserError(f"shard: the stream ends before block {block}; lower steps, or give a longer one")
+        yield from found
+
+
+def blocks_of(loader: Iterable[Any], accumulate: int, seed: int) -> Blocks:
+    """Return the blocks of a loader: ``accumulate`` batches each.
+
+    :raises UserError: if it cannot be divided among members.
+    """
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        return MappedBlocks(loader, accumulate, seed)
+    size = loader.batch_size if isinstance(loader, DataLoader) else None
+    return StreamedBlocks(loader, accumulate, size or 1)

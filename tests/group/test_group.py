@@ -1,0 +1,149 @@
+"""Groups of real processes: members that train, die, leave and join."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from members import SAMPLES, Members, Numbered, Spec, residual
+from torch.utils.data import DataLoader
+
+from planaria.control import decisions as d
+from planaria.group.shard import MappedBlocks
+from planaria.report.run.ledger import require_exactly_once
+from planaria.runtime.fleet.joining import read_door
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    started = Members(tmp_path)
+    yield started
+    started.close()
+
+
+def committed_samples(members: Members, batch: int, epochs: int) -> Counter[int]:
+    """Return how often the log's committed blocks use each sample, by the order that all members draw."""
+    blocks = MappedBlocks(DataLoader(Numbered(), batch, shuffle=True), 1, 0)
+    begun, counts = {}, Counter[int]()
+    for _, fact in members.run.record.history:
+        if isinstance(fact, d.RunStep):
+            begun[fact.replica] = fact.block
+        elif isinstance(fact, d.Commit):
+            for numbers, _, _ in blocks.batches(begun[fact.replica]):
+                counts.update(numbers.tolist())
+    return counts
+
+
+def test_members_die_leave_and_join_and_every_sample_is_used_once(members: Members) -> None:
+    epochs = 6
+    address = members.host(Spec(seed=1, epochs=epochs, pause_s=0.08))
+    killed = members.start(Spec(seed=2, address=address, epochs=epochs, pause_s=0.03, dies_after=10))
+    leaving = members.start(Spec(seed=3, address=address, epochs=epochs, pause_s=0.03, leaves_after=8))
+    late = members.start(Spec(seed=4, address=address, epochs=epochs, pause_s=0.03))
+    members.wait()
+    record = members.run.record
+    require_exactly_once(record)
+    assert committed_samples(members, 6, epochs) == Counter(dict.fromkeys(range(SAMPLES), epochs))
+    assert len(members.used(killed)) == 10 and len(members.used(leaving)) == 8
+    assert members.facts(late)["rounds"] > 0
+    assert members.facts(0)["steps"] + members.facts(late)["steps"] >= epochs * SAMPLES / 6 - 18
+    losses = members.run.losses
+    assert sum(losses[-20:]) < sum(losses[:20])
+
+
+@pytest.mark.parametrize("dies_after", [0, 7])
+def test_a_shared_gradient_does_not_depend_on_the_members(members: Members, dies_after: int) -> None:
+    """Three members add up the gradients of steps of three blocks; after a death, two compute the same."""
+    exchange = {"exchange": "allreduce"}
+    hosting = {"members": 3}
+    members.start(Spec(seed=1, hosting={**hosting, "port": 0}, exchange=exchange, epochs=1, width=4))
+    address = _address_of_waiting_host(members)
+    members.start(Spec(seed=2, address=address, exchange=exchange, epochs=1))
+    members.start(Spec(seed=3, address=address, exchange=exchange, epochs=1, dies_after=dies_after))
+    members.wait()
+    first, second = members.weights(0), members.weights(1)
+    trained = [name for name in first if "running" not in name and "batches" not in name]
+    for name in trained:
+        assert torch.equal(first[name], second[name]), name
+    expected = _alone(3, 1)
+    for name in trained:
+        torch.testing.assert_close(first[name], expected[name], atol=2e-5, rtol=1e-4)
+    require_exactly_once(members.run.record)
+    assert members.facts(0)["steps"] == 14  # of 40 blocks, three each
+
+
+def _address_of_waiting_host(members: Members) -> str:
+    """Return the address at which a host that waits for others listens."""
+    door = members.folder / "runs" / "group" / "door.json"
+    return waited_for(lambda: read_door(door.parent).at if door.exists() else "")
+
+
+def waited_for(found: Callable[[], str], patience_s: float = 90.0) -> str:
+    until = time.monotonic() + patience_s
+    while not (result := found()):
+        assert time.monotonic() < until, "the group did not open"
+        time.sleep(0.05)
+    return result
+
+
+def _alone(blocks: int, epochs: int) -> dict[str, torch.Tensor]:
+    """Return the weights after the same steps in one plain loop, with the batch statistics of each block."""
+    torch.manual_seed(1)
+    model = residual()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = MappedBlocks(DataLoader(Numbered(), 6, shuffle=True), 1, 0)
+    count = data.count(epochs)
+    for first in range(0, count, blocks):
+        numbers = range(first, min(first + blocks, count))
+        optimizer.zero_grad()
+        for number in numbers:
+            for _, inputs, targets in data.batches(number):
+                (torch.nn.functional.mse_loss(model(inputs), targets) / len(numbers)).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def test_members_with_other_settings_or_models_are_refused_by_name(members: Members) -> None:
+    address = members.host(Spec(seed=1, epochs=2, pause_s=0.05))
+    cases = {
+        members.start(Spec(seed=2, address=address, width=5)): "wrap: the model has 7 trained tensors",
+        members.start(Spec(seed=2, address=address, exchange={"exchange": "diloco", "every": 3})): "wrap: exchange is",
+        members.start(Spec(seed=2, address=address, exchange={"exchange": "noloco", "every": 4})): "wrap: options is",
+        members.start(Spec(seed=2, address=address, batch=5)): "shard: batch_size × accumulate is 5 here and 6",
+        members.start(Spec(seed=2, address=address, epochs=3)): "blocks is 120 here and 80 in the group",
+    }
+    members.wait()
+    for number, text in cases.items():
+        assert text in members.error(number)
+    assert members.facts(0)["steps"] == 80
+
+
+@pytest.mark.parametrize("kind", ["noloco", "allreduce"])
+def test_a_group_ends_when_nobody_has_its_weights_any_more(members: Members, kind: str) -> None:
+    """A newcomer's first weights are those of another model."""
+    exchange, several = {"exchange": kind}, 2
+    hosting = {"members": several}
+    members.start(Spec(seed=1, hosting=hosting, exchange=exchange, epochs=9, dies_after=12))
+    address = _address_of_waiting_host(members)
+    members.start(Spec(seed=2, address=address, exchange=exchange, epochs=9, dies_after=9))
+    waited_for(lambda: "lost" if len(members.used(0)) >= 12 and len(members.used(1)) >= 9 else "")
+    assert "all members with the group's weights are lost" in members.run.outcome
+    members.wait()
+
+
+def test_a_member_whose_updates_are_invalid_is_sent_away_and_others_go_on(members: Members) -> None:
+    exchange = {"exchange": "noloco", "every": 2}
+    members.start(Spec(seed=1, hosting={"members": 3}, exchange=exchange, epochs=8))
+    address = _address_of_waiting_host(members)
+    members.start(Spec(seed=2, address=address, exchange=exchange, epochs=8))
+    wrong = members.start(Spec(seed=3, address=address, exchange=exchange, epochs=8, breaks_after=5))
+    members.wait()
+    assert re.search(r"no longer a member: the updates of replica \d were invalid in 3 rounds", members.error(wrong))
+    for number in (0, 1):
+        assert all(bool(tensor.isfinite().all()) for tensor in members.weights(number).values())
+    require_exactly_once(members.run.record)
