@@ -52,6 +52,10 @@ class Picky(CheckFree):
     def model_post_init(self, context):
         raise RuntimeError("not today")
 
+class Older(CheckFree):
+    def concerns(self, copy, lost):
+        return True
+
 class Other:
     pass
 """
@@ -185,6 +189,14 @@ def test_an_unavailable_choice_is_refused(own: str, name: str, message: str) -> 
     Path("quits.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(UserError, match=message):
         RECOVERIES.find(name.replace("OWN", own))
+
+
+@pytest.mark.usefixtures("allow_code")
+def test_a_method_of_an_older_name_is_not_ignored(own: str) -> None:
+    with pytest.raises(UserError, match=rf"'{own}:Older': Older.concerns is now called helps_rebuild; rename it"):
+        RECOVERIES.make(f"{own}:Older", {})
+    for kind in ALL:
+        assert all(hasattr(kind.base, present) for present in kind.base.former_members.values())
 
 
 @pytest.mark.usefixtures("allow_code")

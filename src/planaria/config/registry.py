@@ -36,6 +36,8 @@ class Choice(Section):
 
     former: ClassVar[Mapping[str, str]] = {}
     """name of an option in older versions → its present name"""
+    former_members: ClassVar[Mapping[str, str]] = {}
+    """name of a method or attribute that subclasses defined in older versions → its present name"""
 
 
 Chosen = TypeVar("Chosen", bound=Choice)
@@ -83,6 +85,9 @@ class Registry(Generic[Chosen]):
             raise UserError(f"{named}: is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
         if inspect.isabstract(result):
             raise UserError(f"{named}: lacks {', '.join(sorted(result.__abstractmethods__))}; define what is missing")
+        for line in custom_choices([result]):
+            for was in vars(line).keys() & result.former_members.keys() - line.model_fields.keys():
+                raise UserError(f"{named}: {line.__name__}.{was} is now called {result.former_members[was]}; rename it")
         return result
 
     def make(self, name: str, options: Mapping[str, Any]) -> Chosen:

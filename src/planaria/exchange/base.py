@@ -200,6 +200,10 @@ class Exchange(Choice, ABC):
     By default all replicas are one group, there is no outer state, and members wait for whole updates.
     """
 
+    former_members: ClassVar[Mapping[str, str]] = {
+        "anew": "after_member_change", "apart": "spread", "lasting": "fixed_on_resume",
+        "witnessed": "detects_equivocation", "objection": "why_unsupported",
+    }  # fmt: skip
     synchronised: ClassVar[bool] = False
     """whether all replicas share one outer state, so that a replica that missed a round must copy another's"""
     fixed_on_resume: ClassVar[tuple[str, ...]] = ()

@@ -143,6 +143,10 @@ class StrategyRequirements(NamedTuple):
 class Recovery(Choice, ABC):
     """Base class of recovery strategies. Its fields are its options; by default it keeps no copies."""
 
+    former_members: ClassVar[Mapping[str, str]] = {
+        "open": "has_best_options", "settled": "resolve_best", "variety": "quality_key", "concerns": "helps_rebuild",
+        "needs": "requirements", "give": "donate", "unfit": "pretrained_warning",
+    }  # fmt: skip
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements()
     exact: ClassVar[bool] = False
     """whether rebuilt stages equal the lost ones, so that a loss costs time only"""

@@ -24,6 +24,7 @@ class RobustRule(Choice, ABC):
     """A robust rule; its fields are its options. Pure: equal vectors in the same order give the same value."""
 
     former: ClassVar[Mapping[str, str]] = {"liars": "byzantine"}
+    former_members: ClassVar[Mapping[str, str]] = {"least": "min_members"}
     byzantine: Natural = 1
     """f, the number of Byzantine members tolerated"""
 
