@@ -1,4 +1,4 @@
-"""The controller of a group, in a process of its own, so that it outlives the member that started it.
+"""The controller of a group, in a separate process, so that it outlives the member that started it.
 
 It reads its configuration and key from standard input, answers with one line of JSON once members can join, and ends
 with the group.
@@ -28,34 +28,13 @@ from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.engine.stopping import stop_requested
-from planaria.runtime.fleet.base import Fleet, Notice
+from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
 from planaria.runtime.fleet.joinable_fleet import JoinableFleet, JoinInfo
 from planaria.runtime.transport.address import Reach
 from planaria.runtime.worker.setup import CHECKPOINTS, SETUP, Setup
 
 LOG = "controller.log"
 """errors of the controller, in the group's folder"""
-
-
-class NoWorkers:
-    """The fleet of a machine that has no workers of its own."""
-
-    def spawn(self, worker: str, incarnation: int) -> None:
-        raise AssertionError("a group has no workers of its own")
-
-    def send(self, worker: str, text: bytes) -> None: ...
-
-    def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None: ...
-
-    def poll(self, timeout_s: float) -> list[Notice]:
-        return []
-
-    def waitables(self) -> list[Any]:
-        return []
-
-    def signal(self, worker: str, incarnation: int, number: object) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def lead(config: RunConfig, key: bytes, awaited: str, answer: Any) -> None:
@@ -72,11 +51,12 @@ def lead(config: RunConfig, key: bytes, awaited: str, answer: Any) -> None:
     setup = Setup(config, folder.absolute(), folder.absolute(), config.fleet.host, key, 0, reach, part=started.part)
     plain = SETUP.dump_json(replace(setup, reach=Reach())).decode()
     terms = JoinInfo(plain, 1, secrets.token_hex(16), {}, awaited=awaited)
-    home: Fleet = NoWorkers()
     watch = RunWatch(folder, config.samples, NoProgress())
     with run_folders.held(folder), stop_requested(None) as requested:
         try:
-            fleet = JoinableFleet(lambda _: home, config.fleet, config.fleet.host, key, terms, folder)
+            fleet = JoinableFleet(
+                lambda _: CooperativeFleet(_no_worker), config.fleet, config.fleet.host, key, terms, folder
+            )
         except UserError:
             run_folders.remove(folder)
             raise
@@ -91,6 +71,10 @@ def lead(config: RunConfig, key: bytes, awaited: str, answer: Any) -> None:
             finally:
                 watch.close()
     write_report(folder)
+
+
+def _no_worker(slot: InProcessWorker) -> None:
+    raise AssertionError("all workers of a group are its members")
 
 
 def _redirect(handle: int, file: Path) -> None:

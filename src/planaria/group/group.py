@@ -19,11 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from torch import nn
 from torch.optim import Optimizer
 
-from planaria.common.documents import first
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.group.member_state import MemberState, Stateful
@@ -33,10 +31,11 @@ from planaria.group.settings import ExchangeSettings, HostSettings, SharedData, 
 from planaria.group.shard import Blocks, Shard, blocks_of
 from planaria.models.group_family import group_family
 from planaria.report.run.report import write_report
+from planaria.runtime.engine.join import setup_of
 from planaria.runtime.fleet.joined_machine import Visit, own_name
 from planaria.runtime.fleet.joining import RunAddress, kept_key, read_key
 from planaria.runtime.transport.secure import new_key
-from planaria.runtime.worker.setup import SETUP, Setup
+from planaria.runtime.worker.setup import Setup
 
 _AGAIN_S = 0.5
 """seconds between attempts to reach the controller"""
@@ -201,7 +200,7 @@ class Group:
             if self._opened is not None:
                 self._opened(self.address)
         visit = _visit(self.address, self._key, self._settings.patience_s)
-        setup = _setup(visit)
+        setup = replace(setup_of(visit), sign="")
         require_same(setup, self._owned)
         self._require_agreed(setup, data)
         self._member = Membership(visit, setup, self._owned, _START_S)
@@ -346,13 +345,3 @@ def _visit(address: str, key: bytes, patience_s: float) -> Visit:
                     "address, and that the host's loop has begun"
                 ) from None
         time.sleep(_AGAIN_S)
-
-
-def _setup(visit: Visit) -> Setup:
-    """Return the group's setup; UserError if it is invalid, as from another version of planaria."""
-    try:
-        return replace(SETUP.validate_json(visit.welcome.setup), key=visit.key, sign="")
-    except ValidationError as error:
-        raise UserError(
-            f"the group's settings are invalid ({first(error)}); use the host's version of planaria"
-        ) from None

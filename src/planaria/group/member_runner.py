@@ -118,7 +118,7 @@ class OwnSteps:
     rounds = 1
 
     def __init__(self, runner: MemberRunner, resolved: ResolvedRun, compute: Callable[[Sequence[int]], None]) -> None:
-        """``compute``: lets the owner compute these blocks, and returns once it has, or once it does not go on."""
+        """``compute``: lets the owner compute these blocks, and returns when it has computed something or leaves."""
         self._runner, self._compute, self._step = runner, compute, 0
         self._in_step = resolved.at_once
         self._blocks = group_family(resolved.config.model).blocks
@@ -160,7 +160,7 @@ class OwnSteps:
 def shares(blocks: int, absent: Collection[int]) -> dict[int, list[int]]:
     """Return the blocks of each member of a step: its own, and in turn those of ``absent`` members.
 
-    Members are numbered from 0; with one block in a step, each member has a step of its own.
+    Members are numbered from 0; with one block in a step, each member makes its own steps.
     """
     if blocks == 1:
         return defaultdict(lambda: [0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -59,8 +60,9 @@ class MemberState:
             raise UserError("wrap: the model has no parameter that requires a gradient")
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
+    @cached_property
     def layout(self) -> str:
-        """Return a digest of what all members share: names and shapes of trained parameters, and frozen weights."""
+        """A digest of what all members share: names and shapes of trained parameters, and frozen weights."""
         rows = [f"{name} {list(parameter.shape)}" for name, parameter in sorted(self.parameters.items())]
         frozen = sorted((n, p) for n, p in self.model.named_parameters() if not p.requires_grad)
         rows += [digest(name, parameter.detach().cpu().contiguous()).hex() for name, parameter in frozen]
@@ -154,9 +156,14 @@ class MemberState:
         if extra:
             self.model.load_state_dict({**self.model.state_dict(), **extra})
 
+    @property
+    def _in_order(self) -> list[str]:
+        """Names of the optimizer's parameters, in the order of its numbers."""
+        return [self._names.get(id(p), "") for group in self.optimizer.param_groups for p in group["params"]]
+
     def _optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state with the names of parameters in place of their numbers."""
-        names = [self._names.get(id(p), "") for group in self.optimizer.param_groups for p in group["params"]]
+        names = self._in_order
         known = self.optimizer.state_dict()
         groups = [{key: value for key, value in group.items() if key != "params"} for group in known["param_groups"]]
         return {"state": {names[number]: value for number, value in known["state"].items()}, "groups": groups}
@@ -164,8 +171,7 @@ class MemberState:
     def _numbered(self, given: Any) -> dict[str, Any]:
         """Return a state for ``Optimizer.load_state_dict``; ValueError for another optimizer's."""
         own = self.optimizer.state_dict()
-        names = [self._names.get(id(p), "") for group in self.optimizer.param_groups for p in group["params"]]
-        numbers = {name: number for number, name in enumerate(names)}
+        numbers = {name: number for number, name in enumerate(self._in_order)}
         if unknown := sorted(given["state"].keys() - numbers.keys()):
             raise ValueError(f"its optimizer holds {unknown[0]!r}, which this one does not")
         if len(given["groups"]) != len(own["param_groups"]):

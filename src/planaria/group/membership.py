@@ -37,7 +37,7 @@ from planaria.runtime.worker.worker import Worker
 
 log = logging.getLogger(__name__)
 _SILENCE_S = 30.0
-"""a controller that is silent for so long is lost"""
+"""a controller that is silent for longer is lost"""
 _END_S = 10.0
 """limit for the end of a visit whose worker has ended"""
 
@@ -157,6 +157,7 @@ class Membership:
     def _stay(self) -> None:
         self._ending = self._visit.stay(self._pool, _SILENCE_S, lambda: self._leaving, _note)  # type: ignore[arg-type]
         self._pool.orders.put(None)
+        self._pool.dismiss()  # the worker may wait for orders that cannot come any more
 
     def _ended(self) -> Ending:
         """Return how the visit ended, once it has."""
@@ -193,7 +194,7 @@ def _note(line: str) -> None:
 def require_same(setup: Setup, owned: MemberState) -> None:
     """Raise UserError if this process's model is not that of the group."""
     known = group_family(setup.config.model)
-    if known.layout != owned.layout():
+    if known.layout != owned.layout:
         raise UserError(
             f"wrap: the model has {len(owned.parameters)} trained tensors of {owned.numbers:,} numbers, and "
             f"the group's has {known.tensors} of {known.numbers:,} with other names, shapes or frozen weights; "

@@ -64,7 +64,7 @@ def group_config(host: HostSettings, agreed: ExchangeSettings, data: SharedData,
     model = {
         "numbers": owned.numbers,
         "tensors": len(owned.parameters),
-        "layout": owned.layout(),
+        "layout": owned.layout,
         "optimizer": owned.optimizer_kind,
         "state_bytes": owned.most_bytes,
         "blocks": data.blocks,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from planaria.common.errors import UserError
@@ -16,7 +17,7 @@ from planaria.group.settings import SharedData
 
 
 class Blocks(Protocol):
-    """Batches by number, for as many epochs as are asked for."""
+    """Batches by number, for any number of epochs."""
 
     samples: int
     """samples in an epoch; 0: unknown"""
@@ -50,7 +51,7 @@ class Shard:
 
 
 class MappedBlocks:
-    """Blocks of a ``DataLoader`` over a dataset with an index. Each epoch draws an order of its own from the seed."""
+    """Blocks of a ``DataLoader`` over a dataset with an index. The seed gives each epoch another order."""
 
     def __init__(self, loader: DataLoader[Any], accumulate: int, seed: int) -> None:
         """:raises UserError: if the loader chooses its own samples, which cannot be divided among members."""
@@ -86,19 +87,17 @@ class MappedBlocks:
             if batch >= self._most:
                 return
             epoch, number = divmod(batch, self._per_epoch)
-            yield self._read(self._ordered(epoch)[number * self._batch : (number + 1) * self._batch])
+            yield self._read(self._ordered(epoch)[number * self._batch : (number + 1) * self._batch].tolist())
 
-    def _ordered(self, epoch: int) -> Sequence[int]:
+    def _ordered(self, epoch: int) -> Tensor:
         """Return the order of samples in an epoch, equal at all members."""
-        if not self._shuffled:
-            return range(self.samples)
-        if epoch != self._epoch:
+        if epoch != self._epoch and (self._shuffled or not len(self._order)):
             generator = torch.Generator().manual_seed((self._seed << 20) + epoch)
-            self._epoch, self._order = epoch, torch.randperm(self.samples, generator=generator)
-        return self._order  # type: ignore[return-value]
+            order = torch.randperm(self.samples, generator=generator) if self._shuffled else torch.arange(self.samples)
+            self._epoch, self._order = epoch, order
+        return self._order
 
-    def _read(self, indices: Sequence[int]) -> Any:
-        numbers = [int(index) for index in indices]
+    def _read(self, numbers: list[int]) -> Any:
         if fetch := getattr(self._data, "__getitems__", None):
             batch = self._collate(fetch(numbers))
         else:

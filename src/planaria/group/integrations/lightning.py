@@ -35,5 +35,5 @@ class GroupCallback(Callback):  # type: ignore[misc]
             self._group.log(float(loss))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the group, if it goes on."""
+        """Leave the group, if it still runs."""
         self._group.leave()

@@ -14,7 +14,7 @@ from planaria.group.shard import Shard
 
 
 class _Batches:
-    """A member's batches as a trainer's epochs: each goes on where the last one ended."""
+    """A member's batches as a trainer's epochs: each continues where the last one ended."""
 
     def __init__(self, shard: Shard, epochs: int) -> None:
         self._shard, self._epochs = shard, epochs
@@ -32,7 +32,7 @@ class GroupCallback(TrainerCallback):
     """Makes a trainer a member of a group: its samples, its optimizer and its learning rate follow the group.
 
     ``num_train_epochs``, or ``max_steps``, then count the data and steps of all members together. Each member writes
-    checkpoints and logs of its own.
+    its own checkpoints and logs.
     """
 
     def __init__(self, group: Group, trainer: Trainer, **exchange: Any) -> None:
@@ -81,5 +81,5 @@ class GroupCallback(TrainerCallback):
         control.should_training_stop = self._group.ended
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Leave the group, if it goes on."""
+        """Leave the group, if it still runs."""
         self._group.leave()

@@ -192,7 +192,7 @@ class _Stay:
         :raises UserError: if the machine lacks something that the run's workers need.
         """
         self._visit, self._say = visit, notify
-        setup = replace(_setup(visit), host=visit.own_address, reach=visit.reach, log=from_environment())
+        setup = replace(setup_of(visit), host=visit.own_address, reach=visit.reach, log=from_environment())
         if setup.config.model.family == GROUP:
             raise UserError(
                 f"{visit.address}: a group of programs that train a model of theirs; join it from yours with "
@@ -228,7 +228,7 @@ class _Stay:
         self._visit.end()
 
 
-def _setup(visit: Visit) -> Setup:
+def setup_of(visit: Visit) -> Setup:
     """Return the run's setup; UserError if it is invalid, as from another version of planaria."""
     location = "the run's setup"
     refuse_nul(visit.welcome.setup, location)
