@@ -94,11 +94,15 @@ def _lock_when_free(folder: Path, lease_s: float) -> Iterator[tuple[ControllerEn
         taken = threading.Event()
         threading.Thread(target=_take, args=(file, taken), name="lock", daemon=True).start()
         cause: ControllerEnd = "exited"
-        stopped = 0.0
+        stopped_since: float | None = None
         while not taken.wait(_LOOK_S):
-            stopped = stopped + _LOOK_S if activity(pid := _holder(file)) == "stopped" else 0.0
-            if stopped >= lease_s:
-                cause, stopped = "stopped", 0.0
+            now = time.monotonic()
+            if activity(pid := _holder(file)) != "stopped":
+                stopped_since = None
+            elif stopped_since is None:
+                stopped_since = now
+            elif now - stopped_since >= lease_s:
+                cause, stopped_since = "stopped", None
                 _kill(pid, file)
         noticed = time.monotonic()
         run_folders.sign_lock(file)

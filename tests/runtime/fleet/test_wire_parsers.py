@@ -28,7 +28,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import link_survey_node
-from planaria.runtime.engine.join import _setup
+from planaria.runtime.engine.join import setup_of
 from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.fleet import files, joined_machine, joining
 from planaria.runtime.fleet.control_connections import Switchboard, call
@@ -290,7 +290,7 @@ def test_a_setup_is_read_or_refused_in_a_line(raw: bytes) -> None:
 
     visited: Any = Found()
     try:
-        device_needs(_setup(visited).config)
+        device_needs(setup_of(visited).config)
     except UserError as error:
         assert "\n" not in str(error)
 
