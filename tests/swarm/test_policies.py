@@ -388,7 +388,7 @@ def test_merged_matrices_give_the_same_logits(tmp_path: Path) -> None:
     assert not torch.allclose(policy.logits(TOKENS), plain(TOKENS), atol=1e-3), "the adapters are not zero"
     policy.export(tmp_path / "merged")
     merged = import_model(tmp_path / "merged")
-    torch.testing.assert_close(merged(TOKENS), policy.logits(TOKENS), rtol=0, atol=1e-5)
+    torch.testing.assert_close(merged(TOKENS), policy.logits(TOKENS), rtol=0, atol=1e-4)
     assert policy.adapted and any("lora_" in name for name, _ in policy.module.named_parameters())
 
 
