@@ -7,14 +7,15 @@ place, equal for all systems; coordinators (planaria's controller, torch's agent
 
     pipeline   planaria: ends and three block stages, each with a twin at its neighbour, and a spare
     replicas   planaria: two replicas of two processes that average gradients in every step, and a spare
+    group      planaria as a library: four loops of one's own, whose optimizers a group wraps (planaria.join)
     torchft    four replicas of the complete model; lighthouse, limits and samples as in its documentation
     tuned      the same with shorter limits, and samples assigned so that none is skipped
     torchrun   DistributedDataParallel, all restarted from the newest checkpoint; Daly's best interval
 
 The time to the next step is from a kill to the first new update that began after it. Claims: planaria's is at most 1/5
-of torchft's, tuned or not, and planaria loses no sample. Throughput, memory and idle processes are shown. The trainers
-are field_peer.py (torchrun) and field_torchft.py. torchft has its own environment and is never imported here; it is a
-nightly build, because DistributedDataParallel of 0.2.0 takes all replicas down with one. To create it:
+of torchft's, tuned or not, and planaria loses no sample. Throughput, memory and idle processes are shown. Trainers:
+field_peer.py (torchrun), field_group.py, field_torchft.py. torchft has its own environment and is never imported here;
+it is a nightly build, because DistributedDataParallel of 0.2.0 takes all replicas down with one. To create it:
 
     python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft-nightly safetensors
 """
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING
 from benchmarks.common import ROOT, RUNS, ratios
 from benchmarks.field_runs import NAME, Ran, folder_of, ran
 from benchmarks.field_systems import (
+    GroupMembers,
     Planaria,
     System,
     Torchft,
@@ -60,11 +62,18 @@ if TYPE_CHECKING:
     from benchmarks.field_peer import Job
 
 
-PIPELINE, REPLICAS = "planaria, a pipeline", "planaria, replicas"
+PIPELINE, REPLICAS, GROUP = "planaria, a pipeline", "planaria, replicas", "planaria, a group"
 TORCHFT, TUNED, TORCHRUN = "torchft", "torchft, tuned", "torchrun"
-ARMS = {"pipeline": PIPELINE, "replicas": REPLICAS, "torchft": TORCHFT, "tuned": TUNED, "torchrun": TORCHRUN}
+ARMS = {
+    "pipeline": PIPELINE,
+    "replicas": REPLICAS,
+    "group": GROUP,
+    "torchft": TORCHFT,
+    "tuned": TUNED,
+    "torchrun": TORCHRUN,
+}
 """flag → name"""
-OURS, THEIRS = (PIPELINE, REPLICAS), (TORCHFT, TUNED)
+OURS, THEIRS = (PIPELINE, REPLICAS, GROUP), (TORCHFT, TUNED)
 PLACES = 4  # training processes of each system; planaria also has a spare
 MICROBATCHES = 4  # per step of planaria, over all replicas
 ENDLESS = 1_000_000
@@ -159,6 +168,7 @@ def systems(given: Namespace, seed: int) -> dict[str, System]:
     made: dict[str, System] = {
         PIPELINE: Planaria(PIPELINE, PLACES, recipe(given, seed, PIPELINE)),
         REPLICAS: Planaria(REPLICAS, PLACES, recipe(given, seed, REPLICAS)),
+        GROUP: GroupMembers(GROUP, PLACES, told, Path(sys.executable)),
         TORCHFT: Torchft(TORCHFT, PLACES, told, given.python, DOCUMENTED),
         TUNED: Torchft(TUNED, PLACES, short, given.python, tuned),
         TORCHRUN: Torchrun(TORCHRUN, PLACES, told, given.torchrun),

@@ -146,6 +146,7 @@ class Trainer:
         named = dict(self.model.named_parameters())
         self._groups = [[named[name] for name in group] for group in job.groups]
         self._samples = load_file(job.samples)["samples"]
+        self.samples = len(self._samples)
         self._lines = Path(job.folder, f"{place}.jsonl").open("a", buffering=1)  # noqa: SIM115
         self.say(pid=os.getpid())
 

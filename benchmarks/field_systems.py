@@ -327,6 +327,22 @@ class Torchft(Peer):
         return commands
 
 
+@dataclass(frozen=True)
+class GroupMembers(Peer):
+    """Members of a group, each with an agent that restarts it; the group's controller is a process of its own."""
+
+    def commands(self, folder: Path) -> list[Command]:
+        port, told = str(free_port()), self.told(folder)
+        line = self.elastic(["--standalone", "--nproc-per-node=1"], "field_group", told)
+        return [Command(line, {"PLACE": str(place), "GROUP_PORT": port}) for place in range(self.places)]
+
+    def problems(self, folder: Path) -> list[str]:
+        from planaria.control.logs import read_run
+        from planaria.report.run.ledger import prove_exactly_once
+
+        return prove_exactly_once(read_run(folder / "group"))
+
+
 def _newest(file: Path) -> int | None:
     """Return the last process named in a file, if it is alive."""
     pids = [line for line in whole_lines(file) if '"pid"' in line] if file.exists() else []
