@@ -371,6 +371,8 @@ def refuse_senseless(given: Namespace) -> None:
         raise UserError(
             f"--python {given.python}: has no torchft; make its environment ({INSTALL}), or leave it out: --arms {rest}"
         )
+    if given.kills < 1:
+        raise UserError(f"--kills {given.kills}: nothing to recover from; give at least 1")
     if given.batch % PLACES:
         raise UserError(f"--batch {given.batch}: is shared among {PLACES} processes; give a multiple of {PLACES}")
     if given.layers % (PLACES - 1):

@@ -14,7 +14,7 @@ from benchmarks import field, field_runs
 from benchmarks.common import ROOT
 from benchmarks.field import (
     FIRST,
-    OURS,
+    GROUP,
     PIPELINE,
     PLACES,
     REPLICAS,
@@ -251,7 +251,7 @@ def test_peers_clip_the_groups_that_planaria_clips(runs: Path) -> None:
 
 
 def test_both_planaria_arms_have_four_processes_and_equal_batches() -> None:
-    shapes = [field.recipe(flags(), 7, arm) for arm in OURS]
+    shapes = [field.recipe(flags(), 7, arm) for arm in (PIPELINE, REPLICAS)]
     assert [one.samples for one in shapes] == [BATCH, BATCH]
     assert [(one.pipeline.stages + 1) * one.exchange.replicas for one in shapes] == [PLACES, PLACES]
     assert shapes[0].model.dense.model_copy(update={"block_layers": None}) == shapes[1].model.dense.model_copy(
@@ -264,8 +264,10 @@ def test_a_missing_environment_is_refused_with_instructions() -> None:
         refuse_senseless(flags(python=Path("nowhere")))
     line = str(refused.value)
     assert "\n" not in line and "nowhere" in line and "torchft-nightly safetensors" in line
-    assert line.endswith("--arms pipeline replicas torchrun")
+    assert line.endswith("--arms pipeline replicas group torchrun")
     refuse_senseless(flags(python=Path("nowhere"), arms=["pipeline", "torchrun"]))
+    with pytest.raises(UserError, match="--kills 0"):
+        refuse_senseless(flags(arms=["torchrun"], kills=0))
     with pytest.raises(UserError, match="--batch 6"):
         refuse_senseless(flags(arms=["torchrun"], batch=6))
     with pytest.raises(UserError, match="--layers 4"):
@@ -274,7 +276,7 @@ def test_a_missing_environment_is_refused_with_instructions() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("arm", [PIPELINE, REPLICAS, TORCHRUN, TORCHFT, TUNED])
+@pytest.mark.parametrize("arm", [PIPELINE, REPLICAS, GROUP, TORCHRUN, TORCHFT, TUNED])
 def test_each_system_continues_after_kills(arm: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if arm in THEIRS and versions(PYTHON) is None:
         pytest.skip(f"torchft's environment is not in {PYTHON}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
-import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
+from planaria.common.tensors import all_finite
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control.events import Span
@@ -99,7 +99,7 @@ class MemberRunner(StageRunner):
         :raises UserError: if it does not fit the model, or is not finite.
         """
         for name, tensor in state.weights.items():
-            if not bool(torch.isfinite(tensor).all()):
+            if not all_finite(tensor):
                 raise UserError(f"the state of another member: {name!r} is not finite")
         try:
             self.put(state.weights)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from planaria.common.errors import UserError
+from planaria.common.tensors import all_finite
 from planaria.models.packing import TYPES, digest
 
 DOCUMENT = "document"
@@ -84,7 +85,7 @@ class MemberState:
     def adds_up(self) -> bool:
         """Return whether the parameters hold a gradient: one that is finite and not zero."""
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-        finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        finite = all(map(all_finite, gradients))
         return finite and any(bool(gradient.any()) for gradient in gradients)
 
     @property

@@ -58,9 +58,20 @@ def chunk_rows(vocab: int, itemsize: int, device_bytes: int, compiled: bool) -> 
     return max(1, int(DEVICE_SHARE * device_bytes) // (each * vocab))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _device_bytes(index: int) -> int:
     return torch.cuda.get_device_properties(index).total_memory
+
+
+def compile_pass(module: Any, stage: int) -> None:
+    """Compile the pass of a block stage, or the norm, head and loss of the ends (stage 0).
+
+    The device's memory is a constant of the compiled code; the mark would import torch._dynamo (2 s) if set above.
+    """
+    torch.compiler.assume_constant_result(_device_bytes)  # type: ignore[no-untyped-call]
+    if stage:
+        module.compile()
+    else:
+        module.loss = torch.compile(module.loss)
 
 
 def _product(x: Tensor) -> torch.dtype:

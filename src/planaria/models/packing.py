@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from planaria.common.tensors import all_finite
 from planaria.models.state import Shapes, StageState
 
 HEADROOM = 4 << 20
@@ -68,7 +69,7 @@ def scales_of(given: Tensor | None, names: Collection[str], stage: float) -> dic
     """
     if given is None:
         return {}
-    if (given.dtype, given.shape) != (torch.float64, (len(names),)) or not bool(given.isfinite().all()):
+    if (given.dtype, given.shape) != (torch.float64, (len(names),)) or not all_finite(given):
         raise PackingError("a packed state has a finite learning-rate scale for each parameter, or one for all")
     return {name: own for name, own in zip(sorted(names), given.tolist(), strict=True) if own != stage}
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from planaria.common.tensors import all_finite
+
 GROUP = 128
 """numbers that share one scale"""
 SCALE_BYTES = 2
@@ -85,4 +87,4 @@ def decode(coded: Tensor, count: int, bits: int) -> Tensor:
 def has_finite_scales(coded: Tensor, bits: int) -> bool:
     """Whether all scales in ``coded`` are finite."""
     groups = coded_count(len(coded), bits) // GROUP
-    return bool(torch.isfinite(coded[: SCALE_BYTES * groups].clone().view(torch.float16)).all())
+    return all_finite(coded[: SCALE_BYTES * groups].clone().view(torch.float16))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from planaria.config.registry import Choice
@@ -86,8 +85,3 @@ def measured_delta(compressor: Compressor, vector: Tensor, draw: int = 0) -> flo
 def _square(vector: Tensor) -> float:
     """Return ‖v‖² in fp64, by NumPy: the last bits of torch's long sums depend on the number of threads."""
     return float(np.square(vector.numpy(), dtype=np.float64).sum())
-
-
-def all_finite(numbers: Tensor) -> bool:
-    """Return whether all numbers are finite."""
-    return bool(torch.isfinite(numbers).all())

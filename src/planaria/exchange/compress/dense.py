@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from planaria.common.tensors import all_finite
 from planaria.exchange.compress import chunks
-from planaria.exchange.compress.base import Compressor, all_finite
+from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import Chunked
 from planaria.models import quantise
 

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from planaria.common.tensors import all_finite
 from planaria.exchange.compress import chunks
-from planaria.exchange.compress.base import all_finite
 from planaria.exchange.compress.chunks import Chunked
 
 _TINY = torch.finfo(torch.float32).tiny

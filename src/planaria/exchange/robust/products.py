@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from planaria.common.tensors import all_finite
 from planaria.exchange.robust.base import distances
 
 Vector = Tensor | Sequence[Tensor]
@@ -82,7 +83,7 @@ def products(vectors: Sequence[Vector], about: Vector | None = None, origin: boo
     result = _pass(vectors, about, None, first)
     if not (_distinguishes(result[1:, 1:], vectors[1:]) if first else _distinguishes(result, vectors)):
         result, first = _pass(vectors, about, torch.float64, False), False
-        if not bool(torch.isfinite(result).all()):
+        if not all_finite(result):
             raise NotFinite("a number is not finite")
     placed = torch.zeros(count + 1, count, dtype=result.dtype)
     placed.diagonal().fill_(1.0)
@@ -97,7 +98,7 @@ def _distinguishes(gram: Tensor, vectors: Sequence[Vector]) -> bool:
     near = apart < _NEAR * (sizes.unsqueeze(0) + sizes.unsqueeze(1))
     pairs = [(int(i), int(j)) for i, j in near.nonzero() if i < j]
     first_of = {j: i for i, j in reversed(pairs)}
-    return bool(torch.isfinite(gram).all()) and all(
+    return all_finite(gram) and all(
         float(apart[i, j]) == 0.0 and (first_of[j] != i or _equal(vectors[i], vectors[j])) for i, j in pairs
     )
 

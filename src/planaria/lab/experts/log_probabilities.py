@@ -14,6 +14,7 @@ from torch import Tensor
 
 from planaria.common import atomic, digests
 from planaria.common.errors import UserError
+from planaria.common.tensors import all_finite
 from planaria.config.schema import DataConfig, RunConfig
 from planaria.data.shards import Data, Split, prepare
 from planaria.data.stream import Stream
@@ -126,7 +127,7 @@ def kept_sums(file: Path, shape: tuple[int, ...], fix: str) -> tuple[dict[str, T
                 part = opened.get_slice(name)
                 if tuple(part.get_shape()) == shape and part.get_dtype() == "F64":
                     result[name] = opened.get_tensor(name)
-                if name not in result or not result[name].isfinite().all():
+                if name not in result or not all_finite(result[name]):
                     raise UserError(f"{file}: {name}: not {' × '.join(map(str, shape))} finite numbers in fp64; {fix}")
             return result, dict(opened.metadata() or {})
     except (SafetensorError, OSError) as error:

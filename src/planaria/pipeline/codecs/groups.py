@@ -21,6 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from planaria.common.tensors import all_finite
 from planaria.pipeline.codecs.base import Leg, Shape, Visit, WireCodec
 from planaria.pipeline.codecs.rounding import ROW, offsets, uniform
 
@@ -79,7 +80,7 @@ class Groups(WireCodec):
 
     def invalid_reason(self, message: Tensor, shape: Shape, leg: Leg) -> str:
         scales = self._scales(message, shape)
-        if not torch.isfinite(scales).all():
+        if not all_finite(scales):
             return "a scale is not finite"
         return "a scale is negative" if bool((scales < 0).any()) else ""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planaria.common.tensors import all_finite
 from planaria.config.schema import ExchangeConfig
 from planaria.control import events as e
 from planaria.control.update_reports import Full, rounded, three_digits
@@ -85,7 +86,7 @@ class OuterState:
         runner.weigh()
         update = self.exchange.for_sender(me).update(self.settled, runner.grads)
         lossy = update.blocking is not None and update.blocking.dtype != torch.float32
-        if lossy and not all(torch.isfinite(gradient).all() for gradient in runner.grads.values()):
+        if lossy and not all(all_finite(gradient) for gradient in runner.grads.values()):
             raise NonFinite(f"the gradient of stage {runner.stage} is not finite; lower optim.lr")
         self._honest = update
         return update

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from planaria.config.schema import RunConfig
+from planaria.models.chunked_loss import compile_pass
 from planaria.models.families import build_stage
 from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
@@ -39,7 +40,7 @@ class StageRunner:
         if config.train.recompute is True:
             self.module.recompute = True  # type: ignore[assignment]
         if config.train.compile:
-            _compile(self.module, stage)
+            compile_pass(self.module, stage)
         self.parameters = dict(self.module.named_parameters())
         self.rule = optimizer(config.optim)
         self.optimizer = self.rule.build(self.parameters, stage, config.optim)
@@ -390,11 +391,3 @@ def add_to(sums: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
         torch._foreach_add_(*map(list, zip(*new, strict=True)))
     for parameter, total in sums:
         parameter.grad = total
-
-
-def _compile(module: Any, stage: int) -> None:
-    """Compile a block stage's pass, or the norm, head and loss of the ends."""
-    if stage:
-        module.compile()
-    else:
-        module.loss = torch.compile(module.loss)
