@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Protocol, Self
 
+import torch
 from pydantic import AfterValidator, PrivateAttr
 from torch import Tensor
 
@@ -25,7 +27,7 @@ from planaria.exchange.base import (
     Weights,
     meeting_cost,
 )
-from planaria.exchange.compress.base import Compressor
+from planaria.exchange.compress.base import Compressor, squared_norm
 from planaria.exchange.compress.compression import Compression, compression_of
 from planaria.exchange.robust.rules import RobustAggregator
 from planaria.exchange.robust.weighing import Weighing
@@ -45,15 +47,53 @@ class Aggregator(Protocol):
 
 def mean(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
     """Return Σ w_j x_j / Σ w_j, elementwise, summed in the given order."""
-    first, *others = values
-    total = {name: tensor * weights[first] for name, tensor in values[first].items()}
+    names = next(iter(values.values()))
+    return {name: _mean({member: value[name] for member, value in values.items()}, weights) for name in names}
+
+
+def _mean(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tensor:
+    first, *others = tensors
+    total = tensors[first] * weights[first]
     for member in others:
-        for name, tensor in total.items():
-            tensor.add_(values[member][name], alpha=weights[member])
-    return {name: tensor.div_(sum(weights[member] for member in values)) for name, tensor in total.items()}
+        total.add_(tensors[member], alpha=weights[member])
+    return total.div_(sum(weights[member] for member in tensors))
 
 
-AGGREGATORS: dict[str, Aggregator] = {"mean": mean}
+CANCELLED = 1e-6
+"""norm of a mean of unit vectors below which they count as cancelled: what remains is rounding error"""
+
+
+def rda(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
+    """Return the radial–directional average of each tensor (RDA, arXiv 2604.21428), and the mean of embeddings.
+
+    With u(x) = x/‖x‖ and u(0) = 0:
+
+        (Σ w_j ‖x_j‖ / Σ w_j) · u(Σ w_j u(x_j))
+
+    The mean of nearly orthogonal vectors is shorter than they are, by √n for n of them; this keeps their mean norm. A
+    tensor is an embedding if its name contains "embed". Sums are in fp64; norms do not depend on the number of threads.
+    """
+    result = {}
+    for name in next(iter(values.values())):
+        tensors = {member: value[name] for member, value in values.items()}
+        result[name] = _mean(tensors, weights) if "embed" in name else _radial(tensors, weights)
+    return result
+
+
+def _radial(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tensor:
+    """Return the radial–directional average of the members' tensors, in their dtype."""
+    like = next(iter(tensors.values()))
+    direction, radius, total = torch.zeros_like(like, dtype=torch.float64), 0.0, 0.0
+    for member, tensor in tensors.items():
+        norm, weight = math.sqrt(squared_norm(tensor)), weights[member]
+        if norm:
+            direction.add_(tensor, alpha=weight / norm)
+        radius, total = radius + weight * norm, total + weight
+    left = math.sqrt(squared_norm(direction))
+    return direction.mul_(radius / total / left if left > CANCELLED * total else 0.0).to(like.dtype)
+
+
+AGGREGATORS: dict[str, Aggregator] = {"mean": mean, "rda": rda}
 
 
 CENTRE = "centre"
@@ -75,7 +115,7 @@ class AggregatingExchange(Exchange, ABC):
     bits: Literal[4, 8, 16, 32] = 32
     """bits per number in blocking messages; the rounding error is sent later"""
     aggregator: Annotated[str, AfterValidator(_known)] = "mean"
-    """rule that combines the values of a group: mean"""
+    """rule that combines the values of a group: mean, rda"""
 
     _compressed: Compression | None = PrivateAttr(default=None)
     _robust: RobustAggregator | None = PrivateAttr(default=None)
@@ -114,6 +154,10 @@ class AggregatingExchange(Exchange, ABC):
 
         :raises UserError: if the exchange does not support this rule.
         """
+        if self.aggregator != "mean":
+            raise UserError(
+                f"exchange.robust replaces exchange.options.aggregator = {self.aggregator!r}; leave one of them out"
+            )
         if wrong := self.why_rule_unsupported(by, members):
             raise UserError(f"exchange.robust: {wrong}")
         if self.compression.feedback.estimates:

@@ -78,10 +78,10 @@ class Compressor(Choice, ABC):
 def measured_delta(compressor: Compressor, vector: Tensor, draw: int = 0) -> float:
     """Return 1 − ‖C(v) − v‖²/‖v‖² of one vector; 1 for zeros. Independent of the number of threads."""
     sent = compressor.decode(compressor.encode(vector, draw), len(vector), draw)
-    size = _square(vector)
-    return 1.0 - _square(sent - vector) / size if size else 1.0
+    size = squared_norm(vector)
+    return 1.0 - squared_norm(sent - vector) / size if size else 1.0
 
 
-def _square(vector: Tensor) -> float:
+def squared_norm(vector: Tensor) -> float:
     """Return ‖v‖² in fp64, by NumPy: the last bits of torch's long sums depend on the number of threads."""
-    return float(np.square(vector.numpy(), dtype=np.float64).sum())
+    return float(np.square(vector.cpu().numpy(), dtype=np.float64).sum())

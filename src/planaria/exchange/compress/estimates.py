@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 from torch import Tensor
 
 from planaria.config.bounds import Positive
 from planaria.exchange.base import Parts, StageOuterState, Weights
+from planaria.exchange.compress.base import squared_norm
 from planaria.exchange.compress.feedback import Feedback, at_least_fp32
 from planaria.exchange.stepsize import scales
 
@@ -128,9 +128,7 @@ def estimated(secants: tuple[float, ...]) -> list[float]:
 
 def _square(weights: Weights) -> float:
     """Return ‖v‖² in fp64."""
-    return sum(
-        float(np.square(at_least_fp32(weights[name]).cpu().numpy(), dtype=np.float64).sum()) for name in sorted(weights)
-    )
+    return sum(squared_norm(at_least_fp32(weights[name])) for name in sorted(weights))
 
 
 class EControl(Estimates):
