@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.aggregate import AGGREGATORS, equal, mean, rda
+from planaria.exchange.aggregate import AGGREGATORS, Aggregator, clipped_senders, equal, mean, rda, senders
 from planaria.exchange.base import Weights
 from planaria.exchange.in_process import exchange_once, replicas
 from planaria.exchange.registry import exchange
@@ -119,6 +119,62 @@ def test_rda_does_not_depend_on_the_number_of_threads() -> None:
     assert distance(*found) == 0
 
 
+SENDERS = pytest.mark.parametrize("rule", [senders, clipped_senders])
+
+
+@SENDERS
+@given(count=st.integers(1, 7), seed=st.integers(0, 99), weight=st.sampled_from([1.0, 0.1, 3.0]))
+def test_senders_and_mean_agree_on_equal_updates(rule: Aggregator, count: int, seed: int, weight: float) -> None:
+    values = dict.fromkeys(range(count), weights(seed))
+    counts = dict.fromkeys(values, weight)
+    found, plain = rule(values, counts), mean(values, counts)
+    assert all(torch.allclose(found[name], plain[name], rtol=1e-6, atol=0) for name in SHAPES)
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(0, 99), st.floats(0, 1))
+def test_senders_divide_by_the_weights_of_those_that_sent(shares: list[int], seed: int, density: float) -> None:
+    generator, values = torch.Generator().manual_seed(seed), {}
+    for i in range(len(shares)):
+        sparse = weights(100 * seed + i)
+        values[i] = {n: t * (torch.rand(t.shape, generator=generator) < density) for n, t in sparse.items()}
+    before = {member: {name: tensor.clone() for name, tensor in value.items()} for member, value in values.items()}
+    counts = dict(enumerate(map(float, shares)))
+    found = senders(values, counts)
+    for name in SHAPES:
+        total = sum(counts[i] * value[name].double() for i, value in values.items())
+        sent = sum(counts[i] * (value[name] != 0).double() for i, value in values.items())
+        expected = torch.where(sent > 0, total / sent, torch.zeros_like(total))
+        assert torch.allclose(found[name].double(), expected, rtol=1e-5, atol=1e-5)
+        assert not found[name][sent == 0].any()
+    assert all(distance(values[i], before[i]) == 0 for i in values), "its arguments are unchanged"
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected", "clipped"),
+    [
+        ([[3.0, 0.0, 0.0], [0.0, 6.0, 0.0], [0.0, 3.0, 0.0]], [3.0, 4.5, 0.0], [3.0, 3.0, 0.0]),
+        ([[100.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [50.5, 1.0, 0.0], [1.0, 1.0, 0.0]),
+        ([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [5.0, 0.0, 0.0]], [5.0, 0.0, 0.0], [5.0, 0.0, 0.0]),
+        ([[0.0, 0.0, 0.0]] * 3, [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
+    ],
+    ids=["disjoint", "a hundredfold update", "one sender", "zeros"],
+)
+def test_senders_by_hand(rows: list[list[float]], expected: list[float], clipped: list[float]) -> None:
+    values = vectors(*rows)
+    assert senders(values, equal(values))["w"].tolist() == pytest.approx(expected, rel=1e-6)
+    assert clipped_senders(values, equal(values))["w"].tolist() == pytest.approx(clipped, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["senders", "clipped_senders"])
+@pytest.mark.parametrize("kind", have("aggregator"))
+def test_senders_are_refused_where_values_include_slow_weights(kind: str, name: str) -> None:
+    if kind in ("allreduce", "diloco", "streaming_diloco"):
+        assert make(kind, aggregator=name).aggregator == name
+        return
+    with pytest.raises(UserError, match=rf"^exchange\.options: aggregator = '{name}' takes zeros .*; take 'mean', or"):
+        make(kind, aggregator=name)
+
+
 @pytest.mark.parametrize("kind", ["diloco", "noloco"])
 def test_rda_moves_replicas_further_than_the_mean(kind: str) -> None:
     """Independent drifts are nearly orthogonal, so their mean is shorter by √2 for two."""
@@ -157,6 +213,13 @@ def test_every_exchange_uses_its_recipes_aggregator(kind: str, bits: int, monkey
 def test_an_aggregator_beside_a_robust_rule_is_refused() -> None:
     setting = {"kind": "diloco", "replicas": 3, "options": {"aggregator": "rda"}, "robust": "median"}
     with pytest.raises(UserError, match=r"exchange\.robust replaces exchange\.options\.aggregator = 'rda'; leave one"):
+        exchange(ExchangeConfig.model_validate(setting))
+
+
+@pytest.mark.parametrize("name", ["rda", "senders"])
+def test_estimates_need_the_mean(name: str) -> None:
+    setting = {"options": {"aggregator": name}, "compress": "econtrol:top1%"}
+    with pytest.raises(UserError, match=rf"exchange\.options\.aggregator = '{name}': .* take 'mean', or ef14$"):
         exchange(ExchangeConfig.model_validate(setting))
 
 

@@ -7,6 +7,7 @@ from abc import ABC
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from statistics import median
 from typing import Annotated, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -93,7 +94,37 @@ def _radial(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tens
     return direction.mul_(radius / total / left if left > CANCELLED * total else 0.0).to(like.dtype)
 
 
-AGGREGATORS: dict[str, Aggregator] = {"mean": mean, "rda": rda}
+def senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
+    """Return the mean of each coordinate over the members that sent it: those in whose value it is not zero.
+
+    A coordinate that only one of n members sent counts in full, and as 1/n in :func:`mean`.
+    """
+    sent = {member: {name: (tensor != 0).to(tensor) for name, tensor in of.items()} for member, of in values.items()}
+    shares = mean(sent, weights)
+    return {
+        name: torch.where(shares[name] > 0, tensor / shares[name], 0.0)
+        for name, tensor in mean(values, weights).items()
+    }
+
+
+def clipped_senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
+    """Return :func:`senders` of messages clipped, tensor by tensor, to the median norm of the members that sent any of
+    its coordinates. It is no robust rule: a single sender is not clipped."""
+    result: dict[int, dict[str, Tensor]] = {member: {} for member in values}
+    for name in next(iter(values.values())):
+        norms = {member: math.sqrt(squared_norm(value[name])) for member, value in values.items()}
+        limit = median([norm for norm in norms.values() if norm] or [0.0])
+        for member, norm in norms.items():
+            result[member][name] = values[member][name] * (limit / norm) if norm > limit else values[member][name]
+    return senders(result, weights)
+
+
+AGGREGATORS: dict[str, Aggregator] = {
+    "mean": mean,
+    "rda": rda,
+    "senders": senders,
+    "clipped_senders": clipped_senders,
+}
 
 
 CENTRE = "centre"
@@ -115,7 +146,7 @@ class AggregatingExchange(Exchange, ABC):
     bits: Literal[4, 8, 16, 32] = 32
     """bits per number in blocking messages; the rounding error is sent later"""
     aggregator: Annotated[str, AfterValidator(_known)] = "mean"
-    """rule that combines the values of a group: mean, rda"""
+    """rule that combines the values of a group: mean, rda, senders, clipped_senders"""
 
     _compressed: Compression | None = PrivateAttr(default=None)
     _robust: RobustAggregator | None = PrivateAttr(default=None)
@@ -136,6 +167,11 @@ class AggregatingExchange(Exchange, ABC):
             raise UserError(
                 "exchange.compress: this feedback has estimates of every member, and here some may be missing in a "
                 "round; take ef14, or exchange.kind = 'allreduce'"
+            )
+        if by.feedback.estimates and self.aggregator != "mean":
+            raise UserError(
+                f"exchange.options.aggregator = {self.aggregator!r}: this feedback's estimates (exchange.compress) add "
+                "up to their mean; take 'mean', or ef14"
             )
         made = self.model_copy()
         made._compressed = by

@@ -91,6 +91,15 @@ class SlowWeightExchange(AggregatingExchange, ABC):
     prefetch: bool = False
     """send slow weights in advance, so that members wait only for drifts (always on below 32 bits)"""
 
+    @model_validator(mode="after")
+    def _combines_whole_weights(self) -> Self:
+        if self.aggregator not in ("senders", "clipped_senders"):
+            return self
+        raise ValueError(
+            f"aggregator = {self.aggregator!r} takes zeros as coordinates that were not sent, and here values include "
+            "slow weights, which are never zero; take 'mean', or exchange.kind = 'diloco'"
+        )
+
     @abstractmethod
     def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
         """Return x for one parameter, from θ − φ and φ."""
