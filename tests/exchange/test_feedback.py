@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lab_models import make
 from torch import Tensor
 
@@ -15,10 +18,11 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import measured_delta
 from planaria.exchange.compress.compression import compression_of
+from planaria.exchange.compress.feedback import Decayed
 from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
 
-FEEDBACKS = ["none", "ef14", "ef21", "econtrol"]
+FEEDBACKS = ["none", "ef14", "decayed", "ef21", "econtrol"]
 COMPRESSORS = ["top10%", "rand10%", "sign", "8bits", "4bits", "2bits"]
 D = 60
 
@@ -84,6 +88,75 @@ def test_sent_values_and_residuals_add_up_to_the_gradients(spec: str) -> None:
         assert float((sent + mean(of, "residual") - meant).norm() / meant.norm()) < 1e-5
 
 
+def outer_with_residual(seed: int) -> StageOuterState:
+    return StageOuterState({"residual": gradient(7, seed)}, 1)
+
+
+@pytest.mark.parametrize("spec", COMPRESSORS)
+@given(decay=st.floats(0.001, 1.0), seed=st.integers(0, 999), scale=st.sampled_from([1e-6, 1.0, 1e6]))
+def test_what_is_sent_and_kept_is_the_decayed_error_and_the_gradient(
+    spec: str, decay: float, seed: int, scale: float
+) -> None:
+    plain = compression_of(spec)
+    made = replace(plain, feedback=Decayed(decay=decay))
+    outer = outer_with_residual(seed)
+    exact = {name: scale * tensor for name, tensor in gradient(0, seed).items()}
+    update = made.update(outer, exact)
+    sent = plain.compressor.decode(update.blocking, D, 1).double()
+    meant = decay * flat(outer["residual"]) + flat(exact)
+    total = flat(update.kept["residual"]) + sent
+    assert float((total - meant).norm()) <= 1e-6 * float(meant.norm() + sent.norm())
+    assert torch.equal(flat(outer["residual"]), flat(gradient(7, seed))), "its arguments are unchanged"
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "diloco", "noloco"])
+@pytest.mark.parametrize("spec", ["top10%", "sign", "4bits"])
+def test_without_decay_it_is_ef14_to_the_last_bit(spec: str, kind: str) -> None:
+    settings = {"feedback": "decayed", "decay": 1.0, **_table(spec)}
+    one, other = compressed(f"ef14:{spec}", kind), compressed(settings, kind)
+    of, same = begun(one, 2), begun(other, 2)
+    for step in range(12):
+        stepped(one, of, step)
+        stepped(other, same, step)
+        assert all(torch.equal(flat(of[i].fast), flat(same[i].fast)) for i in of)
+        assert all(torch.equal(flat(of[i].outer["residual"]), flat(same[i].outer["residual"])) for i in of)
+    assert flat(of[0].outer["residual"]).any()
+
+
+def _table(spec: str) -> dict[str, object]:
+    return {
+        "top10%": {"kind": "topk", "keep": 0.1},
+        "sign": {"kind": "sign"},
+        "4bits": {"kind": "quantised", "bits": 4},
+    }[spec]
+
+
+def test_an_error_that_is_never_sent_stays_bounded_with_decay_alone() -> None:
+    """One coordinate is always the largest; the other has a constant gradient and is never sent."""
+    for decay, expected in ((0.95, 20.0), (1.0, 200.0)):
+        made = replace(compression_of("top1%"), feedback=Decayed(decay=decay))
+        outer = StageOuterState()
+        for _ in range(200):
+            outer = outer.settled(**made.update(outer, {"w": torch.tensor([1e4, 1.0])}).kept)
+        assert float(outer["residual"]["w"][1]) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.5, 1.01, 2])
+def test_an_impossible_decay_is_refused_by_name(decay: float) -> None:
+    with pytest.raises(UserError, match=rf"^exchange\.compress\.decay = {decay}: Input should be .* than ") as caught:
+        compressed({"kind": "topk", "feedback": "decayed", "decay": decay})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_member_that_is_alone_continues_from_all_that_it_would_send() -> None:
+    made = compressed("decayed:top10%")
+    outer = outer_with_residual(3)
+    update = made.update(outer, gradient(0, 3))
+    fast, settled = made.settle(outer, gradient(0, 3), {0: update}, 0)
+    assert torch.allclose(flat(fast), 0.95 * flat(outer["residual"]) + flat(gradient(0, 3)), rtol=1e-5, atol=1e-6)
+    assert not flat(settled["residual"]).any()
+
+
 def written_out(name: str, gradients: list[list[Tensor]], c: Callable[[Tensor], Tensor], eta: float) -> list[Tensor]:
     """Return the steps as the papers write them: e, h and h̄ as plain vectors; the first step in full."""
     n = len(gradients[0])
@@ -101,6 +174,9 @@ def written_out(name: str, gradients: list[list[Tensor]], c: Callable[[Tensor], 
         elif name == "ef14":
             d = [c(e[i] + g[i]) for i in range(n)]
             e = [e[i] + g[i] - d[i] for i in range(n)]
+        elif name == "decayed":
+            d = [c(0.95 * e[i] + g[i]) for i in range(n)]
+            e = [0.95 * e[i] + g[i] - d[i] for i in range(n)]
         elif name == "ef21":
             d = [c(g[i] - h[i]) for i in range(n)]
             h = [h[i] + d[i] for i in range(n)]
@@ -143,7 +219,7 @@ def test_compression_errors_are_measured(name: str) -> None:
         assert found.off == (None if off is None else pytest.approx(float(off.norm()), rel=1e-5, abs=1e-6))
         if not full:
             e, h = (flat(before[part]) if before[part] else torch.zeros(D) for part in ("residual", "estimate"))
-            eta = {"ef14": 1.0, "econtrol": codec.delta(D) / 2}.get(name, 0.0)
+            eta = {"ef14": 1.0, "decayed": 0.95, "econtrol": codec.delta(D) / 2}.get(name, 0.0)
             v = (eta * e + exact - h).float()
             assert 1.0 - found.lost == pytest.approx(measured_delta(codec, v), rel=1e-5)
 

@@ -23,7 +23,7 @@ from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import CHUNK
 from planaria.exchange.compress.dense import PLAIN, GroupQuantised, Sign, Uncompressed
 from planaria.exchange.compress.estimates import EF21, EF21W, EControl
-from planaria.exchange.compress.feedback import EF14, Feedback, NoFeedback, at_least_fp32
+from planaria.exchange.compress.feedback import EF14, Decayed, Feedback, NoFeedback, at_least_fp32
 from planaria.exchange.compress.sparse import RandK, TopK
 
 COMPRESSORS: Registry[Compressor] = Registry(
@@ -37,7 +37,7 @@ FEEDBACKS: Registry[Feedback] = Registry(
     "feedback",
     "exchange.compress.feedback",
     Feedback,  # type: ignore[type-abstract]
-    {"none": NoFeedback, "ef14": EF14, "ef21": EF21, "ef21w": EF21W, "econtrol": EControl},
+    {"none": NoFeedback, "ef14": EF14, "decayed": Decayed, "ef21": EF21, "ef21w": EF21W, "econtrol": EControl},
     location="exchange.compress",
 )
 

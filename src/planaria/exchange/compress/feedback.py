@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from planaria.config.registry import Choice
@@ -129,3 +131,17 @@ class EF14(Feedback):
             {name: sent[name] + residual[name] for name in residual},
             {"residual": {name: torch.zeros_like(tensor) for name, tensor in residual.items()}},
         )
+
+
+class Decayed(EF14):
+    """D = C(βe + g), e ← βe + g − D: the error of each round decays (arXiv 2508.15706); β = 1 is EF14.
+
+    A coordinate that is never sent ends at g/(1 − β), and is lost if that stays below what the compressor sends.
+    """
+
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """β, the factor of the error in each round"""
+
+    def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
+        decayed = {name: self.decay * error for name, error in outer["residual"].items()}
+        return super().target(replace(outer, parts={"residual": decayed}), exact, delta)
