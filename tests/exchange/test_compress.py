@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -11,18 +12,35 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from planaria.common.errors import UserError
+from planaria.exchange import weight_message
+from planaria.exchange.base import StageOuterState
 from planaria.exchange.compress import chunks
 from planaria.exchange.compress.base import Compressor, measured_delta
 from planaria.exchange.compress.compression import COMPRESSORS, compression_of
 from planaria.exchange.compress.sparse import RandK, TopK
+from planaria.exchange.compress.topk2 import TopK2
 
-ALL = ["32bits", "16bits", "8bits", "4bits", "2bits", "sign", "top1%", "top5%", "rand1%", "rand20%"]
+ALL = [
+    "32bits",
+    "16bits",
+    "8bits",
+    "4bits",
+    "2bits",
+    "sign",
+    "top1%",
+    "top5%",
+    "topk2",
+    "released",
+    "rand1%",
+    "rand20%",
+]
+TABLES = {"released": {"kind": "topk2", "levels": "released"}}
 EVERY = pytest.mark.parametrize("spec", ALL)
 COUNTS = [1, 7, 128, 129, 1000, chunks.CHUNK - 1, chunks.CHUNK, chunks.CHUNK + 3, 2 * chunks.CHUNK + 100]
 
 
 def made(spec: str) -> Compressor:
-    return compression_of(spec).compressor
+    return compression_of(TABLES.get(spec, spec)).compressor
 
 
 def vector(count: int, seed: int = 0) -> Tensor:
@@ -49,13 +67,13 @@ def test_a_message_has_the_stated_size_and_count(spec: str, count: int) -> None:
 @settings(max_examples=30)
 @given(count=st.integers(1, 600), seed=st.integers(0, 99), scale=st.sampled_from([1e-12, 1.0, 1e3]))
 def test_the_error_is_within_delta(spec: str, count: int, seed: int, scale: float) -> None:
-    """For sign and two bits, whose δ is that of a normal variable, check the direction alone."""
+    """For those without a guaranteed δ, check the direction alone."""
     codec, exact = made(spec), vector(count, seed) * scale
     if spec.startswith("rand"):
         found = sum(measured_delta(codec, exact, draw) for draw in range(60)) / 60
         few = math.sqrt(count / codec.kept(count) / 60) * 3 * float(exact.abs().max() / exact.norm()) ** 2
         assert found >= codec.delta(count) - few - 0.01
-    elif spec in ("sign", "2bits"):
+    elif spec in ("sign", "2bits", "released"):
         assert float(codec.decode(codec.encode(exact), count) @ exact) >= 0
     else:
         rounding = 5e-3 if scale > 1e-9 or spec.startswith("top") else 1.0  # fp16 holds no numbers of 1e-12
@@ -69,7 +87,7 @@ def test_delta_of_a_normal_variable(spec: str, least: float, most: float) -> Non
     assert made(spec).delta(200_000) == pytest.approx(measured_delta(made(spec), normal), abs=0.01)
 
 
-@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize("spec", [spec for spec in ALL if spec != "released"])
 def test_guaranteed_deltas_hold_for_sparse_vectors_too(spec: str) -> None:
     codec, spikes = made(spec), torch.zeros(16, 128)
     for large in range(1, 16):
@@ -127,15 +145,147 @@ def test_invalid_messages_are_recognised(spec: str) -> None:
         assert clipped or "finite" in codec.flaw(message, like), worst
 
 
-@given(st.data())
-def test_a_top_k_message_with_any_byte_changed_is_refused_or_harmless(data: st.DataObject) -> None:
-    codec, count = TopK(keep=0.05), 700
+TOPS = [TopK(keep=0.05), TopK2(k=200), TopK2(k=201, levels="released")]
+OF_TOPS = pytest.mark.parametrize("codec", TOPS, ids=["topk", "symmetric", "released"])
+
+
+@OF_TOPS
+@given(data=st.data())
+def test_a_top_k_message_with_any_byte_changed_is_refused_or_harmless(codec: Compressor, data: st.DataObject) -> None:
+    count = data.draw(st.sampled_from([700, 4096, 5000]))
     like = codec.encode(vector(count))
     changed = like.clone()
     for _ in range(data.draw(st.integers(1, 4))):
         changed[data.draw(st.integers(0, len(like) - 1))] = data.draw(st.integers(0, 255))
     if not codec.flaw(changed, like):
         assert torch.isfinite(codec.decode(changed, count)).all()
+
+
+@OF_TOPS
+@given(data=st.data())
+def test_random_bytes_in_place_of_a_top_k_message_are_refused_or_harmless(
+    codec: Compressor, data: st.DataObject
+) -> None:
+    count = data.draw(st.sampled_from([1, 70, 5000]))
+    like = codec.encode(vector(count))
+    length = data.draw(st.sampled_from([len(like), len(like) - 1, len(like) + 1, 0, 8]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9999)))
+    body = torch.randint(0, 256, (length,), generator=generator, dtype=torch.uint8)
+    if data.draw(st.booleans()):
+        body = torch.cat([chunks.header(count), body[chunks.COUNT_BYTES :]])
+    if not codec.flaw(body, like):
+        assert torch.isfinite(codec.decode(body, count)).all()
+
+
+# ---- top-k with 12-bit places and 2-bit values
+
+
+@pytest.mark.parametrize(("levels", "level_bytes"), [("symmetric", 4), ("released", 8)])
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 4095, 4096, 4097, 3 * 4096 + 100])
+@pytest.mark.parametrize("k", [1, 64, 65, 4096])
+def test_a_topk2_message_is_14_bits_for_each_number(k: int, count: int, levels: str, level_bytes: int) -> None:
+    codec = TopK2(k=k, levels=levels)
+    full, rest = divmod(count, 4096)
+    size = 8 + full * (math.ceil(12 * k / 8) + math.ceil(2 * k / 8) + level_bytes)
+    if rest:
+        short = math.ceil(k * rest / 4096)
+        size += math.ceil(12 * short / 8) + math.ceil(2 * short / 8) + level_bytes
+    assert codec.bytes(count) == len(codec.encode(vector(count))) == size
+
+
+def test_topk2_sends_a_140th_of_fp32() -> None:
+    """Without levels and header it would be 32/(14/64) = 146."""
+    count = 1 << 24
+    assert 4 * count / TopK2().bytes(count) == pytest.approx(141.2, abs=0.1)
+    assert 4 * count / TopK2(levels="released").bytes(count) == pytest.approx(136.5, abs=0.1)
+
+
+@pytest.mark.parametrize("levels", ["symmetric", "released"])
+@given(count=st.integers(1, 9000), k=st.integers(1, 300), seed=st.integers(0, 99))
+@settings(max_examples=40)
+def test_topk2_follows_its_rule(levels: str, count: int, k: int, seed: int) -> None:
+    codec, exact = TopK2(k=k, levels=levels), torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    sent = codec.decode(codec.encode(exact), count)
+    for chunk, found in zip(exact.split(4096), sent.split(4096), strict=True):
+        places = chunk.abs().sort(descending=True, stable=True).indices[: codec.kept(len(chunk))].sort().values
+        kept, expected = chunk[places].double(), torch.zeros(len(chunk))
+        if levels == "symmetric":
+            high = kept.abs() > kept.abs().mean()
+            groups = [(half, sign) for half in (high, ~high) for sign in (-1.0, 1.0)]
+            masks = [half & (kept.sign() == sign) for half, sign in groups]
+            level = [sign * kept[half].abs().mean() for half, sign in groups]
+        else:
+            z = (kept - kept.mean()) / kept.std(correction=0).clamp(min=1e-30)
+            edges = [-math.inf, -2.25, -0.75, 0.75, math.inf]
+            masks = [(z > low) & (z <= high) for low, high in itertools.pairwise(edges)]
+            level = [kept[mask].mean() for mask in masks]
+        for mask, value in zip(masks, level, strict=True):
+            if mask.any():
+                expected[places[mask]] = value.float()
+        assert torch.allclose(found, expected, rtol=5e-3, atol=0), "levels are bfloat16"
+
+
+def test_released_levels_by_hand() -> None:
+    """Two lobes: two of the four levels are below the mean, one above, and the bin about zero is empty."""
+    exact = torch.tensor([-3.0] + [-1.0] * 31 + [1.0] * 31 + [2.0])
+    codec = TopK2(k=4096, levels="released")
+    message = codec.encode(exact)
+    assert message[-8:].view(torch.bfloat16).tolist() == [-3.0, -1.0, 0.0, 33 / 32]
+    assert codec.decode(message, 64).tolist() == [-3.0] + [-1.0] * 31 + [33 / 32] * 32
+
+
+@pytest.mark.parametrize("levels", ["symmetric", "released"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e30])
+def test_the_sender_subtracts_what_others_decode(levels: str, scale: float) -> None:
+    made = compression_of({"kind": "topk2", "levels": levels, "feedback": "decayed"})
+    exact = {"w": vector(6000) * scale, "b": vector(100, 1) * scale}
+    update = made.update(StageOuterState(), exact)
+    received = weight_message.unpack(update.blocking.clone(), exact, made.compressor)
+    for name, tensor in exact.items():
+        assert torch.equal(update.kept["residual"][name], tensor - received[name]), "to the last bit"
+
+
+@pytest.mark.parametrize("levels", ["symmetric", "released"])
+def test_hostile_topk2_messages_are_refused(levels: str) -> None:
+    codec, count = TopK2(levels=levels), 1000
+    like = codec.encode(vector(count))
+    places, last = slice(8, 8 + math.ceil(12 * codec.kept(count) / 8)), slice(-2, None)
+
+    def changed(where: slice, to: list[int]) -> Tensor:
+        message = like.clone()
+        message[where] = torch.tensor(to, dtype=torch.uint8)
+        return message
+
+    for byte in (0x00, 0xFF):  # equal places within the chunk, and beyond it
+        assert "places" in codec.flaw(changed(places, [byte]), like)
+    with pytest.raises(ValueError, match="outside its chunk"):
+        codec.decode(changed(places, [0xFF]), count)
+    for hostile in ([0x80, 0x7F], [0xC0, 0x7F], [0x80, 0xFF]):  # inf, nan, -inf
+        assert codec.flaw(changed(last, hostile), like) == "not all of its numbers are finite"
+    huge = changed(last, [0x7F, 0x7F])
+    assert codec.flaw(huge, like) == "" and torch.isfinite(codec.decode(huge, count)).all()
+
+
+@pytest.mark.parametrize("levels", ["symmetric", "released"])
+def test_topk2_is_the_same_with_any_number_of_threads(levels: str) -> None:
+    codec, exact, threads = TopK2(k=1000, levels=levels), vector(300_000), torch.get_num_threads()
+    found = []
+    for count in (1, 4):
+        torch.set_num_threads(count)
+        found.append(codec.encode(exact))
+    torch.set_num_threads(threads)
+    assert torch.equal(*found)
+
+
+@settings(max_examples=200)
+@given(k=st.integers(1, 64), large=st.integers(1, 64), ratio=st.floats(1.0, 1e4), seed=st.integers(0, 99))
+def test_symmetric_levels_keep_the_guaranteed_share(k: int, large: int, ratio: float, seed: int) -> None:
+    """Few magnitudes far above the others are the hard case of two levels."""
+    generator = torch.Generator().manual_seed(seed)
+    exact = torch.ones(4096)
+    exact[:large] = torch.logspace(0, math.log10(ratio), large)
+    exact *= torch.randint(0, 2, (4096,), generator=generator) * 2 - 1
+    assert measured_delta(TopK2(k=k), exact) >= TopK2(k=k).delta(4096) * (1 - 1e-2)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +298,9 @@ def test_a_top_k_message_with_any_byte_changed_is_refused_or_harmless(data: st.D
         ("ef14:sign", "sign", {}, "EF14"),
         ({"kind": "topk", "keep": 0.1, "bits": 8, "feedback": "econtrol"}, "topk", {"bits": 8}, "EControl"),
         ({"kind": "topk", "keep": 0.1, "feedback": "econtrol", "eta": 0.05}, "topk", {"keep": 0.1}, "EControl"),
+        ("topk2", "topk2", {"k": 64}, "EF14"),
+        ("decayed:topk2", "topk2", {"k": 64}, "Decayed"),
+        ({"kind": "topk2", "k": 32, "feedback": "decayed", "decay": 0.9}, "topk2", {"k": 32}, "Decayed"),
         ({"kind": "quantised"}, "quantised", {"bits": 8}, "EF14"),
     ],
 )
@@ -167,6 +320,9 @@ def test_compression_is_short_or_a_table(spec: object, kind: str, options: dict[
         ("econtrl:top1%", r"exchange\.compress\.feedback = 'econtrl': no such choice; did you mean 'econtrol'\?"),
         ("ef14:signs", r"exchange\.compress\.kind = 'signs': no such choice; did you mean 'sign'\?"),
         ("3bits", r"exchange\.compress\.bits = 3"),
+        ({"kind": "topk2", "k": 4097}, r"^exchange\.compress\.k = 4097: .*less than or equal to 4096$"),
+        ({"kind": "topk2", "k": 0}, r"^exchange\.compress\.k = 0: .*greater than or equal to 1$"),
+        ({"kind": "topk2", "levels": "even"}, r"^exchange\.compress\.levels = 'even': .*'symmetric' or 'released'$"),
         ({"keep": 0.1}, "give kind, a name"),
         (
             {"kind": "topk", "kep": 0.1},

@@ -1,4 +1,5 @@
-"""Vectors in chunks of 65,536 numbers, so that an index within a chunk has 16 bits; the last chunk may be shorter.
+"""Vectors in chunks, by default of 65,536 numbers, so that an index within a chunk has 16 bits; the last chunk may be
+shorter.
 
 A message starts with its count of numbers. Each chunk has its own scale, so that half-precision numbers, relative to
 it, stay in range.
@@ -7,6 +8,7 @@ it, stay in range.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,16 +20,16 @@ COUNT_BYTES = 8
 SCALE_BYTES = 4
 
 
-def sizes(count: int) -> list[tuple[int, int]]:
+def sizes(count: int, chunk: int = CHUNK) -> list[tuple[int, int]]:
     """Return (chunks, numbers in each) for ``count`` numbers: the full ones, then the last if it is shorter."""
-    full, rest = divmod(count, CHUNK)
-    return [*([(full, CHUNK)] if full else []), *([(1, rest)] if rest else [])]
+    full, rest = divmod(count, chunk)
+    return [*([(full, chunk)] if full else []), *([(1, rest)] if rest else [])]
 
 
-def split(vector: Tensor) -> list[Tensor]:
+def split(vector: Tensor, chunk: int = CHUNK) -> list[Tensor]:
     """Return ``vector`` [n] as views [chunks, numbers], as in :func:`sizes`."""
     views, start = [], 0
-    for chunks, size in sizes(len(vector)):
+    for chunks, size in sizes(len(vector), chunk):
         views.append(vector[start : start + chunks * size].view(chunks, size))
         start += chunks * size
     return views
@@ -70,6 +72,9 @@ def raw(numbers: Tensor) -> Tensor:
 class Chunked(Compressor, ABC):
     """A compressor whose messages start with their count of numbers."""
 
+    chunk: ClassVar[int] = CHUNK
+    """numbers in a full chunk"""
+
     def count(self, message: Tensor) -> int:
         return header_count(message)
 
@@ -78,7 +83,7 @@ class Chunked(Compressor, ABC):
             reader = ArrayReader(message, count, self.bytes(count))
         except ValueError as error:
             return str(error)
-        return next((problem for n, size in sizes(count) if (problem := self._wrong(reader, n, size))), "")
+        return next((problem for n, size in sizes(count, self.chunk) if (problem := self._wrong(reader, n, size))), "")
 
     @abstractmethod
     def _wrong(self, reader: ArrayReader, n: int, size: int) -> str:

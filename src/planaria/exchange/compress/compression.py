@@ -25,12 +25,20 @@ from planaria.exchange.compress.dense import PLAIN, GroupQuantised, Sign, Uncomp
 from planaria.exchange.compress.estimates import EF21, EF21W, EControl
 from planaria.exchange.compress.feedback import EF14, Decayed, Feedback, NoFeedback, at_least_fp32
 from planaria.exchange.compress.sparse import RandK, TopK
+from planaria.exchange.compress.topk2 import TopK2
 
 COMPRESSORS: Registry[Compressor] = Registry(
     "compressor",
     "exchange.compress.kind",
     Compressor,  # type: ignore[type-abstract]
-    {"plain": Uncompressed, "quantised": GroupQuantised, "topk": TopK, "randk": RandK, "sign": Sign},
+    {
+        "plain": Uncompressed,
+        "quantised": GroupQuantised,
+        "topk": TopK,
+        "topk2": TopK2,
+        "randk": RandK,
+        "sign": Sign,
+    },
     location="exchange.compress",
 )
 FEEDBACKS: Registry[Feedback] = Registry(

@@ -19,6 +19,17 @@ _STEPS = 127
 """levels of 8 bits on either side of zero"""
 
 
+def largest(chunk: Tensor, k: int) -> Tensor:
+    """Return the places of the k numbers of largest magnitude in each row of ``chunk``, ascending: int64 [n, k]."""
+    return torch.topk(chunk.abs(), k, dim=1, sorted=False).indices.sort(dim=1).values
+
+
+def misplaced(places: Tensor, size: int) -> str:
+    """Return why these places [n, k] in rows of ``size`` numbers are invalid, or an empty string."""
+    ascending = int(places.max()) < size and not bool((places.diff(dim=1) <= 0).any())
+    return "" if ascending else "its places are not ascending, or beyond their chunk"
+
+
 class ChunkedTopK(Chunked, ABC):
     """Sends the same number of values from each chunk of 65,536, so that a message's size is known in advance."""
 
@@ -77,9 +88,7 @@ class TopK(ChunkedTopK):
     def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
         pieces = [chunks.header(len(vector))]
         for chunk in chunks.split(vector):
-            positions = (
-                torch.topk(chunk.abs(), self.kept(chunk.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values
-            )
+            positions = largest(chunk, self.kept(chunk.shape[1]))
             pieces += [chunks.raw(positions.to(torch.uint16)), *self._scaled(chunk.gather(1, positions))]
         return torch.cat(pieces)
 
@@ -93,10 +102,7 @@ class TopK(ChunkedTopK):
         return vector
 
     def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
-        positions = self._places(reader, n, size)
-        if int(positions.max()) >= size or bool((positions.diff(dim=1) <= 0).any()):
-            return "its places are not ascending, or beyond their chunk"
-        return super()._wrong(reader, n, size)
+        return misplaced(self._places(reader, n, size), size) or super()._wrong(reader, n, size)
 
     def _places(self, reader: chunks.ArrayReader, n: int, size: int) -> Tensor:
         """Return indices [n, k]."""

@@ -1,0 +1,142 @@
+"""Top-k in chunks of 4,096 numbers, with 12-bit places and 2-bit values, as SparseLoCo (arXiv 2508.15706) sends it."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from planaria.exchange.compress import chunks
+from planaria.common.tensors import all_finite
+from planaria.exchange.compress.chunks import Chunked
+from planaria.exchange.compress.sparse import largest, misplaced
+
+PLACE_BITS, CODE_BITS = 12, 2
+CHUNK = 1 << PLACE_BITS
+_LARGEST = torch.finfo(torch.bfloat16).max
+_BORDERS = (-2.25, -0.75, 0.75)
+"""between the bins of ``released``, in standard deviations from the mean: four of width 6σ/4, the third about zero"""
+
+
+class TopK2(Chunked):
+    """The k largest numbers of each chunk by magnitude, each in 14 bits: its place, and one of the chunk's four levels.
+
+    A chunk's levels are bfloat16 numbers, each the mean of the numbers it stands for:
+
+    - ``symmetric``: ±a and ±b, where a is the mean of the magnitudes up to their mean, and b of those above.
+    - ``released``: of bins between mean − 2.25σ, mean − 0.75σ and mean + 0.75σ, as in the code released with
+      arXiv 2603.08163. There mean and σ are those of a tensor; messages have no tensors, so here they are a chunk's.
+
+    A message is its count of numbers, then for the full chunks and for the shorter last one the places, the codes and
+    the levels of all: 8 + Σ n (⌈12k/8⌉ + ⌈2k/8⌉ + 2L) bytes with L = 2 or 4 levels.
+    """
+
+    chunk: ClassVar[int] = CHUNK
+
+    k: Annotated[int, Field(ge=1, le=CHUNK)] = 64
+    """numbers sent of each chunk of 4,096; in proportion of a shorter one, at least one"""
+    levels: Literal["symmetric", "released"] = "symmetric"
+    """levels of the 2-bit values"""
+
+    def kept(self, size: int) -> int:
+        """Return k for a chunk of ``size`` numbers."""
+        return -(-self.k * size // CHUNK)
+
+    def bytes(self, count: int) -> int:
+        return chunks.COUNT_BYTES + sum(
+            n * (_packed_bytes(self.kept(size), PLACE_BITS) + _packed_bytes(self.kept(size), CODE_BITS))
+            + n * 2 * self._level_count
+            for n, size in chunks.sizes(count, CHUNK)
+        )
+
+    def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
+        pieces = [chunks.header(len(vector))]
+        for chunk in chunks.split(vector, CHUNK):
+            places = largest(chunk, self.kept(chunk.shape[1]))
+            values = chunk.gather(1, places).double()
+            codes, levels = _symmetric(values) if self.levels == "symmetric" else _released(values)
+            finite = torch.where(levels.isfinite(), levels.clamp(-_LARGEST, _LARGEST), levels)
+            pieces += [_packed(places, PLACE_BITS), _packed(codes, CODE_BITS), chunks.raw(finite.bfloat16())]
+        return torch.cat(pieces)
+
+    def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
+        vector, reader = torch.zeros(count), chunks.ArrayReader(message, count, self.bytes(count))
+        for chunk in chunks.split(vector, CHUNK):
+            places, codes, levels = self._read(reader, *chunk.shape)
+            if int(places.max()) >= chunk.shape[1]:
+                raise ValueError("an index is outside its chunk")
+            chunk.scatter_(1, places, levels.gather(1, codes))
+        return vector
+
+    @property
+    def guaranteed(self) -> bool:
+        """True with ``symmetric`` levels: two means of magnitudes keep at least k times the square of one."""
+        return self.levels == "symmetric"
+
+    def delta(self, count: int) -> float:
+        """Return the minimum over chunks of min(k/d, 1/k); a normal variable exceeds it with both kinds of levels.
+
+        Write the k largest magnitudes as t + a_i, where t is the smallest, with the mean t + ā. What is kept is at
+        least k(t + ā)², and ‖v‖² at most d·t² + 2tkā + Σa_i², where Σa_i² ≤ k²ā². [derived here]
+        """
+        kept = ((self.kept(size), size) for _, size in chunks.sizes(count, CHUNK))
+        return min((min(k / size, 1 / k) for k, size in kept), default=1.0)
+
+    @property
+    def _level_count(self) -> int:
+        return 2 if self.levels == "symmetric" else 4
+
+    def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
+        places, _, levels = self._read(reader, n, size)
+        return misplaced(places, size) or ("" if all_finite(levels) else "not all of its numbers are finite")
+
+    def _read(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return places [n, k], codes [n, k] and levels [n, 4] of the next ``n`` chunks of ``size`` numbers."""
+        k = self.kept(size)
+        places, codes = (
+            _unpacked(reader.take((n, _packed_bytes(k, bits)), torch.uint8), k, bits)
+            for bits in (PLACE_BITS, CODE_BITS)
+        )
+        levels = reader.take((n, self._level_count), torch.bfloat16).float()
+        return places, codes, torch.cat([-levels.flip(1), levels], 1) if self.levels == "symmetric" else levels
+
+
+def _symmetric(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes [n, k] of −b, −a, a, b, and a and b [n, 2]."""
+    sizes = values.abs()
+    high = (sizes > sizes.mean(dim=1, keepdim=True)).long()
+    return torch.where(values < 0, 1 - high, 2 + high), _means(sizes, high, 2)
+
+
+def _released(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes [n, k] and levels [n, 4] of the four bins."""
+    mean, sigma = values.mean(dim=1, keepdim=True), values.std(dim=1, keepdim=True, correction=0)
+    codes = sum(((values > mean + border * sigma).long() for border in _BORDERS), torch.zeros(1, dtype=torch.long))
+    return codes, _means(values, codes, 4)
+
+
+def _means(values: Tensor, codes: Tensor, count: int) -> Tensor:
+    """Return the mean of the values of each code, 0 if there are none: [n, count]."""
+    members = [codes == code for code in range(count)]
+    return torch.stack([(values * each).sum(1) / each.sum(1).clamp(min=1) for each in members], 1)
+
+
+def _packed_bytes(count: int, bits: int) -> int:
+    return math.ceil(count * bits / 8)
+
+
+def _packed(numbers: Tensor, bits: int) -> Tensor:
+    """Return the low ``bits`` of each number, most significant first, each row padded to whole bytes: flat uint8."""
+    wide = np.unpackbits(numbers.numpy().astype(">u2").view(np.uint8), axis=1).reshape(*numbers.shape, 16)
+    return chunks.raw(torch.from_numpy(np.packbits(wide[..., -bits:].reshape(len(numbers), -1), axis=1)))
+
+
+def _unpacked(packed: Tensor, count: int, bits: int) -> Tensor:
+    """Invert :func:`_packed`: int64 [n, count]."""
+    narrow = np.unpackbits(packed.numpy(), axis=1, count=count * bits).reshape(len(packed), count, bits)
+    wide = np.pad(narrow, ((0, 0), (0, 0), (16 - bits, 0)))
+    return torch.from_numpy(np.packbits(wide, axis=2).view(">u2").squeeze(2).astype(np.int64))
