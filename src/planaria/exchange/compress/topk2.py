@@ -80,7 +80,7 @@ class TopK2(Chunked):
     def delta(self, count: int) -> float:
         """Return the minimum over chunks of min(k/d, 1/k); a normal variable exceeds it with both kinds of levels.
 
-        Write the k largest magnitudes as t + a_i, where t is the smallest, with the mean t + ā. What is kept is at
+        Write the k largest magnitudes as t + a_i, where t is the smallest, with the mean t + ā. The message keeps at
         least k(t + ā)², and ‖v‖² at most d·t² + 2tkā + Σa_i², where Σa_i² ≤ k²ā². [derived here]
         """
         kept = ((self.kept(size), size) for _, size in chunks.sizes(count, CHUNK))
