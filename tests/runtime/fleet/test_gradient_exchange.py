@@ -132,7 +132,15 @@ def killing(step: int) -> Callable[..., object]:
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
-    ("spec", "robust"), [("32bits", ""), ("4bits", ""), ("econtrol:top5%", ""), (WEIGHTED, ""), ("32bits", "clipping")]
+    ("spec", "robust"),
+    [
+        ("32bits", ""),
+        ("4bits", ""),
+        ("decayed:topk2", ""),
+        ("econtrol:top5%", ""),
+        (WEIGHTED, ""),
+        ("32bits", "clipping"),
+    ],
 )
 def test_the_residual_of_a_dropped_step_is_kept_once(tmp_path: Path, spec: str | dict[str, Any], robust: str) -> None:
     """A worker of stage 0 dies after all block stages have agreed on the step's gradient; all repeat the step.
