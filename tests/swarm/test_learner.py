@@ -28,6 +28,7 @@ from planaria.swarm.tasks.sums import Sums
 
 TEXTS = ["7+5=12", "1", "4+8=3;[9]", "9", "2+2=4"]
 KINDS = get_args(LossConfig.model_fields["kind"].annotation)
+REQUIRED: dict[str, dict[str, Any]] = {"dr_grpo": {"length": 31}, "dis": {"clip_low": 0.3, "clip_high": 5.0}}
 OPTIM = OptimConfig(lr=1e-3)
 
 
@@ -62,13 +63,13 @@ def saying(text: str) -> LlamaPolicy:
     return Saying(policy().module, policy().tokenizer)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dapo", "nois", "vis", "tis", "f_tis", "sequence_mask"])
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "nois", "vis", "tis", "dis", "f_tis", "sequence_mask"])
 @pytest.mark.parametrize("claims", [True, False])
 def test_an_update_makes_successes_likelier_and_failures_less_likely(kind: str, claims: bool) -> None:
     who = policy()
     lessons = [lesson(who, "7+5=12", 1.0, claims), lesson(who, "zzzz", -1.0, claims)]
     before = likelihoods(who, lessons)
-    found = learner(who, kind=kind).learn(0, lessons)
+    found = learner(who, kind=kind, **REQUIRED.get(kind, {})).learn(0, lessons)
     good, bad = (after - then for after, then in zip(likelihoods(who, lessons), before, strict=True))
     assert good > 0.01 and found.grad_norm > 0
     if claims or not kind.startswith("f_"):  # failures of unknown origin are filtered
@@ -96,8 +97,7 @@ def test_no_peer_exceeds_its_share_of_the_gradient_whatever_it_claims(kind: str,
     loud = [replace(lesson(who, "zq" * 15, advantage), peer="x", index=n) for n, advantage in enumerate((2.0, -2.0))]
     sent = [replace(one, logps=tuple(min(0.0, logp + off) for logp in one.logps or ())) for one in loud]
     taken = [*honest, *sent]
-    fields = {"length": 31} if kind == "dr_grpo" else {}
-    found = learner(who, kind=kind, beta=0.1, **fields).learn(0, taken, share=0.4)
+    found = learner(who, kind=kind, beta=0.1, **REQUIRED.get(kind, {})).learn(0, taken, share=0.4)
     pulled = who.seen.grad.abs().sum((1, 2))  # type: ignore[union-attr]
     of_peer = {p: sum(float(v) for r, v in zip(taken, pulled, strict=True) if r.peer == p) for p in "abcx"}
     assert of_peer["x"] <= 0.4 * sum(of_peer.values()) * (1 + 1e-4)

@@ -66,7 +66,7 @@ def trainer(trl: ModuleType, config: LossConfig, logp: Tensor, microbatches: int
     """The attributes of a trainer that ``_compute_loss`` reads; its model gives ``logp``."""
     return SimpleNamespace(
         loss_type=LOSSES[config.kind],
-        epsilon_low=config.clip_low,
+        epsilon_low=config.low,
         epsilon_high=config.high,
         beta=config.beta,
         max_completion_length=config.length,

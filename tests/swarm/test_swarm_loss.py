@@ -17,6 +17,8 @@ from torch import Tensor
 from planaria.swarm.learning.loss import LossResult, LossStats, divergence, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 
+REQUIRED: dict[str, dict[str, Any]] = {"dr_grpo": {"length": 8}, "dis": {"clip_low": 0.3, "clip_high": 5.0}}
+"""settings without a default"""
 KINDS: tuple[str, ...] = get_args(LossConfig.model_fields["kind"].annotation)
 NAN, INF = math.nan, math.inf
 
@@ -41,6 +43,9 @@ VIS_BADLY = [BADLY * exp(-0.2), BADLY * 0.8]
 # log π_old/π_gen is 0.1, 1.0, −0.3 and −0.6, −2.0; C = 2 cuts the second (e = 2.718…).
 TIS_WELL = [exp(0.1) * WELL * exp(0.1), 2.0 * WELL * 1.2, exp(-0.3) * WELL * exp(-0.2)]
 TIS_BADLY = [exp(-0.6) * BADLY * exp(0.4), exp(-2.0) * BADLY * 0.8]
+# dis: r log π_θ with r = π_θ/π_gen in (0.7, 6), which masks the third (0.607) and the fifth (0.061) token.
+DIS_WELL = [WELL * exp(0.2) * -1.0, WELL * exp(1.4) * -0.5]
+DIS_BADLY = BADLY * exp(-0.2) * -0.3
 # The failure is (0.2 + 2.8) / 2 = 1.5 nats per token from its generator, beyond every filter's 0.5.
 BY_HAND = {
     "grpo": -(sum(CLIPPED_WELL) / 3 + sum(CLIPPED_BADLY) / 2) / 2,
@@ -49,6 +54,7 @@ BY_HAND = {
     "nois": -(sum(FREE_WELL) / 3 + sum(FREE_BADLY) / 2) / 2,
     "vis": -(sum(VIS_WELL) / 3 + sum(VIS_BADLY) / 2) / 2,
     "tis": -(sum(TIS_WELL) / 3 + sum(TIS_BADLY) / 2) / 2,
+    "dis": -(sum(DIS_WELL) / 3 + DIS_BADLY / 2) / 2,
     "f_nois": -(sum(FREE_WELL) / 3) / 2,
     "f_vis": -(sum(VIS_WELL) / 3) / 2,
     "f_tis": -(sum(TIS_WELL) / 3) / 2,
@@ -57,7 +63,7 @@ BY_HAND = {
 
 
 def made(kind: str, **fields: Any) -> LossConfig:
-    return LossConfig(kind=kind, **({"length": 8} if kind == "dr_grpo" else {}) | fields)
+    return LossConfig(kind=kind, **REQUIRED.get(kind, {}) | fields)
 
 
 def tensor(rows: list[list[float]], grad: bool = False) -> Tensor:
@@ -116,6 +122,9 @@ def test_without_an_old_policy_the_ratio_is_one(kind: str) -> None:
     if kind.endswith("vis"):  # R is then π_θ/π_gen, and without gradient where it is clipped
         well = [0.0, 0.0, well[2] * exp(-0.5)]
         badly = [badly[0] * exp(-0.2), 0.0]
+    if kind == "dis":  # masked tokens stay in the denominator
+        well = [well[0] * exp(0.2), well[1] * exp(1.4), 0.0]
+        badly = [badly[0] * exp(-0.2), 0.0]
     expected = [[-WELL * of for of in well], [-BADLY * of for of in badly] + [0.0]]
     torch.testing.assert_close(found, tensor(expected), rtol=0, atol=1e-14)
 
@@ -141,7 +150,7 @@ def test_the_end_token_is_trained_and_padding_is_not(kind: str) -> None:
     assert (found != 0).tolist() == [[True, True, True], [True, True, False]]
 
 
-@pytest.mark.parametrize("kind", ["nois", "vis", "tis", "f_nois", "f_vis", "f_tis", "sequence_mask"])
+@pytest.mark.parametrize("kind", ["nois", "vis", "tis", "dis", "f_nois", "f_vis", "f_tis", "sequence_mask"])
 def test_on_policy_all_losses_equal_grpo(kind: str) -> None:
     own = torch.tensor(LOGP, dtype=torch.float64)
     alike = gradient(made(kind), old_logp=None, gen_logp=own)
@@ -219,6 +228,9 @@ def test_a_filtered_sample_counts_in_the_divisor_and_keeps_its_reference_term(ki
         ({"filter_kind": "k3_mean"}, "give loss.filter_threshold"),
         ({"filter_kind": "k3_sum"}, "give loss.filter_threshold"),
         ({"kind": "dr_grpo"}, "give loss.length"),
+        ({"kind": "dis"}, r"loss\.kind = 'dis' has no default bounds; give loss\.clip_low and loss\.clip_high,"),
+        ({"kind": "dis", "clip_low": 0.3}, r"give loss\.clip_high,"),
+        ({"kind": "dis", "clip_high": 5.0}, r"give loss\.clip_low,"),
         ({"kind": "vis", "cap": 1.2}, r"loss\.cap = 1\.2 is not above the clip at 1\.2"),
     ],
 )
@@ -227,7 +239,7 @@ def test_incomplete_settings_are_rejected(fields: dict[str, Any], message: str) 
         LossConfig(**fields)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dis"])
 @pytest.mark.parametrize(("clip_high", "high"), [(None, None), (0.5, 0.5)])
 def test_only_dapo_has_a_higher_upper_clip_by_default(kind: str, clip_high: float | None, high: float | None) -> None:
     assert made(kind, clip_high=clip_high).high == (high or (0.28 if kind == "dapo" else 0.2))
@@ -245,7 +257,7 @@ def test_without_a_valid_claim_weight_and_ratio_use_the_old_policy(kind: str, ho
     else:
         claims[0, 1] = NAN if how == "nan" else -INF
     found = gradient(made(kind), gen_logp=claims, known=known)
-    own = "nois" if kind == "f_nois" else kind if kind in ("dr_grpo", "dapo", "nois") else "grpo"
+    own = "nois" if kind in ("f_nois", "dis") else kind if kind in ("dr_grpo", "dapo", "nois") else "grpo"
     torch.testing.assert_close(found[0], gradient(made(own))[0], rtol=0, atol=1e-15)
     torch.testing.assert_close(found[1], gradient(made(kind))[1], rtol=0, atol=1e-15)
 
@@ -366,6 +378,64 @@ def test_losses_of_microbatches_add_up(kind: str, batch: dict[str, Tensor], data
 
 # Bounds
 
+Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(log π_θ, log π_gen, Â, mask) → loss over the completions"""
+
+
+def objective(config: LossConfig) -> Objective:
+    """Return the loss of a single update, as peers compute it."""
+    return lambda logp, gen, advantages, mask: (
+        policy_loss(config, logp, gen, advantages, mask, divisor=divisor_of(config, mask.sum(1).tolist())).loss
+    )
+
+
+def one_ratio(logp: Tensor, gen: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """Return a wrong loss, min(rÂ, clip(r)Â) with r = π_θ/π_gen: π_gen in place of π_old."""
+    divisor = len(advantages)
+    return policy_loss(
+        made("grpo", log_ratio_bound=60.0), logp, gen, advantages, mask, divisor=divisor, old_logp=gen
+    ).loss
+
+
+def check_weights(loss: Objective, bound: float, log_ratios: list[float], advantages: tuple[float, ...]) -> None:
+    """Check that each token's gradient is finite and at most ``bound`` · |Â|, for completions of one token."""
+    x, sign = (t.flatten() for t in torch.meshgrid(tensor([log_ratios])[0], tensor([[*advantages]])[0], indexing="ij"))
+    logp = torch.full_like(x, -60.0)[:, None].requires_grad_()
+    loss(logp, logp.detach() - x[:, None], sign, torch.ones_like(logp, dtype=torch.bool)).backward()
+    assert logp.grad is not None
+    weights = logp.grad[:, 0].abs() * len(x) / sign.abs()
+    assert weights.isfinite().all()
+    assert (weights <= bound * (1 + 1e-12)).all(), f"weight {weights.max():.3g}, bound {bound:g}"
+
+
+BOUNDS = {"vis": 2.0, "f_vis": 2.0, "tis": 2.0, "f_tis": 2.0, "dis": 6.0, "dr_grpo": 1 / 8}
+"""maximum weight of a token beside |Â|: the cap, 1 + ε', or by default R = 1"""
+LOG_RATIOS = st.lists(st.floats(-50.0, 50.0), min_size=1, max_size=20).map(lambda drawn: [*drawn, -50.0, 0.0, 50.0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(log_ratios=LOG_RATIOS, size=st.floats(0.01, 5.0))
+def test_no_weight_exceeds_the_bound_of_its_loss(kind: str, log_ratios: list[float], size: float) -> None:
+    check_weights(objective(made(kind)), BOUNDS.get(kind, 1.0), log_ratios, (size, -size))
+
+
+def test_the_check_of_weights_fails_for_one_ratio_to_the_generator() -> None:
+    check_weights(one_ratio, 1.2, [-50.0, 0.0, 50.0], (1.0,))  # successes are clipped
+    check_weights(one_ratio, 1.2, [-50.0, 0.0], (-1.0,))
+    with pytest.raises(AssertionError, match=r"weight 5\.18e\+21, bound 1\.2"):
+        check_weights(one_ratio, 1.2, [50.0], (-1.0,))
+
+
+@given(batches())
+def test_dis_with_wide_bounds_equals_the_unmasked_loss(batch: dict[str, Tensor]) -> None:
+    wide = made("dis", clip_low=1 - 1e-10, clip_high=1e10)
+    divisor = len(batch["mask"])
+    _, found, stats = with_gradient(wide, batch | {"old_logp": None}, divisor)
+    gen = torch.where(batch["known"][:, None], batch["gen_logp"], batch["logp"])
+    _, expected, _ = with_gradient(made("nois"), batch | {"old_logp": gen}, divisor)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+    assert stats.clipped == 0
+
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("apart", [90.0, -90.0])
@@ -455,6 +525,7 @@ STATS: dict[str, Callable[[], float]] = {
         ("nois", 0, 0, 0),
         ("vis", 3 / 5, 1 / 5, 0),
         ("tis", 2 / 5, 1 / 5, 0),
+        ("dis", 2 / 5, 0, 0),
         ("f_nois", 0, 0, 1),
         ("sequence_mask", 2 / 5, 0, 1),
     ],

@@ -12,6 +12,7 @@ a completion, as its peer claims. R = π_θ/π_old. With one update per round π
 | nois          | R·Â                                        | as grpo                          |
 | vis           | as grpo, with R = min(π_θ/π_gen, C)        | as grpo                          |
 | tis           | as grpo, times sg(min(π_old/π_gen, C))     | as grpo                          |
+| dis           | sg(r)·Â·log π_θ if 1−ε < r < 1+ε', else 0, with r = π_θ/π_gen | as grpo       |
 | f_nois, f_vis, f_tis | as nois, vis, tis; Â = 0 where Â ≤ 0 and the divergence from π_gen is ≥ γ | as grpo |
 | sequence_mask | as grpo; Â = 0 where Â < 0 and the divergence from π_gen is > δ               | as grpo |
 """
@@ -111,22 +112,32 @@ def terms(config: LossConfig, batch: Batch, advantage: Tensor) -> Tensor:
     The clip bounds a success but not a failure's ratio from above: a generator that claims a tiny probability for its
     own text would take the whole gradient. vis therefore bounds that ratio by C as well.
 
+    dis bounds the weight of both signs: masked tokens add 0 and still count in the completion's length.
+
     Source: arXiv 2511.09780 (nois: the objective of decentralized GRPO), 2605.22537 (vis, tis), 2505.07291 (two-sided
-    clipping).
+    clipping), 2607.07508 (dis).
     """
     bound = config.log_ratio_bound
     ratio = _ratio(config, batch)
     if config.term == "nois":
         return ratio * advantage
-    clipped = clipped_term(ratio, advantage, config.clip_low, config.high)
+    if config.term == "dis":
+        return (ratio.detach() * advantage * batch.logp).masked_fill(_outside(config, ratio), 0.0)
+    clipped = clipped_term(ratio, advantage, config.low, config.high)
     if config.term == "tis":
         return ratio_of(batch.old, batch.gen, bound).clamp(max=config.cap) * clipped
     return clipped
 
 
+def _outside(config: LossConfig, ratio: Tensor) -> Tensor:
+    """Return which tokens dis masks: those without 1 − ε < r < 1 + ε'."""
+    return (ratio <= 1 - config.low) | (ratio >= 1 + config.high)
+
+
 def _ratio(config: LossConfig, batch: Batch) -> Tensor:
-    if config.term == "vis":
-        return ratio_of(batch.logp, batch.gen, config.log_ratio_bound).clamp(max=config.cap)
+    if config.term in ("vis", "dis"):
+        ratio = ratio_of(batch.logp, batch.gen, config.log_ratio_bound)
+        return ratio.clamp(max=config.cap) if config.term == "vis" else ratio
     return ratio_of(batch.logp, batch.old, config.log_ratio_bound)
 
 
@@ -222,7 +233,9 @@ def _stats(config: LossConfig, batch: Batch, keep: Tensor, kl: Tensor) -> LossSt
     """Compute all sums in one transfer from the device."""
     bound, now, sign = config.log_ratio_bound, batch.logp.detach(), batch.advantages.sign()[:, None]
     ratio = _ratio(config, batch).detach()
-    idle = ((sign > 0) & (ratio > 1 + config.high)) | ((sign < 0) & (ratio < 1 - config.clip_low))
+    idle = ((sign > 0) & (ratio > 1 + config.high)) | ((sign < 0) & (ratio < 1 - config.low))
+    if config.term == "dis":
+        idle = _outside(config, ratio) & (sign != 0)
     cut = ratio_of(now if config.term == "vis" else batch.old, batch.gen, bound) > config.cap
     claimed = batch.mask & batch.known[:, None]
     sums = (
@@ -249,7 +262,7 @@ class LossStats:
     claimed: float = 0.0
     """tokens with a generator's claim"""
     clipped: float = 0.0
-    """tokens without gradient because of the clip"""
+    """tokens without gradient because of the clip or the mask of dis"""
     capped: float = 0.0
     """tokens with a weight (tis) or ratio (vis) cut to the cap"""
     ratio: float = 0.0

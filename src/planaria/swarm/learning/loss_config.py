@@ -19,15 +19,17 @@ K1_THRESHOLD = 0.5
 
 
 class LossConfig(Section):
-    kind: Literal["grpo", "dr_grpo", "dapo", "nois", "vis", "tis", "f_nois", "f_vis", "f_tis", "sequence_mask"] = (
-        "f_tis"
-    )
+    kind: Literal[
+        "grpo", "dr_grpo", "dapo", "nois", "vis", "tis", "dis", "f_nois", "f_vis", "f_tis", "sequence_mask"
+    ] = "f_tis"
     """loss: grpo, dr_grpo, dapo, nois (no correction for the generator), vis (clipped ratio to the generator), tis
-    (truncated weight), f_nois, f_vis, f_tis (the same with far failures filtered), or sequence_mask"""
-    clip_low: Fraction = 0.2
-    """1 minus the lower clip of the ratio"""
+    (truncated weight), dis (tokens masked by their ratio to the generator), f_nois, f_vis, f_tis (nois, vis, tis with
+    far failures filtered), or sequence_mask"""
+    clip_low: Fraction | None = None
+    """1 minus the lower clip of the ratio; by default 0.2; dis: required, tokens with a lower ratio are masked"""
     clip_high: NonNegative | None = None
-    """upper clip of the ratio minus 1; by default 0.28 (dapo) or clip_low"""
+    """upper clip of the ratio minus 1; by default 0.28 (dapo) or clip_low; dis: required, tokens with a higher ratio
+    are masked"""
     cap: Above = 2.0
     """tis, f_tis: maximum weight of a token; vis, f_vis: maximum ratio at which a failure has a gradient"""
     beta: NonNegative = 0.0
@@ -48,11 +50,16 @@ class LossConfig(Section):
     """dr_grpo: constant divisor of every completion's sum; usually the maximum length"""
 
     @property
+    def low(self) -> float:
+        """Return 1 minus the lower clip in force."""
+        return 0.2 if self.clip_low is None else self.clip_low
+
+    @property
     def high(self) -> float:
         """Return the upper clip minus 1 in force."""
         if self.clip_high is not None:
             return self.clip_high
-        return 0.28 if self.kind == "dapo" else self.clip_low
+        return 0.28 if self.kind == "dapo" else self.low
 
     @property
     def filter(self) -> tuple[DivergenceKind, float]:
@@ -76,6 +83,11 @@ class LossConfig(Section):
             raise ValueError(f"loss.filter_kind = {self.filter_kind!r} has no default; give loss.filter_threshold")
         if self.kind == "dr_grpo" and self.length is None:
             raise ValueError("loss.kind = 'dr_grpo' divides by a constant; give loss.length, the longest completion")
+        if self.kind == "dis" and (missing := [key for key in ("clip_low", "clip_high") if getattr(self, key) is None]):
+            raise ValueError(
+                f"loss.kind = 'dis' has no default bounds; give loss.{' and loss.'.join(missing)}, such as 0.3 and 5 "
+                "for clip_low and clip_high"
+            )
         if self.term == "vis" and self.cap <= 1 + self.high:
             raise ValueError(f"loss.cap = {self.cap} is not above the clip at {1 + self.high:g}; give a larger one")
         return self
