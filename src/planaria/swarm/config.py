@@ -13,12 +13,14 @@ from planaria.config.names import Name
 from planaria.config.options import Options
 from planaria.config.schema import OptimConfig, Section
 from planaria.config.section import formerly
-from planaria.swarm.board.limits import LAST_ROUND, LIMITS
+from planaria.swarm.board.limits import LIMITS
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy_config import PolicyConfig as PolicyConfig
 from planaria.swarm.policy_config import SchoolConfig as SchoolConfig
 from planaria.swarm.policy_config import ServingConfig as ServingConfig
 from planaria.swarm.policy_config import SmallModel as SmallModel
+from planaria.swarm.rounds_config import COMPLETIONS, Share
+from planaria.swarm.rounds_config import RoundsConfig as RoundsConfig
 
 Committee = Annotated[str, BeforeValidator(lambda given: ",".join(given) if _all_text(given) else given)]
 """a recipe may also write a list"""
@@ -60,10 +62,6 @@ class ReceiptsConfig(Section):
         return self
 
 
-COMPLETIONS = 1 << 16
-"""maximum completions in a round of all peers, as every peer reads them all"""
-Rounds = Annotated[int, Field(gt=0), bounds.at_most(LAST_ROUND + 1, "a message's number of its round has six digits")]
-Completions = Annotated[int, Field(gt=0), bounds.at_most(COMPLETIONS, "every peer reads all completions of a round")]
 Tokens = Annotated[int, Field(gt=0), bounds.at_most(LIMITS.tokens, "peers read no more of one completion")]
 TopK = Annotated[int, Field(ge=0), bounds.at_most(1 << 24, "no tokenizer is larger")]
 Temperature = Annotated[
@@ -71,7 +69,6 @@ Temperature = Annotated[
     bounds.at_least(0.01, "lower values always draw the same"),
     bounds.at_most(100, "higher values draw any token"),
 ]
-Share = Annotated[float, Field(gt=0, le=1)]
 CONSENSUS = "consensus"
 """a reward, and the name of its layer"""
 
@@ -87,31 +84,6 @@ class TaskConfig(Section):
     """a label counts if it has more than this share of the votes"""
     max_accuracy_drop: Annotated[Fraction, formerly("max_accuracy_drop", "brake")] = 0.0
     """stop if held-out accuracy falls by more than this below its best, and keep the best state; 0: never"""
-
-
-class RoundsConfig(Section):
-    count: Rounds = 80
-    """rounds in the run"""
-    mode: Literal["horizontal", "vertical"] = "horizontal"
-    """all peers complete the same problems (horizontal), or each completes groups of separate problems (vertical)"""
-    prompts: Completions = 16
-    """problems per round, of all peers together"""
-    group: Completions = 12
-    """completions per problem"""
-    gather: bool = True
-    """learn from the other peers' completions too; otherwise each learns alone"""
-    quorum: Share = 0.5
-    """share of the known peers with which a round closes after its timeout"""
-    timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """time that a round waits for missing peers"""
-    patience_s: Annotated[float, Field(gt=0)] = 600.0
-    """time that a round waits for its quorum before the run stops"""
-    keep: Natural = 10
-    """rounds between saved states, for restarts and exports; the state after the last round is saved too; 0: never"""
-    kept: Positive = 1
-    """number of newest saved states to keep"""
-    trusted: Natural = 0
-    """round after which a state is kept permanently as the target of repairs; 0: none, repairs use the initial state"""
 
 
 class SamplingConfig(Section):
@@ -269,6 +241,25 @@ class SwarmConfig(Section):
     def _receipts_are_of_rounds(self) -> Self:
         if self.receipts.committee and not self.rounds.gather:
             raise ValueError("receipts.committee: peers that learn alone have nothing to agree on; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_drawn(self) -> Self:
+        rounds, written = self.rounds, self.rounds.prompts // self.size
+        if rounds.own is None:
+            return self
+        if rounds.own > written:
+            raise ValueError(
+                f"rounds.own = {rounds.own}: each peer has {written} groups of its own (rounds.prompts = "
+                f"{rounds.prompts}, size = {self.size}); give at most as many, or more rounds.prompts"
+            )
+        if rounds.foreign and self.size == 1:
+            raise ValueError(f"rounds.foreign = {rounds.foreign}: there is only one peer (size = 1); give 0")
+        if self.receipts.committee:
+            raise ValueError(
+                "receipts.committee: peers that draw groups (rounds.own, rounds.foreign) have different weights and "
+                "recompute all rewards, so there is nothing to certify; leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -29,6 +29,7 @@ from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.evaluation import EvaluationResult, Examiner
 from planaria.swarm.learning.advantages import Advantages, round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner
+from planaria.swarm.learning.mixing import mix
 from planaria.swarm.peer_recovery import PeerRecovery
 from planaria.swarm.policy.base import Policy, likelihood_digest, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
@@ -153,7 +154,7 @@ class Peer:
             self.quorum.vouch(number, result, self.scoring.rewards)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
-        advantages = self._advantages(report)
+        advantages = self._advantages(number, report)
         update = self.learner.learn(number, advantages.taken, self.config.defence.share)
         if self.shadow is not None:
             self.shadow.round(number, problems, self.count)
@@ -241,12 +242,17 @@ class Peer:
             for r, reading in zip(arrived, readings, strict=True)
         ]
 
-    def _advantages(self, report: Report) -> Advantages:
+    def _advantages(self, number: int, report: Report) -> Advantages:
         config = self.config
         rollouts = report.accepted
         if config.defence.refused == "zero":
             rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
-        return round_advantages(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
+        result = round_advantages(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
+        return (
+            mix(result, rollouts, self.id, config.rounds, config.seed, self.name, number)
+            if config.rounds.draws
+            else result
+        )
 
     def _started(self) -> Started:
         return Started(

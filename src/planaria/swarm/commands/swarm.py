@@ -248,7 +248,11 @@ def _show(
 
 
 def _cells(line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int, int, int], str]) -> Iterator[str]:
-    fate = f"refused by {line.layer}: {line.reason}" if line.layer else "not used: all rewards of its group are equal"
+    fate = (
+        f"refused by {line.layer}: {line.reason}"
+        if line.layer
+        else "not used: all rewards of its group are equal, or it was not drawn"
+    )
     if line.advantage is not None:
         fate = f"learned from, advantage {line.advantage:+.2f}"
     yield str(line.round)

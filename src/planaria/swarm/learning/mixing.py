@@ -1,0 +1,57 @@
+"""Draw of a peer's own and other peers' groups to learn from: SAPO (arXiv 2509.08721)."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planaria.swarm.learning.advantages import Advantages
+from planaria.swarm.random_draws import derived
+from planaria.swarm.rollout import Rollout
+from planaria.swarm.rounds_config import RoundsConfig
+
+log = logging.getLogger(__name__)
+Group = tuple[int, str]
+"""(problem, peer) of a group in vertical mode"""
+
+
+def group_of(rollout: Rollout) -> Group:
+    return rollout.problem.number, rollout.peer
+
+
+def drawn_groups(
+    own: Sequence[Group], foreign: Sequence[Group], rounds: RoundsConfig, *purpose: object
+) -> tuple[list[Group], list[Group]]:
+    """Return I = ``rounds.own`` of the own and J = ``rounds.foreign`` of the foreign groups, or all if there are fewer.
+
+    Draws are uniform without replacement, and repeat for equal groups in equal order and an equal ``purpose``, which
+    contains the run's seed. The two draws are independent of each other.
+    """
+    wanted = {"own": (own, rounds.own or 0), "foreign": (foreign, rounds.foreign or 0)}
+    first, second = (
+        random.Random(derived("mixing", *purpose, kind)).sample(groups, min(count, len(groups)))
+        for kind, (groups, count) in wanted.items()
+    )
+    return first, second
+
+
+def mix(found: Advantages, rollouts: Sequence[Rollout], me: str, rounds: RoundsConfig, *purpose: object) -> Advantages:
+    """Return the completions of the drawn groups, in the order of ``found``.
+
+    ``rollouts``: the round's completions, rewarded by this peer, of which ``found`` has the advantages. ``me``: this
+    peer's id. Flat groups, those without an advantage in ``found``, are dropped before the draw as ``rounds.drop_flat``
+    requires; drawn ones take a place without effect. Fewer groups than required are logged.
+    """
+    learnable = {group_of(rollout) for rollout in found.taken}
+    every = sorted({group_of(rollout) for rollout in rollouts})
+    own = [group for group in every if group[1] == me and (rounds.drop_flat != "all" or group in learnable)]
+    foreign = [group for group in every if group[1] != me and (rounds.drop_flat == "none" or group in learnable)]
+    mine, others = drawn_groups(own, foreign, rounds, *purpose)
+    for key, wanted, got in (("own", rounds.own, len(mine)), ("foreign", rounds.foreign, len(others))):
+        if got < (wanted or 0):
+            log.info("learns from %d groups of rounds.%s = %d: no more are available", got, key, wanted)
+    chosen = {*mine, *others}
+    taken = [rollout for rollout in found.taken if group_of(rollout) in chosen]
+    return replace(found, taken=taken, groups=len(chosen & learnable))

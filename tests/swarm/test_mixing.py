@@ -1,0 +1,200 @@
+"""Draws of own and other peers' groups: pools, seeds, equivalences with whole swarms, and recomputed rewards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from swarms import peer, rounds, threads, tiny, together, weights
+from tiny_swarm import case
+
+from planaria.swarm.completion_intake import CompletionScore
+from planaria.swarm.config import RoundsConfig, SwarmConfig
+from planaria.swarm.learning.advantages import round_advantages
+from planaria.swarm.learning.learner import UpdateResult
+from planaria.swarm.learning.mixing import Group, group_of, mix
+from planaria.swarm.peer import Peer
+from planaria.swarm.recipe import names
+from planaria.swarm.records.lines import PEERS, SAMPLES
+from planaria.swarm.rollout import Rollout
+from planaria.swarm.tasks.base import TaskProblem
+
+VERTICAL: dict[str, Any] = {"mode": "vertical", "count": 4, "prompts": 6, "group": 6}
+
+
+def drawing(own: int, foreign: int, drop_flat: str = "foreign") -> RoundsConfig:
+    return RoundsConfig.model_validate({"mode": "vertical", "own": own, "foreign": foreign, "drop_flat": drop_flat})
+
+
+def groups(of: dict[Group, bool]) -> list[Rollout]:
+    """Two completions per group, with equal rewards if it is flat."""
+    return [
+        case(who, problem, index, reward=float(index and not flat))
+        for (problem, who), flat in of.items()
+        for index in (0, 1)
+    ]
+
+
+def drawn(rollouts: Sequence[Rollout], config: RoundsConfig, *purpose: object) -> set[Group]:
+    found = mix(round_advantages(rollouts, "vertical", True), rollouts, "me", config, *purpose)
+    result = {group_of(rollout) for rollout in found.taken}
+    assert found.groups == len(result)
+    return result
+
+
+def count(of: set[Group], own: bool) -> int:
+    return sum((who == "me") is own for _, who in of)
+
+
+POOLS = st.dictionaries(st.tuples(st.integers(0, 9), st.sampled_from(["me", "a", "b"])), st.booleans(), max_size=30)
+
+
+@given(POOLS, st.integers(0, 6), st.integers(0, 6), st.integers(0, 99))
+def test_draws_take_as_many_groups_as_required_or_available(
+    pool: dict[Group, bool], own: int, foreign: int, seed: int
+) -> None:
+    if not own + foreign:
+        return
+    lively = {group for group, flat in pool.items() if not flat}
+    found = drawn(groups(pool), drawing(own, foreign, "all"), seed)
+    assert found <= lively
+    assert count(found, True) == min(own, count(lively, True))
+    assert count(found, False) == min(foreign, count(lively, False))
+
+
+@given(POOLS, st.integers(1, 30), st.integers(0, 99))
+def test_flat_groups_take_a_place_unless_they_are_dropped(pool: dict[Group, bool], each: int, seed: int) -> None:
+    own, foreign = ({group for group in pool if (group[1] == "me") is mine} for mine in (True, False))
+    for drop_flat in ("foreign", "none"):
+        found = drawn(groups(pool), drawing(each, each, drop_flat), seed)
+        if each >= len(own):
+            assert count(found, True) == sum(not pool[group] for group in own)
+        if drop_flat == "foreign":
+            assert count(found, False) == min(each, sum(not pool[group] for group in foreign))
+
+
+def test_dropped_flat_groups_make_room_for_others() -> None:
+    half = {(n, who): n % 2 == 0 for n in range(10) for who in ("me", "a")}
+    sizes = {d: [len(drawn(groups(half), drawing(4, 4, d), s)) for s in range(20)] for d in ("none", "foreign", "all")}
+    assert min(sizes["none"]) < 4 and set(sizes["all"]) == {8}
+    assert sum(sizes["none"]) < sum(sizes["foreign"]) < sum(sizes["all"])
+
+
+def test_draws_repeat_from_the_seed_and_differ_between_rounds() -> None:
+    rollouts = groups({(n, who): False for n in range(10) for who in ("me", "a", "b")})
+    config = drawing(4, 4)
+    results = [drawn(rollouts, config, seed, "p0", number) for seed in (1, 2) for number in range(4)]
+    assert results == [drawn(rollouts, config, seed, "p0", number) for seed in (1, 2) for number in range(4)]
+    assert len({frozenset(found) for found in results}) == 8
+
+
+def test_draws_are_uniform() -> None:
+    rollouts = groups({(n, who): False for n in range(6) for who in ("me", "a")})
+    hits = [group for seed in range(600) for group in drawn(rollouts, drawing(2, 3), seed)]
+    assert all(abs(hits.count((n, "me")) - 200) < 45 and abs(hits.count((n, "a")) - 300) < 45 for n in range(6))
+
+
+def test_fewer_groups_than_required_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    rollouts = groups({(0, "me"): False, (1, "a"): False, (2, "a"): True})
+    with caplog.at_level(logging.INFO):
+        assert drawn(rollouts, drawing(1, 3)) == {(0, "me"), (1, "a")}
+    assert [r.getMessage() for r in caplog.records] == [
+        "learns from 1 groups of rounds.foreign = 3: no more are available"
+    ]
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rounds": {"own": 2}}, r"rounds\.own = 2 needs rounds\.foreign"),
+        ({"rounds": {"foreign": 2}}, r"rounds\.foreign = 2 needs rounds\.own"),
+        ({"rounds": {"drop_flat": "all"}}, r"rounds\.drop_flat = 'all' needs rounds\.own and rounds\.foreign"),
+        ({"rounds": {"mode": "horizontal", "own": 2, "foreign": 2}}, r"rounds\.mode = 'horizontal'"),
+        ({"rounds": {"own": 0, "foreign": 0}}, r"rounds\.own = 0 and rounds\.foreign = 0"),
+        ({"rounds": {"own": 1, "foreign": 2, "gather": False}}, r"rounds\.foreign = 2: rounds\.gather = false"),
+        ({"rounds": {"own": 0, "foreign": 2}, "size": 1}, r"rounds\.foreign = 2: there is only one peer"),
+        ({"rounds": {"own": 5, "foreign": 2}}, r"rounds\.own = 5: each peer has 4 groups"),
+        ({"rounds": {"own": 2, "foreign": 2}, "receipts": {"committee": "all"}}, r"receipts\.committee: peers that"),
+    ],
+)
+def test_invalid_draws_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    rounds = {"mode": "vertical", "prompts": 16} | fields.pop("rounds")
+    with pytest.raises(ValidationError, match=message):
+        SwarmConfig.model_validate(fields | {"rounds": rounds})
+
+
+# Whole swarms
+
+
+def test_own_groups_alone_equal_a_single_peer(tmp_path: Path, pupil: Path) -> None:
+    together(tiny(pupil, rounds=VERTICAL | {"gather": False}), tmp_path / "single")
+    together(tiny(pupil, rounds=VERTICAL | {"own": 2, "foreign": 0}), tmp_path / "drawn")
+    for name in ("p0", "p1", "p2"):
+        assert weights(tmp_path / "drawn", name) == weights(tmp_path / "single", name)
+    assert len({*weights(tmp_path / "single", "p0")}) > 1
+    assert weights(tmp_path / "single", "p0") != weights(tmp_path / "single", "p1")
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("drop_flat", ["none", "foreign", "all"])
+def test_drawing_all_groups_equals_vertical_mode(tmp_path: Path, pupil: Path, drop_flat: str) -> None:
+    together(tiny(pupil, rounds=VERTICAL), tmp_path / "vertical")
+    draws = {"own": 2, "foreign": 4, "drop_flat": drop_flat}
+    together(tiny(pupil, rounds=VERTICAL | draws), tmp_path / "drawn")
+    for name in ("p0", "p1", "p2"):
+        assert weights(tmp_path / "drawn", name) == weights(tmp_path / "vertical", "p0")
+
+
+def test_a_swarm_with_draws_repeats_to_the_bit(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, rounds=VERTICAL | {"own": 1, "foreign": 2})
+    for folder in ("one", "other"):
+        together(config, tmp_path / folder)
+        assert not any(record.missing for record in rounds(tmp_path / folder, "p0").values())
+    for name in ("p0", "p1", "p2"):
+        first, second = ((tmp_path / folder / PEERS / name / SAMPLES).read_text() for folder in ("one", "other"))
+        assert first == second and '"advantage"' in first
+    assert weights(tmp_path / "one", "p0") != weights(tmp_path / "one", "p1")
+
+
+def test_groups_of_a_lying_peer_are_rewarded_by_the_receiver(tmp_path: Path, pupil: Path) -> None:
+    """p1 inverts all rewards that it computes; the others score its texts themselves before they learn from them."""
+    config = tiny(pupil, rounds=VERTICAL | {"own": 1, "foreign": 4}, loss={"kind": "nois"})
+    peers: dict[str, Peer] = {}
+    learned: dict[str, list[Rollout]] = {name: [] for name in names(config)}
+
+    def take_part(name: str) -> None:
+        member = peers[name] = peer(config, name, tmp_path)
+        scores, learns = member.scoring.scored, member.learner.learn
+        scored: dict[tuple[int, str], float] = {}
+
+        def score(problem: TaskProblem, text: str, who: str = "") -> CompletionScore:
+            true = scores(problem, text, who).reward
+            scored[problem.number, text] = 1.0 - true if name == "p1" else true
+            return CompletionScore(scored[problem.number, text])
+
+        def learn(number: int, taken: Sequence[Rollout], share: float = 1.0) -> UpdateResult:
+            for rollout in taken:
+                own_score = scored[rollout.problem.number, rollout.text] if rollout.ended else 0.0
+                assert rollout.reward == own_score, "not rewarded by the receiver"
+            learned[name] += taken
+            return learns(number, taken, share)
+
+        member.scoring.scored, member.learner.learn = score, learn  # type: ignore[method-assign]
+        member.run()
+
+    with threads(*[partial(take_part, name) for name in names(config)]):
+        pass
+    from_liar = [one for name in ("p0", "p2") for one in learned[name] if one.peer == peers["p1"].id]
+    assert {one.reward for one in from_liar} == {0.0, 1.0}
+    for one in from_liar:
+        assert one.reward == (peers["p0"].task.score(one.problem, one.text) if one.ended else 0.0)
