@@ -329,7 +329,7 @@ class Torchft(Peer):
 
 @dataclass(frozen=True)
 class GroupMembers(Peer):
-    """Members of a group, each with an agent that restarts it; the group's controller is a process of its own."""
+    """Members of a group, each with an agent that restarts it; the group's controller is a separate process."""
 
     def commands(self, folder: Path) -> list[Command]:
         port, told = str(free_port()), self.told(folder)

@@ -123,7 +123,7 @@ def test_fewer_groups_than_required_are_logged(caplog: pytest.LogCaptureFixture)
         ({"rounds": {"own": 0, "foreign": 0}}, r"rounds\.own = 0 and rounds\.foreign = 0"),
         ({"rounds": {"own": 1, "foreign": 2, "gather": False}}, r"rounds\.foreign = 2: rounds\.gather = false"),
         ({"rounds": {"own": 0, "foreign": 2}, "size": 1}, r"rounds\.foreign = 2: there is only one peer"),
-        ({"rounds": {"own": 5, "foreign": 2}}, r"rounds\.own = 5: each peer has 4 groups"),
+        ({"rounds": {"own": 5, "foreign": 2}}, r"rounds\.own = 5: each peer writes 4 groups"),
         ({"rounds": {"own": 2, "foreign": 2}, "receipts": {"committee": "all"}}, r"receipts\.committee: peers that"),
     ],
 )

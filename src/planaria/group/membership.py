@@ -122,7 +122,7 @@ class Membership:
         :raises RunStopped: if this process was dismissed, or the controller was lost.
         """
         if threading.get_ident() != self._thread:
-            raise UserError("a group's samples and optimizer belong to the thread that asked for the first batch")
+            raise UserError("a group's samples and optimizer belong to the thread that read the first batch")
         self.blocks = ()
         if self._greenlet.dead:
             return

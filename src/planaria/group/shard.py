@@ -25,7 +25,7 @@ class Blocks(Protocol):
     """samples of a full block"""
 
     def count(self, epochs: int) -> int:
-        """Return the number of blocks in so many epochs; 0: unknown."""
+        """Return the number of blocks in ``epochs`` epochs; 0: unknown."""
 
     def batches(self, block: int) -> Iterator[Any]:
         """Yield the batches of a block."""

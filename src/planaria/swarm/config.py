@@ -250,7 +250,7 @@ class SwarmConfig(Section):
             return self
         if rounds.own > written:
             raise ValueError(
-                f"rounds.own = {rounds.own}: each peer has {written} groups of its own (rounds.prompts = "
+                f"rounds.own = {rounds.own}: each peer writes {written} groups (rounds.prompts = "
                 f"{rounds.prompts}, size = {self.size}); give at most as many, or more rounds.prompts"
             )
         if rounds.foreign and self.size == 1:

@@ -42,7 +42,7 @@ class RoundsConfig(Section):
     trusted: Natural = 0
     """round after which a state is kept permanently as the target of repairs; 0: none, repairs use the initial state"""
     own: Natural | None = None
-    """vertical: number of its own groups that a peer draws to learn from in each round; default: all of all peers"""
+    """vertical: number of own groups that a peer draws to learn from in each round; default: all of all peers"""
     foreign: Natural | None = None
     """vertical: number of the other peers' groups to draw; fewer if fewer are available"""
     drop_flat: Literal["foreign", "all", "none"] = "foreign"

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from planaria.exchange.compress import chunks
 from planaria.common.tensors import all_finite
+from planaria.exchange.compress import chunks
 from planaria.exchange.compress.chunks import Chunked
 from planaria.exchange.compress.sparse import largest, misplaced
 
