@@ -28,12 +28,12 @@ from planaria.lab.experts.budget import (
 )
 from planaria.lab.experts.difficulty import ProbeLoss, still_to_learn
 from planaria.lab.experts.domains import GENERAL, TRAINED
+from planaria.lab.experts.ensemble import prior_of_parent
 from planaria.lab.experts.experts_results import SeedResult
 from planaria.lab.experts.experts_spec import ExpertsSpec, expert_shapes, step_tokens
 from planaria.lab.experts.lineage import chains, lineages, numbered_name, parent_seed, tier_of_domains
 from planaria.lab.experts.log_probabilities import DomainLogProbabilities, DomainTexts, sources, token_logps
 from planaria.lab.experts.scoring import arm_result
-from planaria.lab.experts.text_prior import RidgePrior
 from planaria.lab.experts.training import Training, configured, train_all
 from planaria.lab.trials.jobs import Watcher
 from planaria.runtime.checkpoint.loading import load_model
@@ -175,10 +175,10 @@ class Campaign:
     def _places(self, line: Line) -> Mapping[str, Tensor]:
         """Return the text priors of a line's experts: by its parent of middle size, or the same for all lines."""
         mixture, domains = self.spec.mixture, self.spec.speaking
-        if mixture.prior != "ridge":
+        if mixture.prior not in ("ridge", "votes"):
             return self.texts.places
         parent, texts = self.parents[line[self.spec.middle]].model, {name: self.spec.parts(name) for name in domains}
-        listener = RidgePrior.stored_or_fitted(parent, self.folder, texts, self.base.data.cache)
+        listener = prior_of_parent(parent, self.folder, texts, mixture, self.base.data.cache)
         return self.texts.priors(lambda samples: listener.priors(samples, domains, mixture.temperature))
 
     def _difficulty(self, by: str) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +16,11 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.lab.experts import manifest, posterior
 from planaria.lab.experts.embedding import EVERY, Embedding
 from planaria.lab.experts.experts_results import TextWeights
+from planaria.lab.experts.experts_spec import MixtureSpec
 from planaria.lab.experts.log_probabilities import DomainTexts, token_logps
 from planaria.lab.experts.manifest import TOKENIZER, EnsembleManifest, digest, expert_folder
 from planaria.lab.experts.text_prior import RidgePrior
+from planaria.lab.experts.votes import VotesPrior
 from planaria.models.decode import DecodingBatch, Sampling, pick
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
@@ -199,10 +201,19 @@ class _Speech:
     def _narrow(self) -> None:
         """Keep only the strongest experts, if there are more than ``top_k``."""
         if self._drops_some():
-            kept = sorted(self._log_w().topk(self._few).indices.tolist())
+            kept = sorted(self._log_w().argsort(stable=True, descending=True)[: self._few].tolist())
             self._speaking = [self._speaking[expert_folder] for expert_folder in kept]
             self._prior, self._log_p = self._prior[kept], self._log_p[kept]
             self._readings = [self._readings[expert_folder] for expert_folder in kept] if self._readings else []
+
+
+def prior_of_parent(
+    parent: Path, run: Path, texts: Mapping[str, Sequence[str]], mixture: MixtureSpec, cache: str | None = None
+) -> RidgePrior | VotesPrior:
+    """Return the prior ``ridge`` or ``votes``; arguments and errors as :meth:`RidgePrior.stored_or_fitted`."""
+    if mixture.prior == "votes":
+        return VotesPrior.stored_or_fitted(parent, run, texts, mixture.votes, cache)
+    return RidgePrior.stored_or_fitted(parent, run, texts, cache)
 
 
 class TextPrior(NamedTuple):
@@ -228,8 +239,8 @@ def text_prior(folder: Path, ensemble: EnsembleManifest, tokenizer: Tokenizer) -
             return embedding.prior([tokenizer.decode(tokens)], **given)[:, 0]
 
         return TextPrior(partial(embedding.priors, decode=tokenizer.decode, **given), after)
-    if mixture.prior == "ridge":
+    if mixture.prior in ("ridge", "votes"):
         texts = {domain: ensemble.parts(domain) for domain in domains}
-        listener = RidgePrior.stored_or_fitted(folder / ensemble.listener(folder), folder, texts)
+        listener = prior_of_parent(folder / ensemble.listener(folder), folder, texts, mixture)
         return TextPrior(partial(listener.priors, **given), partial(listener.prior, **given))
     return None

@@ -82,19 +82,34 @@ class ProbeSpec(Section):
     smallest; domains' ``hand``; or ``seed_loss``; with several, the uneven arms are made once for each"""
 
 
+class VotesSpec(Section):
+    """Prior ``votes``: each token votes for a domain by its input embedding."""
+
+    by: Literal["votes", "average", "bayes"] = "votes"
+    """share of the tokens' votes, mean of their scores, or, as control, mean log-probability by token counts alone"""
+    keep: Natural = 0
+    """tokens that vote: those whose scores have the lowest entropy; 0: all"""
+    ridge: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-2
+    """λ of the regression"""
+    padding: bool = False
+    """whether the separator of documents votes too"""
+
+
 class MixtureSpec(Section):
     """How the experts of an arm are mixed."""
 
-    prior: Literal["uniform", "cached", "clusters", "worst", "ridge"] = "uniform"
+    prior: Literal["uniform", "cached", "clusters", "worst", "ridge", "votes"] = "uniform"
     """the experts' weights before a text begins; ``worst``: the best for the domain with the largest loss; ``ridge``:
-    estimated from their parent's hidden states"""
+    estimated from their parent's hidden states; ``votes``: from its input embeddings"""
+    votes: VotesSpec = VotesSpec()
     decay: Annotated[float, Field(gt=0, le=1)] = 0.3
     """cached: weight of the newest held-out text in the moving average; the previous average keeps 1 - decay, so
     decay = 0.7 multiplies the old by 0.3, as in HDEE's code"""
     sequences: Positive = 100
     """cached: held-out texts to use"""
     temperature: Annotated[float, bounds.at_least(bounds.COLDEST, "colder priors select a single expert")] = 0.1
-    """clusters: T in exp(-distance² / T); ridge: in exp(estimated probability / T)"""
+    """clusters: T in exp(-distance² / T); ridge: in exp(estimated probability / T); votes: in
+    exp(score / T)"""
     top_k: Natural = 0
     """experts that remain active after a text's first ``prefix`` tokens; 0 is all"""
     prefix: Natural = 32

@@ -64,18 +64,17 @@ class EnsembleManifest(Record):
         return self.mixes.get(domain) or [domain]
 
     def listener(self, folder: Path) -> str:
-        """Return the folder of the model for prior = "ridge": the parent of middle size.
+        """Return the folder of the model for the priors ridge and votes: the parent of middle size.
 
         :raises UserError: when it is unknown or missing.
         """
         known = sorted((member for member in self.members if member.parent), key=lambda member: member.parameters)
         result = self.parent or (known[len(known) // 2].parent if known else "")
+        prior = f"{folder}: prior = {self.mixture.prior!r}"
         if not result:
-            raise UserError(
-                f"{folder}: prior = 'ridge': its experts do not name the model they branched off; use another"
-            )
+            raise UserError(f"{prior}: its experts do not name the model they branched off; use another")
         if not (folder / result / WEIGHTS).is_file():
-            raise UserError(f"{folder}: prior = 'ridge': there is no {folder / result / WEIGHTS}; bring it back")
+            raise UserError(f"{prior}: there is no {folder / result / WEIGHTS}; bring it back")
         return result
 
     def changed_like(self, before: EnsembleManifest) -> EnsembleManifest:

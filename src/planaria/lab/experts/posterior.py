@@ -83,7 +83,9 @@ def keep_strongest(log_w: Tensor, k: int, prefix: int) -> Tensor:
     if not 0 < k < len(log_w) or log_w.shape[-1] <= prefix:
         return log_w
     at = log_w[..., prefix]
-    chosen = torch.zeros_like(at, dtype=torch.bool).scatter(0, at.topk(k, 0).indices, True)
+    chosen = torch.zeros_like(at, dtype=torch.bool).scatter(
+        0, at.argsort(stable=True, dim=0, descending=True)[:k], True
+    )
     after = log_w[..., prefix:].masked_fill(~chosen[..., None], -torch.inf).log_softmax(0)
     return torch.cat((log_w[..., :prefix], after), -1)
 

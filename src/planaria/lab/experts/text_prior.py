@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -58,19 +58,13 @@ class RidgePrior:
 
         :raises UserError: when the sums are damaged or another model's, or a domain has no text.
         """
-        model, file = import_model(parent).eval(), parent.with_name(FILE)
+        model = import_model(parent).eval()
         vocab, context, size = model.config.vocab, model.config.context, model.config.dim + 1
-        whose = digest(parent / WEIGHTS)
-        known = _opened(file, whose, size) if file.is_file() else {}
-        missing = {
-            name: text_sums(model, domain_samples(run, parts, TRAINED, vocab, context, SAMPLES, cache))
-            for name, parts in texts.items()
-            if name not in known
-        }
-        if missing:
-            known |= missing
-            write_tensors(file, known, {"model": whose})
-        return cls(model, {name: known[name] for name in texts})
+
+        def read(parts: Sequence[str]) -> Tensor:
+            return text_sums(model, domain_samples(run, parts, TRAINED, vocab, context, SAMPLES, cache))
+
+        return cls(model, stored_or_computed(parent, FILE, (size, size), texts, read))
 
     def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E, N, T] of the domains' experts over samples [N, T + 1], updated every ``EVERY`` tokens.
@@ -93,9 +87,29 @@ class RidgePrior:
         return (own / temperature).log_softmax(-1).permute(2, 0, 1)
 
 
-def _opened(file: Path, whose: str, size: int) -> dict[str, Tensor]:
+def stored_or_computed(
+    parent: Path,
+    name: str,
+    shape: tuple[int, ...],
+    texts: Mapping[str, Sequence[str]],
+    compute: Callable[[Sequence[str]], Tensor],
+) -> dict[str, Tensor]:
+    """Return domain → its sums [*shape] from the file ``name`` beside ``parent``; compute and add missing ones.
+
+    :raises UserError: when the file is damaged or belongs to another model.
+    """
+    file, whose = parent.with_name(name), digest(parent / WEIGHTS)
+    known = _opened(file, whose, shape) if file.is_file() else {}
+    missing = {domain: compute(parts) for domain, parts in texts.items() if domain not in known}
+    if missing:
+        known |= missing
+        write_tensors(file, known, {"model": whose})
+    return {domain: known[domain] for domain in texts}
+
+
+def _opened(file: Path, whose: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
     fix = "remove it to compute it again"
-    result, metadata = kept_sums(file, (size, size), fix)
+    result, metadata = kept_sums(file, shape, fix)
     if metadata.get("model") != whose:
         raise UserError(f"{file}: was made with another model than the one beside it; {fix}")
     return result
