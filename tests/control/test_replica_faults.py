@@ -27,6 +27,7 @@ EXCHANGES: list[dict[str, Any]] = [
     {"kind": "noloco", "options": {"every": 1}, "strikes": 2},
     {"kind": "streaming_diloco", "options": {"every": 4, "fragments": 2, "delay": 1}},
     {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}},
+    {"kind": "eager", "options": {"every": 2}},
     {"kind": "local"},
 ]
 WHOLE = {"rule": "geometric_median", "scope": "replica"}

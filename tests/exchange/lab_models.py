@@ -27,12 +27,14 @@ def make(kind: str, **options: object) -> Exchange:
 
 def fitting(kind: str, **options: object) -> Exchange:
     """The same with those of the ``options`` that the kind has."""
-    return make(kind, **EXCHANGES.declared([kind], options))
+    fields = EXCHANGES.declared([kind], options)
+    return make(kind, **{name: value for name, value in fields.items() if kind in have(name)})
 
 
 def have(option: str) -> list[str]:
     """The kinds that have this option."""
-    return [kind for kind in KINDS if option in EXCHANGES.find(kind).model_fields]
+    exact = ["eager"] if option == "bits" else []  # it has the option, and refuses all values but 32
+    return [kind for kind in KINDS if option in EXCHANGES.find(kind).model_fields and kind not in exact]
 
 
 def weights(seed: int, std: float = 1.0) -> dict[str, Tensor]:

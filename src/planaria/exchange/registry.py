@@ -14,6 +14,7 @@ from planaria.exchange.base import Exchange
 from planaria.exchange.coded.schemes import coded_of
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.diloco import DiLoCo
+from planaria.exchange.eager import Eager
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.monna import MoNNA
@@ -30,6 +31,7 @@ EXCHANGES: Registry[Exchange] = Registry(
         "local": NoExchange,
         "diloco": DiLoCo,
         "streaming_diloco": Streaming,
+        "eager": Eager,
         "noloco": NoLoCo,
         "pair_mean": PairMean,
         "gasloc": Gasloc,

@@ -128,7 +128,8 @@ class Group:
     ) -> GroupOptimizer:
         """Return the optimizer for the loop: its ``step`` belongs to the group.
 
-        :param exchange: how members agree: noloco, diloco, streaming_diloco, pair_mean, gasloc, local or allreduce.
+        :param exchange: how members agree: noloco, diloco, streaming_diloco, eager, pair_mean, gasloc, local or
+            allreduce.
         :param every: steps of a member between two rounds; by default the exchange's own.
         :param compress: compression of messages, such as ``"ef21:top1%"``.
         :param robust: rule that outvotes invalid updates, such as ``"nnm:median"``.

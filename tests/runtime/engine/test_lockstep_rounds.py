@@ -30,6 +30,7 @@ REPLICAS, STEPS = 4, 10
 KINDS: list[dict[str, Any]] = [
     {"kind": "noloco", "options": {"every": 3}},
     {"kind": "streaming_diloco", "options": {"every": 6, "fragments": 2, "delay": 2}},
+    {"kind": "eager", "options": {"every": 3}},
     {"kind": "local"},
     {"kind": "diloco", "options": {"every": 4}},
     {},

@@ -62,6 +62,7 @@ def shortened(record: RunRecord) -> dict[tuple[int, int], tuple[int, float, floa
         {"kind": "pair_mean", "options": {"group": 3}},
         {"kind": "diloco", "options": HEAVY},
         {"kind": "streaming_diloco", "options": {"fragments": 2, "delay": 1, **HEAVY}},
+        {"kind": "eager", "options": HEAVY},
         {"kind": "local"},
         {"kind": "monna", "options": {"alpha": 0.5}},
         {"kind": "diloco", "robust": "clipping", "options": HEAVY},
