@@ -65,7 +65,7 @@ def tolerate_closed_output() -> Iterator[None]:
 
 
 def lost() -> str:
-    """Return why output was lost since :func:`lasting` began; empty if none was."""
+    """Return why output was lost since :func:`tolerate_closed_output` began; empty if none was."""
     return _lost[0] if _lost else ""
 
 

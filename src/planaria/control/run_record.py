@@ -87,7 +87,7 @@ class StreamedSequence(Sequence[Item], Generic[Raw, Item]):
         return map(self._item, self._raw())
 
     def without(self, kinds: frozenset[str]) -> Iterator[Item]:
-        """As :func:`sparse`."""
+        """Yield the record without facts of these kinds."""
         return map(self._item, without_kinds(self._raw(), self._kind, kinds))
 
     def __len__(self) -> int:

@@ -264,7 +264,7 @@ def _around(inner: tokenizers.Tokenizer, location: object) -> tuple[tuple[int, .
 
 
 def spread_sample(texts: Iterable[str], budget: int) -> list[str]:
-    """Return :func:`spread` of texts, each cut to ``budget`` characters."""
+    """Return :func:`evenly_spaced` texts, each cut to ``budget`` characters."""
     return evenly_spaced((text[:budget] for text in texts), budget, len)
 
 

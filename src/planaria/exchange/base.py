@@ -233,7 +233,7 @@ class Exchange(Choice, ABC):
         return {}
 
     def codec(self, outer: StageOuterState) -> Compressor:
-        """Return the codec for the blocking parts of the round after ``outer`` (``exchange.message.pack``)."""
+        """Return the codec for the blocking parts of the round after ``outer`` (``exchange.weight_message.pack``)."""
         return PLAIN
 
     @property
@@ -329,7 +329,7 @@ class Exchange(Choice, ABC):
         """
 
     def spread(self, outer: StageOuterState, updates: Updates) -> float:
-        """Return the spread of these members' weights (``exchange.message.apart``), if updates determine it."""
+        """Return the spread of these members' weights (``weight_message.rms_spread``), if updates determine it."""
         return 0.0
 
     @abstractmethod

@@ -78,7 +78,7 @@ class MoNNA(SlowWeightExchange):
         return self.aggregate({member: values[member] for member in near})
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """θ ← the mean of the kept models; the momentum is that of :meth:`moved`, unused if α = 0."""
+        """θ ← the mean of the kept models. The momentum is that of :meth:`drift_of`; with α = 0 it is unused."""
         return mean, torch.zeros_like(momentum)
 
     def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:

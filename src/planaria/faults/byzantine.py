@@ -91,7 +91,7 @@ class Byzantine(UpdatePublisher):
         others: Collection[int],
         known: Mapping[int, Tensor] | None = None,
     ) -> dict[int, Update]:
-        """As :meth:`Publisher.updates`. By default the attack knows the node's own update and those of the last
+        """As :meth:`UpdatePublisher.updates`. By default the attack knows the node's own update and those of the last
         round."""
         step, round = at
         lie = self._current(step)

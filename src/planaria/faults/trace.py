@@ -105,7 +105,7 @@ class Fault(Section):
 
 
 class TraceArguments(Section):
-    """The arguments of :func:`generate` that made a trace; they reproduce it."""
+    """The arguments of ``trace_generation.generate`` that made a trace; they reproduce it."""
 
     seed: Annotated[int, Field(ge=-EXACT, le=EXACT)]
     hourly: Fraction

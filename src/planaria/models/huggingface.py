@@ -157,7 +157,7 @@ def tensor_shapes(
 
 
 def read_tensor(files: Files, name: str) -> Tensor:
-    """Return a tensor of :func:`listed`, in its own memory."""
+    """Return a tensor named by :func:`tensor_shapes`, in its own memory."""
     file, theirs = files[name]
     with _opened(file) as opened:  # closed again, it keeps no pages of the file in memory
         tensor: Tensor = opened.get_tensor(theirs)

@@ -26,8 +26,8 @@ class StageState:
     multiplies the stage's learning rate; parameters in ``scales``, from stages of another cut, have their own. The
     norms (L2, before and after clipping) are those of the last committed gradient; None before the first.
     ``generators`` are the states of the worker's random generators by kind of device. ``outer`` is the replicas' state
-    between rounds (``exchange.base.Outer.state``). ``further`` is what a member of a group keeps beside its weights:
-    its optimizer, buffers and counters (``group/member_state.py``).
+    between rounds (``exchange.base.StageOuterState``). ``further`` is what a member of a group keeps beside its
+    weights: its optimizer, buffers and counters (``group/member_state.py``).
     """
 
     weights: dict[str, Tensor]

@@ -1,11 +1,10 @@
-"""Path selection where sites are joined by several paths, baselines and a lower bound. Pure.
+"""Path selection where sites are joined by several paths, a baseline and a lower bound. Pure.
 
 Training's flows are few, long and known in advance, so they can be planned instead of hashed (C4P, arXiv 2406.04594).
 The load of a link is the seconds in which it carries its bytes of a step. A step lasts at least as long as the largest
 load.
 
-Baselines are :func:`hashed`, :func:`in_turn` and :func:`better_of_two`. They know connections and paths but no sizes;
-the last also counts flows per link (Mitzenmacher 2001, "The power of two choices in randomized load balancing").
+The baseline is :func:`random_paths`, which knows paths, but neither sizes nor loads.
 
 The lower bound comes from cuts: sets of links of which certain flows must each use one. All bytes of these flows cross
 the cut, so a link of it has a load of at least demand / capacity. Flows are not split: if the j largest have at least b

@@ -49,7 +49,7 @@ class Feedback(Choice, ABC):
         """
 
     def judged(self, outer: StageOuterState, exact: Weights) -> Sequence[Weights]:
-        """Return the vectors whose δ :meth:`meant` needs; measured only if the compressor guarantees none."""
+        """Return the vectors whose δ :meth:`target` needs; δ is measured only if the compressor guarantees none."""
         return ()
 
     @abstractmethod

@@ -66,7 +66,7 @@ def trimmed_mean(rows: Sequence[Tensor], trim: int) -> Tensor:
 
 
 def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
-    """As :func:`middle`, bit for bit, in compiled code."""
+    """Return :func:`trimmed_mean` of ``rows``, bit for bit, with compiled code."""
     held, value = [row.contiguous() for row in rows], torch.empty_like(rows[0])
     indices = [row.data_ptr() for row in held]
     lowest, size = min(indices), rows[0].element_size()
@@ -84,8 +84,8 @@ def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
 def middles(memory: Numbers, starts: Numbers, network: Numbers, trim: int, share: Any, out: Numbers) -> bool:
     """Set ``out`` [d] to the means of the middle values of the vectors that start at ``starts`` [n] of ``memory``.
 
-    Does what :func:`middle` does with torch in the same order, so replicas with and without numba agree to the last
-    bit.
+    Performs the operations of :func:`trimmed_mean` in the same order, so replicas with and without numba agree to the
+    last bit.
 
     :param network: comparisons [k, 4].
     :param share: count of middle values, in their dtype.

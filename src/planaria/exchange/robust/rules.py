@@ -94,7 +94,8 @@ class RobustAggregator:
 
         :param draw: a number that all members know.
         :param last: the previous round's value; zero if there is none.
-        :raises TooManyByzantine: if there are too few, or one is not finite (``refusal.py`` rejects these earlier).
+        :raises TooManyByzantine: if there are too few, or one is not finite (``update_validation.py`` rejects these
+            earlier).
         """
         if len(decoded) < self.min_members():
             raise TooManyByzantine(

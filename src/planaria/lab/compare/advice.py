@@ -208,7 +208,10 @@ def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experi
 
 
 def why_size_not_covered(config: RunConfig, failures: FailureRate, experience: Experience, size: int) -> str:
-    """Explain why experience does not cover ``size`` parameters; empty if it does. Assumes :func:`doubt` is empty."""
+    """Explain why experience does not cover ``size`` parameters; empty if it does.
+
+    Call it only if :func:`why_not_covered` is empty.
+    """
     fates = _fates(config, failures.struck)
     used: list[Curve | SwappedSteps] = [curve for curve, _ in _used(config, fates, failures.rate, experience)]
     if config.routing.kind == "swapped":

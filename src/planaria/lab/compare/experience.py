@@ -45,7 +45,7 @@ class Observation(Record):
 
     _former = former_names(strategy="way")
     strategy: str
-    """The recovery strategy (:func:`way_of`)."""
+    """The recovery strategy (:func:`strategy_of`)."""
     rate: float
     """Failures per step."""
     extra: float

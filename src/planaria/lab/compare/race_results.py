@@ -206,7 +206,7 @@ class ComparisonResults(Record):
     search: list[ArmScore] = Field(default_factory=list)
     """Optimizer settings tried without failures; the best is the arm 'tuned'."""
     blows: str = "stage"
-    """What a failure takes (``chaos.blows``)."""
+    """What a failure takes (``compare.trace.failure_domain``)."""
 
     @property
     def priced(self) -> bool:

@@ -92,7 +92,7 @@ def arm_cost(
     step_tokens: int,
     speaking: Collection[str] | None = None,
 ) -> ArmCost:
-    """Return the cost of one arm; arguments as of :func:`bills`."""
+    """Return the cost of one arm. The arguments are those of :func:`arm_costs`."""
     tokens = [(models[job.size], job.steps * step_tokens) for job in jobs]
     return ArmCost(
         arm,

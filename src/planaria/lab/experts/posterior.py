@@ -43,7 +43,7 @@ def fit_worst_domain_weights(
 
     ``held_out``: domain → log-probabilities of its texts' tokens [E, N, T]; each row is a whole text.
 
-    :raises UserError: naming the domain, as ``worst.problem`` does.
+    :raises UserError: naming the domain, as ``minimax_weights.problem`` does.
     """
     sums = {name: logps.double().sum(-1).T.numpy() for name, logps in held_out.items()}
     return worst_domain(problem(sums, floor), tolerance)

@@ -82,7 +82,7 @@ class FolderFollower:
         return folded > 0, folded == AT_ONCE
 
     def gave_up(self, following: asyncio.Task[None]) -> None:
-        """Report an internal error of :meth:`follow` to watchers."""
+        """Show watchers the internal error that ended ``following``, the reading of the log."""
         error = None if following.cancelled() else following.exception()
         if error is not None:
             self.trouble = f"this page cannot follow it ({type(error).__name__}: {error})"

@@ -63,7 +63,7 @@ class MemoryFolder:
     def begin(self, config: RunConfig, started: RunStarted) -> None:
         """Prepare for a new part of the run: keep only the snapshot from which it starts.
 
-        The run's folder is created if missing, since :func:`sweep` removes snapshots of runs without one.
+        The run's folder is created if missing, since :func:`remove_orphaned` removes snapshots of runs without one.
 
         :raises UserError: if the folder cannot be created, or belongs to another user.
         """

@@ -34,7 +34,7 @@ def local_workplace(
     """Return the workplace of this machine's workers; ``machine``: its name in the run.
 
     A :data:`planaria.runtime.fleet.base.Settle`. ``cwd``: the controller's working directory, for relative paths. The
-    other arguments are those of :func:`provide`.
+    other arguments are those of :func:`provide_setup`.
 
     :raises UserError: if a class that the recipe names cannot be imported, or the run's files are unavailable.
     """

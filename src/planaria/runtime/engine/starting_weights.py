@@ -74,7 +74,7 @@ def _inherits(config: RunConfig, tokenizer: Path) -> bool:
 
 
 def _digest(tokenizer: Path) -> str:
-    """Return the digest in ``data.shards.Meta.tokenizer``."""
+    """Return the digest that ``data.dataset.CorpusMetadata.tokenizer`` stores."""
     return digests.of(Tokenizer.open(tokenizer).to_json().encode())
 
 

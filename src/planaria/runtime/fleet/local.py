@@ -1,7 +1,7 @@
 """Workers as processes of this machine, forked from a server that has imported torch.
 
 A worker exits when its control connection closes, and the kernel kills it with this process, even if it is stopped.
-:func:`ground` returns this machine or a Ray cluster, by ``fleet.kind``.
+:func:`worker_host` returns this machine or a Ray cluster, by ``fleet.kind``.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _spawned(door: socket.socket, preload: frozenset[str]) -> WorkerProcess:
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, pass_fds=[door.fileno()], env={**os.environ, **_NO_CUDA}
     )
-    process.returncode = 0  # Child reaps the process, not Popen
+    process.returncode = 0  # WorkerProcess reaps the process, not Popen
     return _as_child(process.pid)
 
 

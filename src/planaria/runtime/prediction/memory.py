@@ -146,8 +146,8 @@ def predicted_bytes(config: RunConfig) -> list[int]:
 
 
 def fitted_here(config: RunConfig) -> tuple[RunConfig, str]:
-    """Return ``config`` fitted to this machine's devices (:func:`fitted`), since others' are not known yet, and a line
-    about what was chosen.
+    """Return ``config`` fitted to this machine's devices (:func:`fit_to_memory`), since others' are not known yet,
+    and a line about what was chosen.
 
     :raises UserError: if the settings do not fit into its memory.
     """

@@ -78,7 +78,7 @@ def resumed_layers(
 ) -> Mapping[str, object]:
     """Return the changed settings of a resumed run, with numbers in place of ``pipeline.layers = "auto"``.
 
-    :raises UserError: and RunStopped, as :func:`sized`.
+    :raises UserError, RunStopped: as :func:`with_measured_layers`.
     """
     if changes.get("pipeline.layers") != "auto":
         return changes

@@ -120,14 +120,17 @@ class Inbox:
             self._wake()
 
     def deliver(self, item: Any, due: float = 0.0) -> None:
-        """Add a received item, or hold it until ``due`` (monotonic seconds). Call it only from :meth:`Served.serve`."""
+        """Add a received item, or hold it until ``due`` (monotonic seconds).
+
+        Call it only from :meth:`InboxClient.serve`.
+        """
         if due > time.monotonic() or (due and self._held):  # keeps the order
             heapq.heappush(self._held, (due, next(self._count), item))
         else:
             self._items.append(item)
 
     def call(self, act: Callable[[], None], due: float) -> None:
-        """Call ``act`` when it is ``due`` (monotonic seconds), or now. Call it only from :meth:`Served.serve`."""
+        """Call ``act`` when it is ``due`` (monotonic seconds), or now. Call it only from :meth:`InboxClient.serve`."""
         if due > time.monotonic():
             heapq.heappush(self._held, (due, next(self._count), _Act(act)))
         else:

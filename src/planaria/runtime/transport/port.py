@@ -89,7 +89,7 @@ class Port:
         """Return the connection of the edge ``name``; None once it is ``given_up``.
 
         Calls ``at``, or waits for a call if that is empty; with ``over``, HOST:PORT of a relay, only uses that.
-        :raises Unmet: if the other end does not connect within ``seconds``.
+        :raises PeerUnreachable: if the other end does not connect within ``seconds``.
         """
         start = time.monotonic()
         try:
@@ -109,7 +109,7 @@ class Port:
     def await_call(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
         """Wait for the call of the edge ``name``; None once it is ``given_up`` (see :meth:`look_up`).
 
-        :raises Unmet: if there is no call within ``seconds``.
+        :raises PeerUnreachable: if there is no call within ``seconds``.
         """
         until = time.monotonic() + seconds
         alone_until = time.monotonic() + (_TURN_S if self._reach.reachable else 0.0)
@@ -152,7 +152,7 @@ class Port:
         """Call for the edge ``name`` at a process's ``address`` until it answers; None once it is ``given_up``.
 
         Alternates between a direct connection and the relay.
-        :raises Unmet: if it does not answer within ``seconds``, or is a stranger.
+        :raises PeerUnreachable: if it does not answer within ``seconds``, or is a stranger.
         """
         until, pause = time.monotonic() + seconds, _FIRST_WAIT_S
         routes = self._by_success(dial_addresses(address, self._reach))
@@ -190,8 +190,8 @@ class Port:
     ) -> Channel | None:
         """Connect the edge ``name`` only through this ``relay`` (HOST:PORT); None once it is ``given_up``.
 
-        :raises RelaySilent: if the relay does not answer for a short while.
-        :raises Unmet: if the other end does not connect within ``seconds``.
+        :raises RelayUnanswered: if the relay does not answer in time.
+        :raises PeerUnreachable: if the other end does not connect within ``seconds``.
         """
         began, pause = time.monotonic(), _FIRST_WAIT_S
         until = began + seconds

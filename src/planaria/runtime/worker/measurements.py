@@ -41,8 +41,9 @@ class WorkerGauge:
         transits: Mapping[int, Sequence[float]],
         read: float = 0.0,
     ) -> dict[str, Any] | None:
-        """Add a step, and return the fields of :class:`Gauged` if a report is due; all workers report after the same
-        steps.
+        """Add a step, and return the fields of ``control.gauges.WorkerMeasurements`` if a report is due.
+
+        All workers report after the same steps.
 
         :param waited: node → seconds spent waiting for it
         :param transits: node → seconds of each of its frames
@@ -95,7 +96,7 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Peaks(NamedTuple):
-    """Peak memory in bytes, for :class:`Worked`."""
+    """Peak memory in bytes, for ``control.reports.Worked``."""
 
     peak_bytes: int
     """resident memory, pages shared with other processes included"""

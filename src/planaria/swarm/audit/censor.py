@@ -63,8 +63,8 @@ class Censor:
     def given(self, text: str, count: int) -> list[bool]:
         """Decide which of ``count`` replies to a text are given; all that touch a question are charged.
 
-        :raises Spent: if a budget would be exceeded; no reply is given.
-        :raises Closed: if the ledger cannot be used.
+        :raises BudgetSpent: if a budget would be exceeded; no reply is given.
+        :raises LedgerUnusable: if the ledger cannot be used.
         """
         return self._given(self._numbers(text), count)
 

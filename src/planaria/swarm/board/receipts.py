@@ -2,7 +2,7 @@
 
 Peers with equal weights stay equal only while they learn from the same messages. A message that arrives as a round
 times out is there for one peer and not yet for another. So each peer publishes a closing, which lists by digest what
-it received, and all peers follow the same closing (:func:`followed`).
+it received, and all peers follow the same closing (:func:`majority_list`).
 
 A receipt is what a member of a committee signs. A committee is a list of ids in the run's rules. Of its n members at
 most f = ⌊(n − 1) / 3⌋ may be Byzantine. A certificate is the signed receipts of n − f members with one digest. Any two

@@ -56,9 +56,9 @@ class SupportCheck(Check):
 class SurprisalCheck(Check):
     """Refuse completions that are, as a whole, less likely than the policy's own samples.
 
-    The statistic is z = Σ(−log p − H) / √ΣVar over a completion's tokens (:attr:`Reading.surprisal`). A false equation
-    of likely tokens passes the support check, but an answer that contradicts the reasoning adds up here. A policy that
-    has learned poison is no longer surprised by it.
+    The statistic is z = Σ(−log p − H) / √ΣVar over a completion's tokens (:attr:`CompletionStatistics.surprisal`). A
+    false equation of likely tokens passes the support check, but an answer that contradicts the reasoning adds up here.
+    A policy that has learned poison is no longer surprised by it.
     """
 
     name: ClassVar[str] = "surprisal"

@@ -134,8 +134,8 @@ def _rows(logps: Sequence[Sequence[float] | Floats | None], padded: Padded) -> T
 def scales(weights: Sequence[tuple[str, float]], share: float) -> Mapping[str, float]:
     """Return peer → the factor that limits its completions to ``share`` of the sum of all weights.
 
-    ``weights``: (peer, :func:`pulls`) of every completion. The update is a sum over completions, so a peer's share of
-    the sum limits how far it can turn the update. With n peers of nonzero weight the bound is at least 1/n.
+    ``weights``: (peer, :func:`logit_pulls`) of every completion. The update is a sum over completions, so a peer's
+    share of the sum limits how far it can turn the update. With n peers of nonzero weight the bound is at least 1/n.
 
     The bound holds for any completions and any loss, because it is on the gradient at the logits: long completions,
     high weights and improbable tokens move a policy more than the advantage shows.

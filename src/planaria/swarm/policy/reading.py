@@ -104,7 +104,7 @@ def read(
 ) -> list[CompletionStatistics]:
     """Return a reading of every (prompt, completion), at most ``rows`` per pass.
 
-    ``top_k`` is the sampling support (0: all tokens); it changes :attr:`Reading.drawn` only.
+    ``top_k`` is the sampling support (0: all tokens); it changes :attr:`CompletionStatistics.drawn` only.
     """
     result: list[CompletionStatistics] = []
     device = next(policy.module.parameters()).device
