@@ -140,7 +140,9 @@ def test_most_limits_text_and_changes_the_fingerprint(tmp_path: Path) -> None:
 def test_unreachable_sources_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     put("flaky://corpus/a.jsonl", '{"text": "good"}\n' * 200_000)
     Flaky.breaks_at = 1 << 20
-    line = "flaky://corpus/a.jsonl: cannot read it (peer went away); check address, rights and network"
+    line = (
+        "flaky://corpus/a.jsonl: cannot read it (peer went away); check the address, your permissions and the network"
+    )
     assert refusal("flaky://corpus/a.jsonl") == f"data.source: {line}"
     put("flaky://corpus/a.txt", "a text " * 200_000)
     Flaky.read = 0

@@ -262,7 +262,7 @@ def test_unreadable_or_unwritable_files_are_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(UserError, match="too many"):
         write(Trace(faults=()), tmp_path / "t.json")
     (tmp_path / "large").write_text(" " * 11)
-    with pytest.raises(UserError, match="more than 10 bytes"):
+    with pytest.raises(UserError, match="larger than 10 bytes"):
         read(tmp_path / "large")
 
 

@@ -171,9 +171,9 @@ def test_mistakes_are_reported_in_one_line(
     def error(*arguments: object) -> str:
         return refused(capsys, "swarm", "realign", *arguments, "--to", out)
 
-    assert "give --peer" in error(done)
-    assert "what can be trusted? give --pairs FILE" in error(tuned)
-    assert "which model does it descend from? give --safe" in error(tuned, "--by", "mask", "--pairs", pairs)
+    assert "give the peer, such as --peer" in error(done)
+    assert "needs trusted answers; give --pairs FILE" in error(tuned)
+    assert "needs the model that it was trained from; give --safe" in error(tuned, "--by", "mask", "--pairs", pairs)
     assert "no run of a swarm" in error(tuned, "--peer", "p0")
     assert "goes with --pairs" in error(tuned, "--benign", pairs)
     assert "leave out --by" in error(tuned, "--safe", pupil, "--mask", pairs, "--by", "tune")

@@ -69,7 +69,7 @@ def data(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> bytes:
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         raise UserError(f"{path}: cannot be read ({reason}); {fix}") from None
     if len(result) > most:
-        raise UserError(f"{path}: has more than {most} bytes, too many for what it should be; {fix}")
+        raise UserError(f"{path}: larger than {most} bytes, the limit for this kind of file; {fix}")
     return result
 
 
@@ -96,11 +96,11 @@ def parse_toml(source: str, location: object) -> dict[str, Any]:
     :raises UserError: naming ``location``, if it is not TOML, nested too deep, or has a number over 64 bits.
     """
     if _LONG_KEY.search(source):  # the parser takes the square of its length
-        raise UserError(f"{location}: not valid TOML: a key of more than 100 parts; write it shorter")
+        raise UserError(f"{location}: not valid TOML: a key with more than 100 parts; use a shorter key")
     try:
         result = tomllib.loads(source)
     except RecursionError:
-        raise UserError(f"{location}: not valid TOML: nested too deep; write it flatter") from None
+        raise UserError(f"{location}: not valid TOML: nested too deeply; reduce the nesting") from None
     except ValueError as error:  # also what Python says of a number with thousands of digits
         raise UserError(f"{location}: not valid TOML: {error}") from None
     refuse_nul(source, location)
@@ -114,7 +114,7 @@ def toml(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
     try:
         return parse_toml(source.decode("utf-8"), path)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not valid TOML: no text in UTF-8 (byte {error.start})") from None
+        raise UserError(f"{path}: not valid TOML: not UTF-8 text (byte {error.start})") from None
 
 
 def parse_json(source: bytes | str, location: object, fix: str = "restore it") -> Any:

@@ -74,7 +74,7 @@ def required(setting: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{setting}: {error}; check address, rights and network") from error
+        raise UserError(f"{setting}: {error}; check the address, your permissions and the network") from error
 
 
 def fetch(system: AbstractFileSystem, path: str, to: Path, most: int) -> None:
@@ -84,7 +84,7 @@ def fetch(system: AbstractFileSystem, path: str, to: Path, most: int) -> None:
     """
     size, location = system.info(path)["size"], shown(system.unstrip_protocol(path))
     if not isinstance(size, int) or not 0 <= size <= most:
-        raise UserError(f"{location}: has {size} bytes where at most {most} can be; is that planaria's, and undamaged?")
+        raise UserError(f"{location}: {size} bytes, more than the limit of {most}; check that planaria wrote it")
     to.parent.mkdir(parents=True, exist_ok=True)
     if size > (free := shutil.disk_usage(to.parent).free):
         raise UserError(f"{location}: takes {size} bytes, and {to.parent} has room for {free}; make room")

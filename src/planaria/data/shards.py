@@ -64,7 +64,7 @@ def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None, c
     except OSError as error:
         raise UserError(
             f"cannot use the data cache {cache} ({error}); "
-            "make room and permission there, or set data.cache to another folder"
+            "free space there and allow writing, or set data.cache to another folder"
         ) from error
 
 

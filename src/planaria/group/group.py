@@ -165,7 +165,7 @@ class Group:
         :raises RunStopped: if this process is no longer a member.
         """
         if self._member is not None:
-            raise UserError("shard: is the whole training, and has been iterated; give epochs, and loop once")
+            raise UserError("shard: covers the whole training and can be iterated once; give epochs, and loop once")
         member = self._begin(data)
         while member.blocks:
             self._current = member.blocks[0]

@@ -119,7 +119,7 @@ class MemberState:
             document = json.loads(_text(tensors))
             held = {name: _tree(value, tensors, 0) for name, value in dict(document).items()}
         except (ValueError, TypeError, LookupError, RecursionError) as error:
-            raise UserError(f"the state of another member: is invalid ({str(error)[:120]})") from None
+            raise UserError(f"the state of another member is invalid ({str(error)[:120]})") from None
         known = {"buffers", "optimizer", *(f"also.{name}" for name in self.also)}
         if differing := sorted(held.keys() ^ known):
             raise UserError(
@@ -132,7 +132,7 @@ class MemberState:
             for name, thing in self.also.items():
                 thing.load_state_dict(held[f"also.{name}"])
         except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
-            raise UserError(f"the state of another member: does not fit ({str(error)[:120]})") from None
+            raise UserError(f"the state of another member does not fit this one ({str(error)[:120]})") from None
 
     def _buffers(self) -> dict[str, Any]:
         """Return the entries of the model's state that are not parameters."""
@@ -188,7 +188,7 @@ class MemberState:
 def _text(tensors: Mapping[str, Tensor]) -> bytes:
     given = tensors[DOCUMENT]
     if given.dtype != torch.uint8 or given.ndim != 1 or len(given) > _MAX_DOCUMENT_BYTES:
-        raise ValueError("its document is no row of bytes")
+        raise ValueError("its document is not a one-dimensional tensor of bytes")
     return given.numpy().tobytes()
 
 

@@ -87,7 +87,7 @@ class Membership:
         try:
             order = self._pool.orders.get(timeout=patience_s)
         except queue.Empty:
-            raise RunStopped(f"{visit.address}: the group has not taken this process in {patience_s:g} s") from None
+            raise RunStopped(f"{visit.address}: the group did not admit this process within {patience_s:g} s") from None
         if order is None:
             raise self._over()
         self.worker, incarnation = order

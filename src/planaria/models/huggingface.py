@@ -250,7 +250,7 @@ def _tokenizer_config(config: ModelConfig, end: str | None) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    result = documents.parse_json(documents.data(file, fix="is the path right?"), file)
+    result = documents.parse_json(documents.data(file, fix="check the path"), file)
     if not isinstance(result, dict):
         raise UserError(f"{file}: not a JSON object")
     return result

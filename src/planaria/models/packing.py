@@ -152,7 +152,7 @@ def unpack(flat: Tensor, digests: bool = True) -> StageState:
     specs = header_of(flat[8 : 8 + length].numpy().tobytes()).specs
     head, spans = layout(specs)
     if head != flat[: len(head)].numpy().tobytes():
-        raise PackingError("header of a packed state: not the one that its tensors have")
+        raise PackingError("the header of a packed state does not match its tensors")
     body = flat[len(head) :]
     size = max((end for _, end in spans.values()), default=0)
     if len(body) != size:
@@ -303,11 +303,11 @@ def header_of(text: bytes) -> SafetensorsHeader:
         spans = {name: (entry["data_offsets"][0], entry["data_offsets"][1]) for name, entry in tree.items()}
         for _, shape in specs.values():
             if len(shape) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in shape):
-                raise ValueError("sides that cannot be")
+                raise ValueError("invalid dimensions")
             if math.prod(side for side in shape if side) >= _LARGEST:  # some may be absurd although one is 0
                 raise ValueError("a tensor larger than any")
         if any(type(place) is not int for span in spans.values() for place in span):
-            raise ValueError("a place that is no number")
+            raise ValueError("an offset that is not an integer")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PackingError(f"header of a packed state: {type(error).__name__}, {str(error)[:80]!r}") from None
     return SafetensorsHeader(specs, spans, metadata)

@@ -29,12 +29,17 @@ ASKED: dict[str, dict[str, dict[str, Any]]] = {
     "`robust`": {
         "any rule": {"robust": "clipping"},
         "groups above the minimum size": {"robust": "median", "options": {"group": 5}},
+        "any but `clipping`": {"robust": "median"},
         "in pairs": {"robust": "median"},
     },
     "`coded`": {"yes": {"coded": "gc"}},
 }
 """column → words of its cells → the recipe they are about"""
-IMPLIED = {"any feedback": {"`none`", "`ef14`", "any feedback"}, "any rule": {"any rule", "in pairs"}}
+IMPLIED = {
+    "any feedback": {"`none`", "`ef14`", "any feedback"},
+    "any rule": {"any rule", "any but `clipping`", "in pairs"},
+    "any but `clipping`": {"in pairs"},
+}
 """words of a cell that imply others"""
 GROUPED = {"noloco", "pair_mean", "gasloc"}
 WHOLE = {"rule": "krum", "scope": "replica"}
@@ -58,6 +63,9 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
         {"exchange": {"kind": "diloco", "robust": WHOLE}, "routing": {"mixed": True}},
         "cannot be judged alone",
     ),
+    ("`options.aggregator`", {"exchange": {"options": {"aggregator": "rda"}, "robust": "median"}}, "leave one of them"),
+    ("`options.aggregator`", {"exchange": {"options": {"aggregator": "rda"}, "compress": "ef21:top1%"}}, "or ef14"),
+    ("`senders`", {"exchange": {"kind": "noloco", "options": {"aggregator": "senders"}}}, "were not sent"),
     ("`coded`", {"exchange": {"coded": "gc", "compress": "ef14:8bits"}}, "sends sums of gradients"),
     ("`coded`", {"exchange": {"coded": "gc", "robust": "median"}}, "sends sums of gradients"),
     ("`coded`", {"exchange": {"coded": "gc"}, "routing": {"mixed": True}}, "leave routing.mixed out"),

@@ -74,7 +74,7 @@ def _equal(tensor: Tensor, other: Tensor) -> bool:
 
 def read_json(path: Path) -> dict[str, object]:
     """Return a config.json; UserError if it is none."""
-    result = documents.parse_json(documents.data(path, fix="is the path right?"), path)
+    result = documents.parse_json(documents.data(path, fix="check the path"), path)
     if not isinstance(result, dict):
         raise UserError(f"{path}: not a JSON object")
     return result

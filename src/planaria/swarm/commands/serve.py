@@ -141,7 +141,7 @@ def released(named: ModelArguments) -> Iterator[Released]:
     if not named.is_swarm and not trained:
         path = local_weights(named.model)
         if not path.exists():
-            raise UserError(f"{named.model}: there is no such run, folder or file; is the path right?")
+            raise UserError(f"{named.model}: there is no such run, folder or file; check the path")
         yield Released(path)
         return
     with tempfile.TemporaryDirectory(prefix="planaria-") as temporary:

@@ -142,7 +142,7 @@ def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     tree.pop("drill", None)
     own = recipe.resolve(SwarmConfig, tree, flags, folder)
     if not own.board:
-        raise UserError("swarm join: where is the board? give --board FOLDER or URL")
+        raise UserError("swarm join: no board is given; give --board FOLDER or URL")
     try:
         there = dict(Board.open(own.board).rules.rules)
     except UserError:

@@ -146,7 +146,7 @@ def open_policy(path: str, lora_rank: int = 0, seed: int = 0, chat: bool = True)
     """
     folder = local_weights(path)
     if not folder.exists():
-        raise UserError(f"policy.options.path = {path!r}: there is no such folder or file; is the path right?")
+        raise UserError(f"policy.options.path = {path!r}: there is no such folder or file; check the path")
     foreign, adapters = folder.is_file() or is_exported(folder), (folder / ADAPTERS).is_file()
     template = template_of(folder) if foreign and chat and (folder.is_dir() or is_gguf(folder)) else None
     if folder.is_dir() and foreign and (adapters or not is_ours(folder)):
@@ -188,7 +188,7 @@ def _own(path: Path) -> tuple[Llama, Tokenizer]:
 def _of_run(folder: Path) -> tuple[Llama, Tokenizer]:
     saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
     if saved is None:
-        raise UserError(f"{folder}: neither {WEIGHTS} nor a run's whole checkpoint is there; is the path right?")
+        raise UserError(f"{folder}: neither {WEIGHTS} nor a run's whole checkpoint is there; check the path")
     known = (folder / run_folders.CONFIG).is_file()
     bare = known and run_folders.config_of(folder, run_folders.TOKENIZER).data.tokenization == "legacy"
     return load_model(saved), Tokenizer.open(folder / run_folders.TOKENIZER, bare=bare)
