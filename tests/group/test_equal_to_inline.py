@@ -76,7 +76,12 @@ def member(config: RunConfig, exchange: Mapping[str, Any], address: str, key: Pa
     torch.save(model.state_dict(), result)
 
 
-CASES: list[tuple[str, dict[str, Any]]] = [("noloco", {"every": 5}), ("diloco", {"every": 5}), ("allreduce", {})]
+CASES = [
+    ("noloco", {"every": 5}),
+    ("diloco", {"every": 5}),
+    ("allreduce", {}),
+    pytest.param("eager", {"every": 5}, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES)

@@ -9,6 +9,6 @@ from torch import Tensor
 def all_finite(numbers: Tensor) -> bool:
     """Return whether no number is infinite or NaN.
 
-    NaN and infinity carry over to the minimum or maximum. That is one pass; ``isfinite`` takes 17 times as long.
+    NaN and infinity carry over to the minimum or maximum, which is one pass and makes no mask as ``isfinite`` does.
     """
     return not numbers.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(numbers))).all())

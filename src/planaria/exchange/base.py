@@ -228,6 +228,11 @@ class Exchange(Choice, ABC):
         return False
 
     @property
+    def has_blocking_part(self) -> bool:
+        """Whether updates have a part that depends on the inner steps; attacks corrupt that part."""
+        return True
+
+    @property
     def parts(self) -> Parts:
         """Parts of the outer state, by name."""
         return {}

@@ -1,4 +1,4 @@
-"""Eager DiLoCo (arXiv 2502.12996): a round uses the other replicas' drifts of the round before, and waits for none."""
+"""Eager DiLoCo (arXiv 2502.12996): a round uses the other replicas' drifts of the round before."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Eager(DiLoCo):
     @model_validator(mode="after")
     def _sends_whole_numbers(self) -> Self:
         if self.bits != 32:
-            raise ValueError(f"bits = {self.bits}: no replica waits for the messages, which are not compressed; use 32")
+            raise ValueError(f"bits = {self.bits}: messages travel during the inner steps, uncompressed; use 32")
         return self
 
     def compressed(self, by: Compression) -> Self:
@@ -50,6 +50,10 @@ class Eager(DiLoCo):
     @property
     def prefetches(self) -> bool:
         return True
+
+    @property
+    def has_blocking_part(self) -> bool:
+        return False
 
     @property
     def parts(self) -> Parts:

@@ -65,6 +65,8 @@ def _unused(config: RunConfig) -> str:
         return "there is one replica"
     if exchange(config.exchange).interval is None:
         return f"exchange.kind = {config.exchange.kind!r} exchanges no updates"
+    if not exchange(config.exchange).has_blocking_part:
+        return f"exchange.kind = {config.exchange.kind!r} sends updates one round later, and attacks corrupt new ones"
     if config.exchange.coded:
         return "exchange.coded determines the messages of replicas"
     if config.routing.mixed and exchange(config.exchange).interval:

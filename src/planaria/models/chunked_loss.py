@@ -65,7 +65,8 @@ def _device_bytes(index: int) -> int:
 def compile_pass(module: Any, stage: int) -> None:
     """Compile the pass of a block stage, or the norm, head and loss of the ends (stage 0).
 
-    The device's memory is a constant of the compiled code; the mark would import torch._dynamo (2 s) if set above.
+    The device's memory is a constant of the compiled code. Set at its definition, the mark would import torch._dynamo
+    at every start.
     """
     torch.compiler.assume_constant_result(_device_bytes)  # type: ignore[no-untyped-call]
     if stage:

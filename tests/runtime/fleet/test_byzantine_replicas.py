@@ -138,6 +138,8 @@ def test_a_fault_without_receivers_is_refused_before_the_run(tmp_path: Path) -> 
         prepare(tiny(tmp_path, stages=3), trace=trace)
     with pytest.raises(UserError, match=r"exchange\.kind = 'local' exchanges no updates, .*remove the fault"):
         prepare(several(tmp_path, 3, kind="local"), trace=trace)
+    with pytest.raises(UserError, match=r"exchange\.kind = 'eager' sends updates one round later, .*remove the fault"):
+        prepare(several(tmp_path, 3, kind="eager"), trace=trace)
     assert prepare(several(tmp_path, 3), trace=trace).trace == trace
 
 
