@@ -239,7 +239,7 @@ def test_invalid_options_are_refused(how: str, words: list[str], complaint: str,
         ("RUN --merge sum", "--merge sum: give --to FOLDER"),
         ("MERGED --merge sum --to y", "is one model already; --merge is for an ensemble"),
         ("MERGED --remove x", "is a merged model, which is not changed in place; give --to FOLDER"),
-        ("MERGED --add x --to y", "--add x: needs a text"),
+        ("MERGED --add x --to y", "--add x: no text"),
         ("RUN/digits/model --remove x --to y", "is no model of `planaria experts edit --merge dume`"),
     ],
 )

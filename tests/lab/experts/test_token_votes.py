@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from tests.lab.experts.made_ensemble import made_ensemble, text
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.lab.experts import manifest, ridge
 from planaria.lab.experts.ensemble import Ensemble
-from planaria.lab.experts.experts_spec import VotesSpec
+from planaria.lab.experts.experts_spec import MixtureSpec, VotesSpec
 from planaria.lab.experts.votes import FILE, VotesPrior, bayes_table, count_sums, token_counts
 
 V, END = 12, 11
@@ -63,9 +64,9 @@ def test_ties_go_to_the_first_domain() -> None:
     best = prior.table.argmax(-1)
     one, other = (next(t for t in range(V - 1) if int(best[t]) == n) for n in sorted({*best[: V - 1].tolist()})[:2])
     tied = torch.tensor([[one, other], [other, one]])
-    assert prior.route(tied) == [f"d{int(best[one])}"] * 2, "an equal number of votes"
+    assert prior.scores(tied).argmax(-1).tolist() == [int(best[one])] * 2, "an equal number of votes"
     prior.table[:] = 1.0
-    assert prior.route(tied) == ["d0", "d0"], "equal scores"
+    assert prior.scores(tied).argmax(-1).tolist() == [0, 0], "equal scores"
 
 
 def test_options_select_voters_and_scores() -> None:
@@ -106,3 +107,15 @@ def test_one_domain_is_refused(tmp_path: Path) -> None:
     manifest.write(run, known.model_copy(update={"members": known.members[:1]}))
     with pytest.raises(UserError, match=r"experts\.mixture\.prior = 'votes': a router needs two domains, and 'digits'"):
         Ensemble(run)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"prior": "ridge", "votes": {"keep": 4}}, "prior = 'ridge' has no votes"),
+        ({"prior": "votes", "votes": {"by": "bayes", "ridge": 1.0}}, "votes.ridge: by = 'bayes'"),
+    ],
+)
+def test_unused_settings_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        MixtureSpec.model_validate(fields)

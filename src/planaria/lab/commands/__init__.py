@@ -226,7 +226,7 @@ def _added(run: Path, to: Path | None, model: str, name: str, domain: str, text:
     if folder is None:
         return ensemble.add_expert(run, Path(model), name, domain)
     if text is None:
-        raise UserError(f"--add {model}: needs a text to make routers from; give --text SOURCE")
+        raise UserError(f"--add {model}: no text to make routers from; give --text SOURCE")
     return merge.add_expert(run, folder, model, name, domain, text)
 
 

@@ -169,7 +169,7 @@ def _require_compatible(folder: Path, kept: EnsembleManifest, source: Path, doma
     prior, names = kept.mixture.prior, [domain]
     if prior == "clusters":
         names = list(Embedding.open(folder).centres)
-    elif prior in ("ridge", "votes"):
+    elif kept.mixture.is_fitted_on_parent:
         names = [*with_text(folder), *kept.mixes]
     if domain not in names:
         raise UserError(f"--domain {domain!r}: prior = {prior!r} needs a known domain; {nearest(domain, names)}")

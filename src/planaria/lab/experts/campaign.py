@@ -175,7 +175,7 @@ class Campaign:
     def _places(self, line: Line) -> Mapping[str, Tensor]:
         """Return the text priors of a line's experts: by its parent of middle size, or the same for all lines."""
         mixture, domains = self.spec.mixture, self.spec.speaking
-        if mixture.prior not in ("ridge", "votes"):
+        if not mixture.is_fitted_on_parent:
             return self.texts.places
         parent, texts = self.parents[line[self.spec.middle]].model, {name: self.spec.parts(name) for name in domains}
         listener = prior_of_parent(parent, self.folder, texts, mixture, self.base.data.cache)

@@ -239,7 +239,7 @@ def text_prior(folder: Path, ensemble: EnsembleManifest, tokenizer: Tokenizer) -
             return embedding.prior([tokenizer.decode(tokens)], **given)[:, 0]
 
         return TextPrior(partial(embedding.priors, decode=tokenizer.decode, **given), after)
-    if mixture.prior in ("ridge", "votes"):
+    if mixture.is_fitted_on_parent:
         texts = {domain: ensemble.parts(domain) for domain in domains}
         listener = prior_of_parent(folder / ensemble.listener(folder), folder, texts, mixture)
         return TextPrior(partial(listener.priors, **given), partial(listener.prior, **given))

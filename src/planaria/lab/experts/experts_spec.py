@@ -108,13 +108,28 @@ class MixtureSpec(Section):
     sequences: Positive = 100
     """cached: held-out texts to use"""
     temperature: Annotated[float, bounds.at_least(bounds.COLDEST, "colder priors select a single expert")] = 0.1
-    """clusters: T in exp(-distance² / T); ridge: in exp(estimated probability / T); votes: in
-    exp(score / T)"""
+    """clusters: T in exp(-distance² / T); ridge: in exp(estimated probability / T); votes:
+    in exp(score / T)"""
     top_k: Natural = 0
     """experts that remain active after a text's first ``prefix`` tokens; 0 is all"""
     prefix: Natural = 32
     """tokens after which the others are dropped; 0: the prior alone chooses, and the others are not even loaded; worst:
     the tokens of a text on which weights are fitted"""
+
+    @property
+    def is_fitted_on_parent(self) -> bool:
+        """Whether the prior is estimated by the model that the experts branched off."""
+        return self.prior in ("ridge", "votes")
+
+    @model_validator(mode="after")
+    def _votes_are_used(self) -> Self:
+        if self.prior != "votes" and self.votes != VotesSpec():
+            raise ValueError(
+                f"experts.mixture.votes: prior = {self.prior!r} has no votes; leave it out, or set prior = 'votes'"
+            )
+        if self.votes.by == "bayes" and self.votes.ridge != VotesSpec().ridge:
+            raise ValueError("experts.mixture.votes.ridge: by = 'bayes' makes no regression; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _has_text_to_fit_on(self) -> Self:

@@ -98,10 +98,6 @@ class VotesPrior:
             scores = F.one_hot(scores.argmax(-1), len(self._domains)).double()
         return (scores * votes[..., None]).sum(1) / votes.sum(1, keepdim=True).clamp(min=1)
 
-    def route(self, tokens: Tensor) -> list[str]:
-        """Return the domain with the highest score of each text [B, T]; of equal ones, the first."""
-        return [self._domains[number] for number in self.scores(tokens).argmax(-1).tolist()]
-
     def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every ``EVERY`` tokens.
 
