@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 import planaria
 from benchmarks.field_peer import Job, Trainer, job_of
 
+KEY_S = 60.0  # limit for the host's start
+
 
 class Windows(Dataset[Tensor]):
     """The samples of a job, in order."""
@@ -58,6 +60,7 @@ def _group(job: Job, place: int, port: int) -> planaria.Group:
     if place == 0 and not hosted.exists():
         hosted.touch()
         return planaria.host(port, key=key, out=job.folder, members=job.ranks)
-    while not key.exists():
+    until = time.monotonic() + KEY_S
+    while not key.exists() and time.monotonic() < until:  # a missing key is an error of join
         time.sleep(0.05)
     return planaria.join(f"127.0.0.1:{port}", key=key)

@@ -217,7 +217,7 @@ def test_mistakes_are_reported_before_opening_a_model(tmp_path: Path, capsys: py
     assert "not a probability; write" in mistake(capsys, "--questions", good, "--adversary", "counter:x")
     assert "--k: goes with --questions" in mistake(capsys, "--k", 2)
     assert "--censor: goes with --questions" in mistake(capsys, "--censor", 0.1)
-    assert "needs problems; give --run" in mistake(capsys, "--watch", "text")
+    assert "no problems are given; give --run" in mistake(capsys, "--watch", "text")
     assert "--most-success is" in mistake(capsys, "--most-success", 1)
     assert "no such run, folder or file" in mistake(capsys)
     assert "no such run, folder or file" in mistake(capsys, "--questions", good)

@@ -171,9 +171,9 @@ def test_mistakes_are_reported_in_one_line(
     def error(*arguments: object) -> str:
         return refused(capsys, "swarm", "realign", *arguments, "--to", out)
 
-    assert "give the peer, such as --peer" in error(done)
-    assert "needs trusted answers; give --pairs FILE" in error(tuned)
-    assert "needs the model that it was trained from; give --safe" in error(tuned, "--by", "mask", "--pairs", pairs)
+    assert "give one, such as --peer" in error(done)
+    assert "no trusted answers are given; give --pairs FILE" in error(tuned)
+    assert "its parent model is unknown; give --safe" in error(tuned, "--by", "mask", "--pairs", pairs)
     assert "no run of a swarm" in error(tuned, "--peer", "p0")
     assert "goes with --pairs" in error(tuned, "--benign", pairs)
     assert "leave out --by" in error(tuned, "--safe", pupil, "--mask", pairs, "--by", "tune")
@@ -233,9 +233,9 @@ def test_a_drill_repairs_a_poisoned_peer_once_with_all_strategies(
     config = of_run(done)
     found = drill.repair_run(config, done, "TEXT")
     assert found is not None and found.peer == "p0" and found.before.accuracy.eligible == 20
-    assert [way.by for way in found.ways] == ["back", "mix", "tune", "mask", "random", "anew", "layers"]
-    masked, shuffled = (next(way for way in found.ways if way.by == by) for by in ("mask", "random"))
-    assert masked.told == shuffled.told and masked.told.endswith("% kept")
+    assert [strategy.by for strategy in found.strategies] == ["back", "mix", "tune", "mask", "random", "anew", "layers"]
+    masked, shuffled = (next(each for each in found.strategies if each.by == by) for by in ("mask", "random"))
+    assert masked.detail == shuffled.detail and masked.detail.endswith("% kept")
     assert drill.repair_run(config.model_copy(update={"peers": {}}), done, "TEXT") is None, "no attacker"
     monkeypatch.setattr(drill, "_repaired", None)  # a second repair would fail
     assert drill.repair_run(config, done, "TEXT") == found

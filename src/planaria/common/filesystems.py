@@ -84,7 +84,9 @@ def fetch(system: AbstractFileSystem, path: str, to: Path, most: int) -> None:
     """
     size, location = system.info(path)["size"], shown(system.unstrip_protocol(path))
     if not isinstance(size, int) or not 0 <= size <= most:
-        raise UserError(f"{location}: {size} bytes, more than the limit of {most}; check that planaria wrote it")
+        raise UserError(
+            f"{location}: its size is {size}, which must be at most {most} bytes; check that planaria wrote it"
+        )
     to.parent.mkdir(parents=True, exist_ok=True)
     if size > (free := shutil.disk_usage(to.parent).free):
         raise UserError(f"{location}: takes {size} bytes, and {to.parent} has room for {free}; make room")

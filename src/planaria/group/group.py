@@ -165,7 +165,7 @@ class Group:
         :raises RunStopped: if this process is no longer a member.
         """
         if self._member is not None:
-            raise UserError("shard: covers the whole training and can be iterated once; give epochs, and loop once")
+            raise UserError("shard: one loop over it is the whole training; give epochs to repeat the data")
         member = self._begin(data)
         while member.blocks:
             self._current = member.blocks[0]

@@ -95,7 +95,7 @@ def _reading(held: GgufFile, name: str) -> Callable[[], Tensor]:
             count = min(at_once, rows - first)
             raw = np.fromfile(path, np.uint8, count * row_bytes, offset=lying.begin + first * row_bytes)
             if raw.size < count * row_bytes:
-                raise UserError(f"{path}: was truncated while it was read; download it again")
+                raise UserError(f"{path}: truncated while it was read; download it again")
             made[first : first + count] = quants.dequantize(raw.reshape(count, row_bytes), kind)
         return torch.from_numpy(made).view(lying.shape)
 

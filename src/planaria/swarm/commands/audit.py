@@ -125,7 +125,7 @@ def _config(given: AuditArguments) -> SwarmConfig | None:
     run = Path(given.named.model) if given.named.is_swarm else given.run
     if run is None:
         if given.watch:
-            raise UserError(f"--watch {', '.join(given.watch)}: needs problems; give --run RUN, a swarm's run")
+            raise UserError(f"--watch {', '.join(given.watch)}: no problems are given; give --run RUN, a swarm's run")
         return None
     config = of_run(run)
     peer = given.named.peer if given.named.peer in names(config) else names(config)[0]

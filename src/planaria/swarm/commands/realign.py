@@ -261,14 +261,14 @@ def repair_case(given: RealignArguments, inputs: RealignInputs, plan: RepairPlan
             )
         return _of_files(given, inputs.models, plan)
     if inputs.peer is None:
-        raise UserError(f"{given.model}: needs trusted answers; give --pairs FILE or --trusted FILE")
+        raise UserError(f"{given.model}: no trusted answers are given; give --pairs FILE or --trusted FILE")
     config = inputs.peer.config
     return case_of(config, inputs.peer.task, inputs.models, given.watch or tuple(config.evaluate.watch), plan)
 
 
 def _of_swarm(given: RealignArguments) -> RealignInputs:
     if given.peer is None:
-        raise UserError(f"{given.model}: is a swarm's run; give the peer, such as --peer p0")
+        raise UserError(f"{given.model}: a swarm's run has a model for each peer; give one, such as --peer p0")
     run = Path(given.model)
     peer = trained_state(run, given.peer, given.round)
     if given.safe is not None:
@@ -284,9 +284,7 @@ def _of_folder(given: RealignArguments, needs_parent: bool) -> RealignInputs:
     if known is not None:
         return _of_fused(given, known, tuned)
     if given.safe is None and needs_parent:
-        raise UserError(
-            f"{given.model}: needs the model that it was trained from; give --safe MODEL, or repair it --by tune"
-        )
+        raise UserError(f"{given.model}: its parent model is unknown; give --safe MODEL, or repair it --by tune")
     if given.safe is None:
         return RealignInputs(RepairModels(tuned, tuned), "")
     return RealignInputs(RepairModels(open_policy(given.safe), tuned), given.safe)
