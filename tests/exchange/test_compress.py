@@ -17,6 +17,7 @@ from planaria.exchange.base import StageOuterState
 from planaria.exchange.compress import chunks
 from planaria.exchange.compress.base import Compressor, measured_delta
 from planaria.exchange.compress.compression import COMPRESSORS, compression_of
+from planaria.exchange.compress.dct import DCT, basis
 from planaria.exchange.compress.sparse import RandK, TopK
 from planaria.exchange.compress.topk2 import TopK2
 
@@ -31,10 +32,17 @@ ALL = [
     "top5%",
     "topk2",
     "released",
+    "dct",
+    "identity",
+    "random",
     "rand1%",
     "rand20%",
 ]
-TABLES = {"released": {"kind": "topk2", "levels": "released"}}
+TABLES = {
+    "released": {"kind": "topk2", "levels": "released"},
+    "identity": {"kind": "dct", "basis": "identity"},
+    "random": {"kind": "dct", "basis": "random", "seed": 5},
+}
 EVERY = pytest.mark.parametrize("spec", ALL)
 COUNTS = [1, 7, 128, 129, 1000, chunks.CHUNK - 1, chunks.CHUNK, chunks.CHUNK + 3, 2 * chunks.CHUNK + 100]
 
@@ -69,7 +77,7 @@ def test_a_message_has_the_stated_size_and_count(spec: str, count: int) -> None:
 def test_the_error_is_within_delta(spec: str, count: int, seed: int, scale: float) -> None:
     """For those without a guaranteed δ, check the direction alone."""
     codec, exact = made(spec), vector(count, seed) * scale
-    if spec.startswith("rand"):
+    if isinstance(codec, RandK):
         found = sum(measured_delta(codec, exact, draw) for draw in range(60)) / 60
         few = math.sqrt(count / codec.kept(count) / 60) * 3 * float(exact.abs().max() / exact.norm()) ** 2
         assert found >= codec.delta(count) - few - 0.01
@@ -92,7 +100,7 @@ def test_guaranteed_deltas_hold_for_sparse_vectors_too(spec: str) -> None:
     codec, spikes = made(spec), torch.zeros(16, 128)
     for large in range(1, 16):
         spikes[large, :large] = 1.0 + torch.arange(large)
-    worst = min(measured_delta(codec, row) for row in spikes) if not spec.startswith("rand") else 1.0
+    worst = min(measured_delta(codec, row) for row in spikes) if not isinstance(codec, RandK) else 1.0
     assert (worst >= codec.delta(128) - 5e-3) == codec.guaranteed
     assert 0.0 <= codec.reached(spikes[1]) <= codec.delta(128)
 
@@ -138,15 +146,15 @@ def test_invalid_messages_are_recognised(spec: str) -> None:
         renumbered = torch.cat([chunks.header(999), like[chunks.COUNT_BYTES :]])
         assert "999" in codec.flaw(renumbered, like)
     for worst in (math.nan, math.inf):
-        spoilt = torch.full((count,), worst) if spec.startswith("rand") else vector(count)
+        spoilt = torch.full((count,), worst) if isinstance(codec, RandK) else vector(count)
         spoilt[int(spoilt.abs().argmax())] = worst
         message = codec.encode(spoilt)
         clipped = spec in ("8bits", "4bits", "2bits") and worst == math.inf
         assert clipped or "finite" in codec.flaw(message, like), worst
 
 
-TOPS = [TopK(keep=0.05), TopK2(k=200), TopK2(k=201, levels="released")]
-OF_TOPS = pytest.mark.parametrize("codec", TOPS, ids=["topk", "symmetric", "released"])
+TOPS = [TopK(keep=0.05), TopK2(k=200), TopK2(k=201, levels="released"), DCT(), DCT(k=64, bits=32)]
+OF_TOPS = pytest.mark.parametrize("codec", TOPS, ids=["topk", "symmetric", "released", "dct", "dct-whole"])
 
 
 @OF_TOPS
@@ -266,15 +274,16 @@ def test_hostile_topk2_messages_are_refused(levels: str) -> None:
     assert codec.flaw(huge, like) == "" and torch.isfinite(codec.decode(huge, count)).all()
 
 
-@pytest.mark.parametrize("levels", ["symmetric", "released"])
-def test_topk2_is_the_same_with_any_number_of_threads(levels: str) -> None:
-    codec, exact, threads = TopK2(k=1000, levels=levels), vector(300_000), torch.get_num_threads()
+@pytest.mark.parametrize("spec", ["topk2", "released", "dct", "random"])
+def test_messages_and_what_they_decode_to_are_the_same_with_any_number_of_threads(spec: str) -> None:
+    codec, exact, threads = made(spec), vector(300_000), torch.get_num_threads()
     found = []
     for count in (1, 4):
         torch.set_num_threads(count)
-        found.append(codec.encode(exact))
+        message = codec.encode(exact)
+        found.append((message, codec.decode(message, len(exact))))
     torch.set_num_threads(threads)
-    assert torch.equal(*found)
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
 
 
 @settings(max_examples=200)
@@ -286,6 +295,101 @@ def test_symmetric_levels_keep_the_guaranteed_share(k: int, large: int, ratio: f
     exact[:large] = torch.logspace(0, math.log10(ratio), large)
     exact *= torch.randint(0, 2, (4096,), generator=generator) * 2 - 1
     assert measured_delta(TopK2(k=k), exact) >= TopK2(k=k).delta(4096) * (1 - 1e-2)
+
+
+# ---- top-k of coefficients in a basis of 64 numbers
+
+
+BASES = pytest.mark.parametrize("kind", ["dct", "identity", "random"])
+
+
+@BASES
+@pytest.mark.parametrize("size", [1, 2, 7, 63, 64])
+def test_a_basis_is_orthonormal(kind: str, size: int) -> None:
+    assert torch.allclose(basis(kind, size) @ basis(kind, size).T, torch.eye(size).double(), rtol=0, atol=1e-6)
+
+
+def test_the_dct_by_hand() -> None:
+    """A constant is the first coefficient alone, times √d; a cosine of the basis is one coefficient."""
+    sent = DCT(k=1, bits=32).decode(message := DCT(k=1, bits=32).encode(torch.full((64,), 3.0)), 64)
+    assert message[8:].tolist() == [0, *torch.tensor([24.0]).view(torch.uint8).tolist()]
+    assert torch.allclose(sent, torch.full((64,), 3.0), atol=1e-6)
+    wave = torch.cos(math.pi / 64 * 5 * (torch.arange(64) + 0.5))
+    assert torch.allclose(DCT(k=1, bits=32).decode(DCT(k=1, bits=32).encode(wave), 64), wave, atol=1e-6)
+    assert measured_delta(DCT(k=1, basis="identity"), wave) < 0.04
+
+
+def test_random_bases_follow_their_seed() -> None:
+    assert torch.equal(basis("random", 64, 1), basis("random", 64, 1))
+    assert not torch.allclose(basis("random", 64, 1), basis("random", 64, 2))
+
+
+@BASES
+@given(count=st.integers(1, 300), seed=st.integers(0, 99), scale=st.sampled_from([1e-20, 1.0, 1e20]))
+def test_all_coefficients_are_the_vector(kind: str, count: int, seed: int, scale: float) -> None:
+    codec, exact = DCT(k=64, bits=32, basis=kind), torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    sent = codec.decode(codec.encode(exact * scale), count) / scale
+    assert torch.allclose(sent, exact, rtol=0, atol=1e-6)
+
+
+@BASES
+@given(count=st.integers(1, 300), k=st.integers(1, 64), seed=st.integers(0, 99))
+def test_the_error_has_the_energy_of_the_dropped_coefficients(kind: str, count: int, k: int, seed: int) -> None:
+    """By a DCT from its definition, chunk by chunk, the shorter last one too."""
+    codec, exact = DCT(k=k, bits=32, basis=kind), torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    sent = codec.decode(codec.encode(exact), count)
+    for chunk, found in zip(exact.split(64), sent.split(64), strict=True):
+        d = len(chunk)
+        if kind == "dct":
+            waves = [[math.cos(math.pi * i * (2 * j + 1) / (2 * d)) for j in range(d)] for i in range(d)]
+            rows = torch.nn.functional.normalize(torch.tensor(waves, dtype=torch.float64), dim=1)
+        else:
+            rows = basis(kind, d)
+        sizes = (rows @ chunk.double()).square().sort(descending=True).values
+        dropped = float(sizes[math.ceil(k * d / 64) :].sum())
+        assert float((chunk - found).double().square().sum()) == pytest.approx(dropped, rel=1e-4, abs=1e-9)
+
+
+@BASES
+@pytest.mark.parametrize(("bits", "k"), [(16, 1), (16, 8), (16, 9), (32, 64)])
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 1000])
+def test_a_dct_message_is_6_bits_and_a_value_for_each_coefficient(kind: str, bits: int, k: int, count: int) -> None:
+    codec = DCT(k=k, bits=bits, basis=kind)
+    full, rest = divmod(count, 64)
+    short = math.ceil(k * rest / 64)
+    size = 8 + full * (math.ceil(6 * k / 8) + k * bits // 8) + math.ceil(6 * short / 8) + short * bits // 8
+    assert codec.bytes(count) == len(codec.encode(vector(count))) == size
+
+
+def test_hostile_dct_messages_are_refused() -> None:
+    codec, count = DCT(bits=16), 1000  # 15 chunks of 64 with 8 coefficients, and one of 40 with 5
+    like = codec.encode(vector(count))
+    last_places, last = slice(-14, -10), slice(-2, None)
+
+    def changed(where: slice, to: list[int]) -> Tensor:
+        message = like.clone()
+        message[where] = torch.tensor(to, dtype=torch.uint8)
+        return message
+
+    for places in ([0] * 4, [0, 0x10, 0x83, 0xF0]):  # equal places, and 63 in a chunk of 40
+        assert "places" in codec.flaw(changed(last_places, places), like)
+    with pytest.raises(ValueError, match="outside its chunk"):
+        codec.decode(changed(last_places, [0, 0x10, 0x83, 0xF0]), count)
+    for hostile in ([0x80, 0x7F], [0xC0, 0x7F], [0x80, 0xFF]):  # inf, nan, -inf
+        assert codec.flaw(changed(last, hostile), like) == "not all of its numbers are finite"
+    huge = changed(slice(8 + 15 * 6, 8 + 15 * 22), [0x7F, 0x7F] * 120)
+    assert codec.flaw(huge, like) == "" and torch.isfinite(codec.decode(huge, count)).all()
+
+
+@BASES
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_the_sender_subtracts_what_others_decode_of_coefficients(kind: str, scale: float) -> None:
+    made = compression_of({"kind": "dct", "basis": kind, "feedback": "decayed", "decay": 0.999})
+    exact = {"w": vector(6000) * scale, "b": vector(100, 1) * scale}
+    update = made.update(StageOuterState(), exact)
+    received = weight_message.unpack(update.blocking.clone(), exact, made.compressor)
+    for name, tensor in exact.items():
+        assert torch.equal(update.kept["residual"][name], tensor - received[name]), "to the last bit"
 
 
 @pytest.mark.parametrize(
@@ -302,6 +406,7 @@ def test_symmetric_levels_keep_the_guaranteed_share(k: int, large: int, ratio: f
         ("decayed:topk2", "topk2", {"k": 64}, "Decayed"),
         ({"kind": "topk2", "k": 32, "feedback": "decayed", "decay": 0.9}, "topk2", {"k": 32}, "Decayed"),
         ({"kind": "quantised"}, "quantised", {"bits": 8}, "EF14"),
+        ("decayed:dct", "dct", {"k": 8, "bits": 16}, "Decayed"),
     ],
 )
 def test_compression_is_short_or_a_table(spec: object, kind: str, options: dict[str, float], feedback: str) -> None:
@@ -323,6 +428,9 @@ def test_compression_is_short_or_a_table(spec: object, kind: str, options: dict[
         ({"kind": "topk2", "k": 4097}, r"^exchange\.compress\.k = 4097: .*less than or equal to 4096$"),
         ({"kind": "topk2", "k": 0}, r"^exchange\.compress\.k = 0: .*greater than or equal to 1$"),
         ({"kind": "topk2", "levels": "even"}, r"^exchange\.compress\.levels = 'even': .*'symmetric' or 'released'$"),
+        ({"kind": "dct", "k": 65}, r"^exchange\.compress\.k = 65: .*less than or equal to 64$"),
+        ({"kind": "dct", "basis": "dst"}, r"^exchange\.compress\.basis = 'dst': .*'dct', 'identity' or 'random'$"),
+        ({"kind": "dct", "seed": 3}, r"^exchange\.compress: seed = 3: basis = 'dct' draws nothing; leave seed out$"),
         ({"keep": 0.1}, "give kind, a name"),
         (
             {"kind": "topk", "kep": 0.1},

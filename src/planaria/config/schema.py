@@ -164,8 +164,8 @@ class ExchangeConfig(Section):
     """options of the kind"""
     compress: str | Options = ""
     """compression of messages: FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', 'ef14:4bits' or 'sign'; or
-    a table of kind (topk, topk2, randk, sign, quantised, plain, 'module:Class'), feedback (none, ef14, decayed, ef21,
-    ef21w, econtrol, 'module:Class') and their options"""
+    a table of kind (topk, topk2, dct, randk, sign, quantised, plain, 'module:Class'), feedback (none, ef14, decayed,
+    ef21, ef21w, econtrol, 'module:Class') and their options"""
     robust: str | Options = ""
     """robust aggregation instead of the mean, against Byzantine replicas: RULE or MIX:RULE, such as 'multikrum' or
     'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, clipping, flag,

@@ -71,7 +71,7 @@ def in_full(config: RunConfig, stage: int) -> float:
 
 
 @pytest.mark.slow_after(2)
-@pytest.mark.parametrize("spec", ["32bits", "4bits", "sign", "econtrol:top5%", "ef21:rand5%", WEIGHTED])
+@pytest.mark.parametrize("spec", ["32bits", "4bits", "sign", "decayed:dct", "econtrol:top5%", "ef21:rand5%", WEIGHTED])
 def test_replicas_send_the_stated_bytes_and_train_as_inline(tmp_path: Path, spec: str | dict[str, Any]) -> None:
     config = every_step(tmp_path, spec)
     record = train(config)

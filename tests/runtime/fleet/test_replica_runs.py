@@ -67,6 +67,7 @@ def shortened(record: RunRecord) -> dict[tuple[int, int], tuple[int, float, floa
         {"kind": "monna", "options": {"alpha": 0.5}},
         {"kind": "diloco", "robust": "clipping", "options": HEAVY},
         {"kind": "diloco", "compress": "decayed:topk2", "options": {"alpha": 0.0, "aggregator": "clipped_senders"}},
+        {"kind": "diloco", "compress": "decayed:dct", "options": HEAVY},
     ],
     ids=lambda exchange: exchange.get("kind", "noloco"),
 )

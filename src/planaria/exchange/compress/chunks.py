@@ -7,9 +7,11 @@ it, stay in range.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,6 +69,24 @@ class ArrayReader:
 def raw(numbers: Tensor) -> Tensor:
     """Return numbers as flat bytes."""
     return numbers.contiguous().view(-1).view(torch.uint8)
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Return the bytes of a row of ``count`` numbers in :func:`packed`."""
+    return math.ceil(count * bits / 8)
+
+
+def packed(numbers: Tensor, bits: int) -> Tensor:
+    """Return the low ``bits`` of each number, most significant first, each row padded to whole bytes: flat uint8."""
+    wide = np.unpackbits(numbers.numpy().astype(">u2").view(np.uint8), axis=1).reshape(*numbers.shape, 16)
+    return raw(torch.from_numpy(np.packbits(wide[..., -bits:].reshape(len(numbers), -1), axis=1)))
+
+
+def unpacked(rows: Tensor, count: int, bits: int) -> Tensor:
+    """Invert :func:`packed`, given its rows: int64 [n, count]."""
+    narrow = np.unpackbits(rows.numpy(), axis=1, count=count * bits).reshape(len(rows), count, bits)
+    wide = np.pad(narrow, ((0, 0), (0, 0), (16 - bits, 0)))
+    return torch.from_numpy(np.packbits(wide, axis=2).view(">u2").squeeze(2).astype(np.int64))
 
 
 class Chunked(Compressor, ABC):

@@ -21,6 +21,7 @@ from planaria.exchange import weight_message
 from planaria.exchange.base import CompressionEffect, Parts, Shapes, StageOuterState, Update, Updates, Weights
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import CHUNK
+from planaria.exchange.compress.dct import DCT
 from planaria.exchange.compress.dense import PLAIN, GroupQuantised, Sign, Uncompressed
 from planaria.exchange.compress.estimates import EF21, EF21W, EControl
 from planaria.exchange.compress.feedback import EF14, Decayed, Feedback, NoFeedback, at_least_fp32
@@ -36,6 +37,7 @@ COMPRESSORS: Registry[Compressor] = Registry(
         "quantised": GroupQuantised,
         "topk": TopK,
         "topk2": TopK2,
+        "dct": DCT,
         "randk": RandK,
         "sign": Sign,
     },

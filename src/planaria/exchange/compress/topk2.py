@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -48,7 +46,7 @@ class TopK2(Chunked):
 
     def bytes(self, count: int) -> int:
         return chunks.COUNT_BYTES + sum(
-            n * (_packed_bytes(self.kept(size), PLACE_BITS) + _packed_bytes(self.kept(size), CODE_BITS))
+            n * (chunks.packed_bytes(self.kept(size), PLACE_BITS) + chunks.packed_bytes(self.kept(size), CODE_BITS))
             + n * 2 * self._level_count
             for n, size in chunks.sizes(count, CHUNK)
         )
@@ -60,7 +58,11 @@ class TopK2(Chunked):
             values = chunk.gather(1, places).double()
             codes, levels = _symmetric(values) if self.levels == "symmetric" else _released(values)
             finite = torch.where(levels.isfinite(), levels.clamp(-_LARGEST, _LARGEST), levels)
-            pieces += [_packed(places, PLACE_BITS), _packed(codes, CODE_BITS), chunks.raw(finite.bfloat16())]
+            pieces += [
+                chunks.packed(places, PLACE_BITS),
+                chunks.packed(codes, CODE_BITS),
+                chunks.raw(finite.bfloat16()),
+            ]
         return torch.cat(pieces)
 
     def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
@@ -98,7 +100,7 @@ class TopK2(Chunked):
         """Return places [n, k], codes [n, k] and levels [n, 4] of the next ``n`` chunks of ``size`` numbers."""
         k = self.kept(size)
         places, codes = (
-            _unpacked(reader.take((n, _packed_bytes(k, bits)), torch.uint8), k, bits)
+            chunks.unpacked(reader.take((n, chunks.packed_bytes(k, bits)), torch.uint8), k, bits)
             for bits in (PLACE_BITS, CODE_BITS)
         )
         levels = reader.take((n, self._level_count), torch.bfloat16).float()
@@ -123,20 +125,3 @@ def _means(values: Tensor, codes: Tensor, count: int) -> Tensor:
     """Return the mean of the values of each code, 0 if there are none: [n, count]."""
     members = [codes == code for code in range(count)]
     return torch.stack([(values * each).sum(1) / each.sum(1).clamp(min=1) for each in members], 1)
-
-
-def _packed_bytes(count: int, bits: int) -> int:
-    return math.ceil(count * bits / 8)
-
-
-def _packed(numbers: Tensor, bits: int) -> Tensor:
-    """Return the low ``bits`` of each number, most significant first, each row padded to whole bytes: flat uint8."""
-    wide = np.unpackbits(numbers.numpy().astype(">u2").view(np.uint8), axis=1).reshape(*numbers.shape, 16)
-    return chunks.raw(torch.from_numpy(np.packbits(wide[..., -bits:].reshape(len(numbers), -1), axis=1)))
-
-
-def _unpacked(packed: Tensor, count: int, bits: int) -> Tensor:
-    """Invert :func:`_packed`: int64 [n, count]."""
-    narrow = np.unpackbits(packed.numpy(), axis=1, count=count * bits).reshape(len(packed), count, bits)
-    wide = np.pad(narrow, ((0, 0), (0, 0), (16 - bits, 0)))
-    return torch.from_numpy(np.packbits(wide, axis=2).view(">u2").squeeze(2).astype(np.int64))

@@ -1,0 +1,110 @@
+"""Top-k of the coefficients of each 64 numbers in an orthonormal basis: the DCT-II of DeMo (arXiv 2411.19870)."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from planaria.common.tensors import all_finite
+from planaria.config.bounds import Natural
+from planaria.exchange.compress import chunks
+from planaria.exchange.compress.chunks import Chunked
+from planaria.exchange.compress.sparse import largest, misplaced
+
+PLACE_BITS = 6
+CHUNK = 1 << PLACE_BITS
+_TYPES = {16: torch.bfloat16, 32: torch.float32}
+_LARGEST = torch.finfo(torch.float32).max
+
+
+class DCT(Chunked):
+    """The k coefficients of largest magnitude of each chunk, each as a place of 6 bits and a bfloat16 or fp32 value.
+
+    A shorter last chunk has a basis of its own size. A message is its count of numbers, then for the full chunks and
+    for the shorter last one the places and the values: 8 + Σ n (⌈6k/8⌉ + k · bits/8) bytes.
+    """
+
+    chunk: ClassVar[int] = CHUNK
+
+    k: Annotated[int, Field(ge=1, le=CHUNK)] = 8
+    """coefficients sent of each chunk of 64; in proportion of a shorter one, at least one"""
+    bits: Literal[16, 32] = 16
+    """bits per coefficient sent"""
+    basis: Literal["dct", "identity", "random"] = "dct"
+    """basis of a chunk: dct, or the controls identity (top-k of the numbers) and random (an orthogonal matrix)"""
+    seed: Natural = 0
+    """seed of the random basis"""
+
+    @model_validator(mode="after")
+    def _uses_its_seed(self) -> Self:
+        if self.seed and self.basis != "random":
+            raise ValueError(f"seed = {self.seed}: basis = {self.basis!r} draws nothing; leave seed out")
+        return self
+
+    def kept(self, size: int) -> int:
+        """Return k for a chunk of ``size`` numbers."""
+        return -(-self.k * size // CHUNK)
+
+    def bytes(self, count: int) -> int:
+        return chunks.COUNT_BYTES + sum(
+            n * (chunks.packed_bytes(self.kept(size), PLACE_BITS) + self.kept(size) * self.bits // 8)
+            for n, size in chunks.sizes(count, CHUNK)
+        )
+
+    def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
+        pieces, most = [chunks.header(len(vector))], torch.finfo(_TYPES[self.bits]).max
+        for chunk in chunks.split(vector, CHUNK):
+            rows = basis(self.basis, chunk.shape[1], self.seed).numpy()
+            # einsum does not call BLAS, whose last bits depend on the number of threads
+            coefficients = torch.from_numpy(np.einsum("nd,kd->nk", chunk.double().numpy(), rows))
+            places = largest(coefficients, self.kept(chunk.shape[1]))
+            values = coefficients.gather(1, places)
+            finite = torch.where(values.isfinite(), values.clamp(-most, most), values)
+            pieces += [chunks.packed(places, PLACE_BITS), chunks.raw(finite.to(_TYPES[self.bits]))]
+        return torch.cat(pieces)
+
+    def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
+        vector, reader = torch.zeros(count), chunks.ArrayReader(message, count, self.bytes(count))
+        for chunk in chunks.split(vector, CHUNK):
+            places, values = self._read(reader, *chunk.shape)
+            if int(places.max()) >= chunk.shape[1]:
+                raise ValueError("an index is outside its chunk")
+            rows, total = basis(self.basis, chunk.shape[1], self.seed), torch.zeros(chunk.shape, dtype=torch.float64)
+            for place, value in zip(places.T, values.T, strict=True):  # elementwise: the same bits on every machine
+                total += value.unsqueeze(1) * rows[place]
+            chunk.copy_(total.clamp_(-_LARGEST, _LARGEST))
+        return vector
+
+    def delta(self, count: int) -> float:
+        """Return the minimum over chunks of k/d: the basis keeps norms, so the error is what was not sent."""
+        return min((self.kept(size) / size for _, size in chunks.sizes(count, CHUNK)), default=1.0)
+
+    def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
+        places, values = self._read(reader, n, size)
+        return misplaced(places, size) or ("" if all_finite(values) else "not all of its numbers are finite")
+
+    def _read(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor]:
+        """Return places [n, k] and values [n, k], fp64, of the next ``n`` chunks of ``size`` numbers."""
+        k = self.kept(size)
+        packed = reader.take((n, chunks.packed_bytes(k, PLACE_BITS)), torch.uint8)
+        return chunks.unpacked(packed, k, PLACE_BITS), reader.take((n, k), _TYPES[self.bits]).double()
+
+
+@cache
+def basis(kind: str, size: int, seed: int = 0) -> Tensor:
+    """Return an orthonormal basis in rows, rounded to fp32 so that machines agree: fp64 [size, size]."""
+    if kind == "identity":
+        return torch.eye(size, dtype=torch.float64)
+    if kind == "random":
+        q, r = np.linalg.qr(np.random.default_rng((seed, size)).standard_normal((size, size)))
+        rows = q * np.sign(np.diag(r))
+    else:
+        rows = np.cos(np.outer(np.arange(size), np.arange(size) + 0.5) * (math.pi / size)) * math.sqrt(2 / size)
+        rows[0] /= math.sqrt(2)
+    return torch.from_numpy(rows).float().double()
