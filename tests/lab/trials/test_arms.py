@@ -119,6 +119,11 @@ def test_a_search_tries_all_combinations_except_the_recipe_s_own(tmp_path: Path)
     assert [arm.name for arm in all_at_once if arm.searched] == ["lr 0.001, beta2 0.95"], "a flag makes others equal"
 
 
+def test_arms_may_differ_in_their_optimizer(tmp_path: Path) -> None:
+    _, found = race_spec.load(compared(tmp_path, '[compare.arms.a]\noptim = { kind = "muon", lr = 0.004 }'), {})
+    assert [arm.config.optim.kind for arm in found] == ["adamw", "muon"]
+
+
 @pytest.mark.parametrize("name", ["tuned", "fault-free"])
 def test_names_of_added_arms_are_reserved(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=f"compare.arms.{name}: every comparison has this arm"):

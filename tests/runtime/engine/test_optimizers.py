@@ -55,6 +55,18 @@ class Signs(torch.optim.Optimizer):
 """
 
 
+def test_adamw_without_moments_steps_by_the_sign() -> None:
+    """The rule of the recipe `dct`."""
+    gradient = torch.tensor([-3.0, -1e-4, 0.0, 1e-6, 5.0])
+    parameter = torch.nn.Parameter(torch.zeros(5))
+    config = OptimConfig(kind="adamw", lr=0.1, beta1=0.0, beta2=0.0, eps=1e-12)
+    stepping = optimizer(config).build({"w": parameter}, 1, config)
+    for step in range(1, 4):
+        parameter.grad = gradient * step
+        stepping.step()
+        assert torch.allclose(parameter.detach(), -0.1 * step * gradient.sign(), atol=1e-6)
+
+
 def optim(kind: str) -> dict[str, Any]:
     return {"kind": kind, "lr": {"adamw": 5e-3, "muon": 5e-3, "sgd": 0.5}.get(kind, 1e-3)}
 

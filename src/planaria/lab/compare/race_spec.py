@@ -36,9 +36,8 @@ RULES = ArmRules(
     "compare",
     RunConfig,
     free=(
-        "recovery", "checkpoint", "exchange", "optim.lr", "optim.beta2", "pipeline.microbatches", "pipeline.wire",
-        "routing.kind", "routing.mixed", "model.share", "model.share_over",
-        "model.subspace",
+        "recovery", "checkpoint", "exchange", "optim.kind", "optim.lr", "optim.beta2", "pipeline.microbatches",
+        "pipeline.wire", "routing.kind", "routing.mixed", "model.share", "model.share_over", "model.subspace",
     ),
 )  # fmt: skip
 
