@@ -82,7 +82,7 @@ def test_the_interval_between_clock_checks_does_not_change_the_plan(monkeypatch:
 
 @pytest.mark.slow
 def test_the_same_moves_find_the_same_plan_without_numba() -> None:
-    code = "from test_search import *; print(search(published(), 5, Budget(moves=300)).solution.routes)"
+    code = "from test_search import *; print(search(published(), 5, SearchBudget(moves=300)).solution.routes)"
     plain = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parent,
@@ -92,6 +92,11 @@ def test_the_same_moves_find_the_same_plan_without_numba() -> None:
         check=True,
     )
     assert plain.stdout.strip() == str(search(published(), 5, SearchBudget(moves=300)).solution.routes)
+
+
+def test_a_budget_of_a_fraction_of_a_move_ends_the_search() -> None:
+    """`planaria plan` gives the search 0.8 of its moves."""
+    assert search(published(), 0, SearchBudget(moves=26.4)).moves == 26
 
 
 def test_a_time_limit_ends_the_search() -> None:

@@ -87,7 +87,7 @@ class _Run:
 
     @property
     def over(self) -> bool:
-        return self.spent >= self.budget.moves or self._late
+        return self.budget.moves - self.spent < 1 or self._late
 
     @property
     def _late(self) -> bool:
