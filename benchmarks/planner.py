@@ -14,12 +14,14 @@ import numpy as np
 
 from benchmarks.common import ratios
 from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.planner_flows import Instance, equal_rules, instance_rows, loaded, scorer
 from planaria.config import recipe, shipped
 from planaria.pipeline.network.topology import read
 from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.baselines import baselines, random_skipping
 from planaria.planner.bound import certificate
 from planaria.planner.evaluate import NEVER
+from planaria.planner.flows import search_flows
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem, Solution, problem_of
 from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
@@ -363,5 +365,38 @@ def run_uniform(given: Namespace) -> Measurement:
     return Result(rows_of(given), ["measured: step with a third skipped ÷ step with nothing skipped"])
 
 
+@benchmark(
+    "planner_flows",
+    seeds=Flag(200, "instances of each kind"),
+    moves=Flag(2000, "evaluations of each method"),
+    city_moves=Flag(150_000, "for the published instance"),
+    times=Flag(6, "factor on the microbatches, without exhaustive search"),
+)
+def run_flows(given: Namespace) -> Measurement:
+    """Measure the local search over flows (GWTF) beside the planner's annealing, with as many evaluations.
+
+    Instances of 10 or 12 nodes, small enough to try all wirings of given stages; links with equal or unequal directions
+    (100 and 10 Mbit/s for half of the pairs). Steps are over the least of all wirings, largest flow costs over their
+    least, and gaps are 1 - bound / step. An evaluation prices one change of flows or simulates one step. Wirings drawn
+    alike or in proportion to throughput are drawn once, or as often as others evaluate. Link costs are up to date, or
+    one or ten rounds old. Then more microbatches, and the published instance with its data nodes.
+
+    Claims: no invalid plan; no objective below the least; both rules plan alike on links with equal directions.
+    """
+    found, steps = [], scorer()
+    for asymmetric in (False, True):
+        instances = [Instance(seed, asymmetric, given.moves, steps) for seed in range(given.seeds)]
+        found += instance_rows("unequal directions" if asymmetric else "equal directions", instances)
+        found += [] if asymmetric else [equal_rules(instances)]
+    found += loaded(given.seeds, given.moves, given.times)
+    cities, budget = with_data(published(), PUBLISHED_DATA), SearchBudget(moves=given.city_moves)
+    bound = certificate(cities)
+    for name, find in (("annealing", search), ("flows", search_flows)):
+        seconds = [find(cities, seed, budget).step_s for seed in range(3)]
+        beside: dict[str, Cell] = {"gap": f"{bound.gap(median(seconds)):.1%}", "bound": f"{bound.step_s:.2f} s"}
+        found.append(Row(f"twelve cities, {name}: step, s", seconds, f"{bound.step_s:.2f}", None, beside))
+    return Result(found, ["no time of this machine is in it"])
+
+
 if __name__ == "__main__":
-    start(planner=run_planner, bound=run_bound, sums=run_sums, uniform=run_uniform)
+    start(planner=run_planner, bound=run_bound, sums=run_sums, uniform=run_uniform, flows=run_flows)

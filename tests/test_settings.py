@@ -43,6 +43,7 @@ def test_rules_name_existing_fields() -> None:
         ("pipeline.in_flight", {"pipeline": {"in_flight": 2}, "exchange": {"replicas": 2}}),
         ("routing.skip", {"routing": {"skip": 0.25}}),
         ("routing.data_nodes", {"routing": {"data_nodes": 2}}),
+        ("routing.search", {"routing": {"search": "flows"}}),
         ("routing.routes", {"routing": {"routes": [[0, 1, 0]]}}),
         ("optim.clip_by", {"optim": {"clip": 0, "clip_by": "layer"}}),
         ("optim.final_lr", {"optim": {"final_lr": 0.5}}),

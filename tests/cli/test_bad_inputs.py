@@ -202,6 +202,10 @@ count = 3
             ["--network.topology", "here.toml", "--pipeline.microbatches", "3", "--routing.data_nodes", "2"],
             ["3", "= 2"],
         ),
+        (["--routing.search", "flows"], ["network.topology", "not given"]),
+        (["--routing.search", "flow"], ["routing.search", "'anneal' or 'flows'"]),
+        (["--routing.edge_cost", "sum"], ["edge_cost = 'sum': only search = 'flows' uses it"]),
+        (["--routing.search", "flows", "--routing.sums", "true"], ["search = 'flows' does not plan gradient sums"]),
     ],
 )
 def test_an_invalid_planning_option_is_refused(

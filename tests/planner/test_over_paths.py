@@ -15,6 +15,8 @@ from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import message_bytes
 from planaria.pipeline.network.topology import Topology, read
 from planaria.planner.bound import certificate
+from planaria.planner.flows import search_flows
+from planaria.planner.guidelines import find_violations
 from planaria.planner.initial_plans import random_routes
 from planaria.planner.over_paths import ROUNDS, MultipathPlanner
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
@@ -179,3 +181,11 @@ def test_a_link_too_slow_for_a_microbatch_is_named(tmp_path: Path) -> None:
     over = MultipathPlanner(slow, SIZE)
     with pytest.raises(UserError, match=r"network\.topology: link '(north|south)': .*raise its bandwidth"):
         over.priced(problem, over.routed(problem, solution))
+
+
+def test_flows_are_searched_over_several_paths(tmp_path: Path) -> None:
+    found = topology(tmp_path)
+    problem, over = problem_of(CONFIG, found), MultipathPlanner(found, SIZE, search_flows)
+    match = over.search(problem, 0, SearchBudget(moves=800))
+    assert match.moves == 800 and find_violations(problem, match.solution) == []
+    assert match.step_s == over.step_ns(problem, match.solution) / 1e9

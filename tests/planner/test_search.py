@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from instances import CA, full_columns, problems, published, published_plan
 
 from planaria.pipeline.routing.skipping import disorder
-from planaria.planner.anneal import _in_order
+from planaria.planner.anneal import in_order
 from planaria.planner.baselines import COLUMNS, PLANNED, RANDOM, ROWS, baselines, random_skipping
 from planaria.planner.bound import certificate
 from planaria.planner.guidelines import find_violations
@@ -158,6 +158,6 @@ def test_the_compiled_order_rule_matches_the_plain_one(swaps: int, jump: int) ->
         for path in permutations(range(1, 8), visits):
             walk = np.array(path)
             reason = disorder(stage[walk].tolist(), swaps, jump)
-            assert _in_order(stage, walk, swaps, jump) == (reason == ""), reason
+            assert in_order(stage, walk, swaps, jump) == (reason == ""), reason
             verdicts.add(reason == "")
     assert verdicts == {True, False}

@@ -133,7 +133,8 @@ def _plan(
         return move_paths(config, recipe, moves or 0, to)
     if moves is not None:
         raise UserError(f"--moves {moves}: requires --update")
-    if config.network.topology is not None or skip is not None or config.routing.sums:
+    routing = config.routing
+    if config.network.topology is not None or skip is not None or routing.sums or routing.search != "anneal":
         return plan_routes(config, recipe, spend, to, quiet)
     check(config)
     print(describe(config))

@@ -79,10 +79,25 @@ class RoutingConfig(Section):
     """`planaria plan`: ends workers, each of which handles its share of a step's microbatches"""
     sums: bool = False
     """`planaria plan`: a step ends when all nodes have their stage's gradient sums, not with its passes"""
+    search: Literal["anneal", "flows"] = "anneal"
+    """`planaria plan`: anneal whole plans by their simulated step, or flows by their edge costs, without gradient sums
+    and swaps"""
+    edge_cost: Literal["two_way", "sum"] = "two_way"
+    """search = 'flows': transfer time of an edge, the mean of both directions, or that of the mean bandwidth (GWTF)"""
     routes: list[list[Natural]] = Field(default_factory=list)
     """given: the stages that each microbatch of a step visits, from 0 to 0"""
     schedule: str | None = None
     """schedule file of `planaria plan`, with several nodes per stage and routes over them; replaces kind"""
+
+    @model_validator(mode="after")
+    def _searches(self) -> Self:
+        if self.search == "anneal" and self.edge_cost != "two_way":
+            raise ValueError(
+                f"edge_cost = {self.edge_cost!r}: only search = 'flows' uses it; set routing.search, or leave it out"
+            )
+        if self.search == "flows" and self.sums:
+            raise ValueError("search = 'flows' does not plan gradient sums; leave routing.sums out, or use 'anneal'")
+        return self
 
 
 class OptimConfig(Section):

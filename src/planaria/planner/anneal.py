@@ -51,7 +51,7 @@ def anneal(
     arrangement stays.
     """
     count, nodes = path.shape[0], stage.shape[0]
-    members = _members(stage, tables.sizes)
+    members = members_of(stage, tables.sizes)
     done, last, over = np.zeros(count, np.int64), np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     now, _ = _cost(tables, origin, path, stage, done, last, over)
     worst = int(np.argmax(last))
@@ -83,7 +83,7 @@ def anneal(
             now, worst = cost, int(np.argmax(last))
             if kind == PLACE:
                 stage[:], origin[:], path[:] = new_stage, new_origin, new_path
-                members = _members(stage, tables.sizes)
+                members = members_of(stage, tables.sizes)
             else:
                 path[i], path[j] = new_path[i], new_path[j]
             if time < best:
@@ -120,7 +120,7 @@ def _cost(
 
 
 @compiled
-def _members(stage: Ints, sizes: Ints) -> Ints:
+def members_of(stage: Ints, sizes: Ints) -> Ints:
     """[stages, largest size]: the nodes of each stage."""
     result = np.zeros((sizes.shape[0], sizes.max()), np.int64)
     filled = np.zeros(sizes.shape[0], np.int64)
@@ -167,7 +167,7 @@ def _reroute(
             return False
         k = int(r[3] * (visits - 1))
         new[i, k], new[i, k + 1] = path[i, k + 1], path[i, k]
-        if _in_order(stage, new[i], tables.swaps, tables.jump):
+        if in_order(stage, new[i], tables.swaps, tables.jump):
             return True
         new[i] = path[i]
         return False
@@ -185,7 +185,7 @@ def _reroute(
     if r[7] < 0.8:  # most good routes are in natural order
         _sort(stage, new[i])
         _sort(stage, new[j])
-    if _in_order(stage, new[i], tables.swaps, tables.jump) and _in_order(stage, new[j], tables.swaps, tables.jump):
+    if in_order(stage, new[i], tables.swaps, tables.jump) and in_order(stage, new[j], tables.swaps, tables.jump):
         return True
     new[i], new[j] = path[i], path[j]
     return False
@@ -206,7 +206,7 @@ def _sort(stage: Ints, walk: Ints) -> None:
 
 
 @compiled
-def _in_order(stage: Ints, walk: Ints, swaps: int, jump: int) -> bool:
+def in_order(stage: Ints, walk: Ints, swaps: int, jump: int) -> bool:
     """Return whether a walk obeys CC3; the compiled form of ``routing.skipping.disorder``."""
     furthest = back = 0
     for k in range(walk.shape[0]):

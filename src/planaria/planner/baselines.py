@@ -13,7 +13,7 @@ import numpy as np
 
 from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import BLOCK, PlanningProblem, Solution
-from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
+from planaria.planner.search import Find, SearchBudget, search, step_ns
 
 DRAWS = 10
 """Random plans averaged."""
@@ -27,10 +27,6 @@ ROWS, COLUMNS, RANDOM, PLANNED = (
 
 Step = Callable[[PlanningProblem, Solution], int]
 """Return the simulated step of a plan, nanoseconds."""
-
-
-Find = Callable[[PlanningProblem, int, SearchBudget], SearchResult]
-"""Search for a plan, its step simulated by the same rules."""
 
 
 def baselines(

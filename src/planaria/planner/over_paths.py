@@ -31,9 +31,9 @@ from planaria.planner.paths import (
     shifted,
     tightest_cut,
 )
-from planaria.planner.problem import LONGEST_S, PlanningProblem, Solution
+from planaria.planner.problem import LONGEST_S, NO_LATENCY, PlanningProblem, Solution
 from planaria.planner.schedule import EdgeLoad, SeveralPaths
-from planaria.planner.search import SearchBudget, SearchResult, Watch, search, step_ns
+from planaria.planner.search import Find, SearchBudget, SearchResult, Watch, search, step_ns
 
 MOST_NODES = 1 << 10
 """Most nodes with several paths; every pair of nodes has its own times."""
@@ -63,12 +63,12 @@ class PathedPlan:
 class MultipathPlanner:
     """A topology whose sites are joined by several paths, for messages of ``size`` bytes."""
 
-    def __init__(self, topology: Topology, size: int) -> None:
+    def __init__(self, topology: Topology, size: int, find: Find = search) -> None:
         """:raises UserError: when there are too many nodes."""
         assert topology.path_network is not None
         if (count := len(topology.nodes)) > MOST_NODES:
             raise UserError(f"network.topology: {count} nodes; with [[link]] entries there can be {MOST_NODES}")
-        self._size, self._topology = size, topology
+        self._size, self._topology, self._find = size, topology, find
         network = topology.path_network
         self.path_network = PathNetwork(
             network.paths, {link: rate / topology.scale for link, rate in network.capacity.items()}
@@ -115,7 +115,9 @@ class MultipathPlanner:
             transmit[a, b] = round(taken * 1e9) * topology.queueing
         sums = problem.sums[:, problem.site][:, :, problem.site] if problem.summed else problem.sums
         own = np.arange(problem.nodes)
-        return replace(problem, sites=problem.names, site=own, link=link, transmit=transmit, sums=sums)
+        return replace(
+            problem, sites=problem.names, site=own, link=link, transmit=transmit, sums=sums, latency=NO_LATENCY
+        )
 
     def search(
         self, problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda match: None
@@ -129,7 +131,7 @@ class MultipathPlanner:
             seconds = time.monotonic() - began
             if best is not None and seconds >= budget.seconds:
                 break
-            match = search(tried, seed, SearchBudget((budget.seconds - seconds) / left, budget.moves / ROUNDS))
+            match = self._find(tried, seed, SearchBudget((budget.seconds - seconds) / left, budget.moves / ROUNDS))
             moves += match.moves
             routed = self.routed(problem, match.solution)
             step_s = step_ns(self.priced(problem, routed), match.solution) / 1e9

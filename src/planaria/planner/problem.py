@@ -20,6 +20,7 @@ from planaria.planner.tables import NO_SUMS, CostTables, Ints, round_trip
 ENTRY, BLOCK, RETURN = range(3)
 """Rows of :class:`PlanningProblem`'s ``forward`` and ``backward``: visits to the origin, and visits between them."""
 ROLES = ("any", "data", "worker")
+NO_LATENCY: Ints = np.zeros((0, 0), np.int64)
 GRADIENT_BYTES = 4
 """Bytes of each parameter's gradient in a sum, as the fleet sends it."""
 LONGEST_S = 1e6
@@ -56,6 +57,8 @@ class PlanningProblem:
     sums: Ints = field(default_factory=lambda: NO_SUMS)
     """[2, sites, sites]: time of a message with all gradients of an ends node, and of a block-stage node; empty if a
     step ends with its passes."""
+    latency: Ints = field(default_factory=lambda: NO_LATENCY)
+    """[sites, sites]: part of ``link`` that does not depend on the message's size; empty: none. Schedules omit it."""
 
     @property
     def nodes(self) -> int:
@@ -170,6 +173,7 @@ def problem_of(config: RunConfig, topology: Topology) -> PlanningProblem:
         slots=np.array([node.memory for node in nodes], np.int64),
         role=np.array([ROLES.index(node.role) for node in nodes], np.int64),
         sums=_sums(config, topology, sites) if routing.sums else NO_SUMS,
+        latency=np.array([[_ns(topology.latency_s(a, b)) for b in sites] for a in sites], np.int64),
     )
 
 

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -51,6 +52,14 @@ class SearchBudget:
 Watch = Callable[[SearchResult], None]
 
 
+class Find(Protocol):
+    """A search for a plan, from a seed and within a budget."""
+
+    def __call__(
+        self, problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = ..., /
+    ) -> SearchResult: ...
+
+
 def search(
     problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda value: None
 ) -> SearchResult:
@@ -63,7 +72,7 @@ def search(
             run.report(plan)
             if run.over:
                 return run.found
-    for number, length in enumerate(_rounds()):
+    for number, length in enumerate(rounds()):
         run.round(number, length)
         if run.over:
             break
@@ -183,7 +192,7 @@ def step_ns(problem: PlanningProblem, solution: Solution) -> int:
     return passes if passes == NEVER else int(summed(tables, solution.stage, over)[0])
 
 
-def _rounds() -> Iterator[int]:
+def rounds() -> Iterator[int]:
     """Yield the rounds' lengths in moves, short ones first."""
     length = ROUND
     while True:

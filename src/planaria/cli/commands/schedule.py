@@ -5,21 +5,23 @@ from __future__ import annotations
 import re
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from planaria.common.compiled import COMPILED
 from planaria.common.errors import UserError, install
 from planaria.config import shipped
 from planaria.config.durations import seconds
-from planaria.config.schema import RunConfig
+from planaria.config.schema import RoutingConfig, RunConfig
 from planaria.pipeline.network.costs import message_bytes
 from planaria.pipeline.network.topology import Topology, read
 from planaria.planner.baselines import baselines
 from planaria.planner.bound import ALL, RELAXED, SOLVER, certificate
+from planaria.planner.flows import search_flows
 from planaria.planner.over_paths import HASHED, MultipathPlanner
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
 from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, schedule_of, write
-from planaria.planner.search import SearchBudget, search, step_ns
+from planaria.planner.search import Find, SearchBudget, search, step_ns
 from planaria.report.observe.bars import SearchProgress
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_page import write_page
@@ -38,18 +40,16 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     """Plan the recipe's routes and write ``to`` (JSON, with a page beside it); return the exit code."""
     topology = topology_of(config, recipe)
     problem = problem_of(config, topology)
-    over = (
-        None
-        if topology.path_network is None
-        else MultipathPlanner(topology, message_bytes(config.model, config.pipeline).larger)
-    )
+    find, step, over = searcher(config.routing), step_ns, None
+    if topology.path_network is not None:
+        over = MultipathPlanner(topology, message_bytes(config.model, config.pipeline).larger, find)
+        find, step = over.search, over.step_ns
     until, share = time.monotonic() + spend.seconds, BASELINE_SHARE
     # Paths are not part of the problem, so an exhaustive search would not cover them.
     bound = certificate(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)
     with SearchProgress(
         spend, bound.step_s if problem.forward.any() or problem.backward.any() else None, quiet
     ) as progress:
-        find, step = (over.search, over.step_ns) if over else (search, step_ns)
         first = SearchBudget((until - time.monotonic()) * (1 - share), spend.moves * (1 - share))
         result = find(problem, config.seed, first, progress.update)
     rest = SearchBudget(until - time.monotonic(), spend.moves * share)
@@ -66,6 +66,11 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     if not COMPILED:
         print(f"slow          numba is not installed; the search is much faster with it: {install('planner')}")
     return 0
+
+
+def searcher(routing: RoutingConfig) -> Find:
+    """Return the search that a recipe names."""
+    return search if routing.search == "anneal" else partial(search_flows, rule=routing.edge_cost)
 
 
 def _schedule(

@@ -65,6 +65,7 @@ RULES: dict[str, tuple[Used, str]] = {
     "routing.jump": (_skips, SKIPPING),
     "routing.data_nodes": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
     "routing.sums": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
+    "routing.search": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
     "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
     "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
     "exchange.strikes": (_refuses, "no replica rejects another's updates in this run"),

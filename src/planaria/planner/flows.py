@@ -1,0 +1,300 @@
+"""Local search over flows: the routing rule of Go With The Flow (arXiv 2509.21221).
+
+A microbatch is a unit of flow from its data node through nodes of block stages and back. The search lowers the largest
+cost of a flow, which excludes waiting, instead of the step. Moves are judged by the edges that they change, which are
+all at the moving nodes, and accepted as in simulated annealing.
+
+Details of moves, capacities, temperatures and the weight of computation are derived here; the published ones were not
+available. The search runs in one process and keeps the plan with the least objective, which no node alone could know.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from planaria.common.compiled import compiled
+from planaria.planner.anneal import Floats, in_order, members_of
+from planaria.planner.initial_plans import random_routes
+from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, PlanningProblem, Solution, stage_of
+from planaria.planner.search import SearchBudget, SearchResult, Watch, rounds, step_ns
+from planaria.planner.tables import Ints
+
+EdgeRule = Literal["sum", "two_way"]
+RANDOMS = 7
+"""Random numbers of one move."""
+ASK, CHANGE = 0.4, 0.6
+"""Cumulative probabilities of two kinds of moves; all others redirect."""
+HOT, COLD = 1.0, 0.1
+"""Temperatures at the start and the end of a round, in mean edge costs."""
+PIECE = 10_000
+"""Moves between two checks of the clock."""
+
+
+class FlowNetwork(NamedTuple):
+    """What nodes know of themselves and their neighbours."""
+
+    edges: Ints
+    """[3, nodes, nodes]: see :func:`edge_costs`; nanoseconds."""
+    stage: Ints
+    members: Ints
+    """[stages, largest size]: the nodes of each stage."""
+    sizes: Ints
+    room: Ints
+    """[nodes]: most flows through each."""
+    jump: int
+
+
+class Flows(NamedTuple):
+    """Flows that a search changes in place."""
+
+    origin: Ints
+    path: Ints
+    costs: Ints
+    """[count]: nanoseconds."""
+    load: Ints
+    """[nodes]: flows through each."""
+
+
+def edge_costs(problem: PlanningProblem, rule: EdgeRule = "two_way") -> Ints:
+    """Return [3, nodes, nodes]: costs d_ij of edges from a data node, between workers, to a data node; nanoseconds.
+
+    d_ij = (c_i + c_j)/2 + (λ_ij + λ_ji)/2 + T_ij, with c the mean of a node's forward and backward, λ the latency, and
+    t_ij = size/β_ij the transfer time at bandwidth β:
+
+    - ``sum`` (arXiv 2509.21221): T = 2·size/(β_ij + β_ji) = 2·t_ij·t_ji/(t_ij + t_ji), at the mean bandwidth;
+    - ``two_way`` (derived): T = (t_ij + t_ji)/2, the mean time of an activation and its gradient. Twice a
+      flow's cost is then its lone round trip less half of the passes at its data node.
+
+    Both are equal on links with equal directions.
+    """
+    late = problem.latency if problem.latency.size else np.zeros_like(problem.link)
+    there = np.maximum(problem.link - late, 0).astype(np.float64)
+    back = there.T
+    if rule == "sum":
+        both = there + back
+        transfer = np.rint(np.divide(2 * there * back, both, out=np.zeros_like(both), where=both > 0))
+    else:
+        transfer = np.rint((there + back) / 2)
+    message = ((late + late.T) / 2 + transfer)[np.ix_(problem.site, problem.site)]
+    own = problem.passes / 2
+    rows = ((ENTRY, BLOCK), (BLOCK, BLOCK), (BLOCK, RETURN))
+    edges = [(own[a][:, None] + own[b][None, :]) / 2 + message for a, b in rows]
+    costs: Ints = np.rint(np.stack(edges)).astype(np.int64)
+    return costs
+
+
+def flow_costs(edges: Ints, solution: Solution) -> Ints:
+    """Return [count]: the cost of each microbatch's flow, the sum of its edges; nanoseconds."""
+    origin, path = solution.origin, solution.path
+    inner = edges[BLOCK][path[:, :-1], path[:, 1:]].sum(axis=1)
+    costs: Ints = edges[ENTRY][origin, path[:, 0]] + inner + edges[RETURN][path[:, -1], origin]
+    return costs
+
+
+def network_of(problem: PlanningProblem, edges: Ints, solution: Solution, load: Ints) -> FlowNetwork:
+    """Return what moves need. A node has room for as many flows as it has slots, and at least for its load.
+
+    If its stage has more visits than slots, it has room for ⌈visits · its share of the stage's slots⌉.
+    """
+    stage, sizes = solution.stage, np.array(problem.sizes, np.int64)
+    visits = np.bincount(stage[solution.path].ravel(), minlength=len(sizes))
+    slots = np.bincount(stage, weights=problem.slots, minlength=len(sizes)).astype(np.int64)
+    room = np.maximum(problem.slots, -(-visits[stage] * problem.slots // slots[stage]))
+    return FlowNetwork(edges, stage, members_of(stage, sizes), sizes, np.maximum(room, load), problem.jump)
+
+
+def flow_along(
+    problem: PlanningProblem, solution: Solution, seed: int, moves: int, rule: EdgeRule = "two_way"
+) -> SearchResult:
+    """Improve the flows of ``solution``, in natural order of stages, by ``moves`` moves; stages stay."""
+    round_ = _Round(problem, edge_costs(problem, rule), solution, np.random.default_rng(seed), moves)
+    began = time.monotonic()
+    round_.run(moves)
+    return SearchResult(round_.best, step_ns(problem, round_.best) / 1e9, moves, time.monotonic() - began)
+
+
+def search_flows(
+    problem: PlanningProblem,
+    seed: int,
+    budget: SearchBudget,
+    watch: Watch = lambda value: None,
+    rule: EdgeRule = "two_way",
+) -> SearchResult:
+    """Return the plan with the least largest flow cost found within ``budget``; call ``watch`` regularly.
+
+    A move prices at most one change. Every round starts from new random flows over stages that nodes joined one by one.
+    Steps may grow, since they are not the objective.
+    """
+    edges, spent, lengths = edge_costs(problem, rule), 0, enumerate(rounds())
+    _started(problem, edges, 0, 0, 1).run(1)  # compile before the budget starts
+    began = time.monotonic()
+    now = best = _started(problem, edges, seed, *next(lengths), budget.moves)
+    while True:
+        seconds = time.monotonic() - began
+        moves = 0 if seconds >= budget.seconds else int(min(PIECE, len(now.left), budget.moves - spent))
+        now.run(moves)
+        spent, best = spent + moves, now if now.least < best.least else best
+        found = SearchResult(best.best.copy(), step_ns(problem, best.best) / 1e9, spent, time.monotonic() - began)
+        watch(found)
+        if not moves:
+            return found
+        if not len(now.left):
+            now = _started(problem, edges, seed, *next(lengths), budget.moves - spent)
+
+
+class _Round:
+    """State of one round of ``length`` moves."""
+
+    def __init__(
+        self, problem: PlanningProblem, edges: Ints, start: Solution, rng: np.random.Generator, length: int
+    ) -> None:
+        costs, load = flow_costs(edges, start), np.bincount(start.path.ravel(), minlength=problem.nodes)
+        self.now, self.best, self.rng = Flows(start.origin, start.path.copy(), costs, load), start.copy(), rng
+        self.least, self.net = int(costs.max()), network_of(problem, edges, start, load)
+        self.left = costs.mean() / (problem.visits + 1) * HOT * (COLD / HOT) ** (np.arange(length) / max(1, length))
+        """Temperatures of the moves left."""
+
+    def run(self, moves: int) -> None:
+        """Make ``moves`` moves."""
+        chance, heat = self.rng.random((moves, RANDOMS)), self.left[:moves]
+        self.least = int(flow_moves(self.net, self.now, chance, heat, self.best.path, self.least))
+        self.left = self.left[moves:]
+
+
+def _started(
+    problem: PlanningProblem, edges: Ints, seed: int, number: int, length: int, most: float = float("inf")
+) -> _Round:
+    """Return round ``number`` of a search, of at most ``most`` moves, before its first move."""
+    start = _joined(problem, edges, random.Random(f"{seed} {number}"))
+    return _Round(problem, edges, start, np.random.default_rng([seed, number]), int(min(length, most)))
+
+
+def _joined(problem: PlanningProblem, edges: Ints, rng: random.Random) -> Solution:
+    """Return random flows over stages that nodes joined in random order.
+
+    A newcomer joins the stage with the smallest share of its nodes; among equals, the one to whose neighbouring stages
+    its mean edge costs least.
+    """
+    role = [ROLES[index] for index in problem.role.tolist()]
+    order = rng.sample(range(problem.nodes), problem.nodes)
+    data = sorted((n for n in order if role[n] != "worker"), key=lambda n: role[n] != "data")[: problem.sizes[0]]
+    stages: list[list[int]] = [data, *([] for _ in problem.sizes[1:])]
+    for node in (n for n in order if n not in data):
+        open_to = [s for s, size in enumerate(problem.sizes) if s and len(stages[s]) < size]
+        helps = {s: (len(stages[s]) / problem.sizes[s], _apart(edges, stages, node, s), rng.random()) for s in open_to}
+        stages[min(open_to, key=helps.__getitem__)].append(node)
+    return spread(problem, stages, rng)
+
+
+def _apart(edges: Ints, stages: list[list[int]], node: int, s: int) -> float:
+    """Return the mean cost of edges between a node at stage ``s`` and the known nodes before and after; 0 if none."""
+    after = (s + 1) % len(stages)
+    into = edges[ENTRY if s == 1 else BLOCK][stages[s - 1], node]
+    out = edges[BLOCK if after else RETURN][node, stages[after]]
+    return float(np.concatenate([into, out]).mean()) if len(into) + len(out) else 0.0
+
+
+def spread(problem: PlanningProblem, stages: list[list[int]], rng: random.Random) -> Solution:
+    """Return random flows in natural order, each node used in proportion to its slots."""
+    plan = random_routes(problem, stages, rng, 0)
+    stage, path, slots = stage_of(stages, problem.nodes), plan.path.copy(), problem.slots.tolist()
+    load = [0] * problem.nodes
+    for index in np.ndindex(path.shape):
+        nodes = stages[stage[path[index]]]
+        path[index] = node = min(nodes, key=lambda n: ((load[n] + 1) / slots[n], rng.random()))
+        load[node] += 1
+    return plan._replace(path=path)
+
+
+@compiled
+def flow_moves(net: FlowNetwork, now: Flows, random: Floats, temperature: Floats, best_path: Ints, best: int) -> int:
+    """Try one move for each temperature (nanoseconds), with the ``random`` numbers [moves, RANDOMS].
+
+    A move is worse by the largest cost of changed edges of a flow, after minus before. Change ``now`` in place; copy
+    its path to ``best_path`` if the largest flow cost is less than ``best``. Return the least.
+    """
+    origin, path, costs, load = now
+    new = path.copy()
+    for move in range(temperature.shape[0]):
+        r = random[move]
+        i, j = _propose(net, now, r, new)
+        if i < 0:
+            continue
+        before_i, after_i = _changed(net.edges, origin[i], path[i], new[i])
+        before_j, after_j = _changed(net.edges, origin[j], path[j], new[j]) if j != i else (0, 0)
+        worse = max(after_i, after_j) - max(before_i, before_j)
+        if worse > 0 and r[6] >= np.exp(-worse / temperature[move]):
+            new[i], new[j] = path[i], path[j]
+            continue
+        costs[i] += after_i - before_i
+        costs[j] += after_j - before_j
+        for f in (i, j):
+            for k in range(path.shape[1]):
+                load[path[f, k]] -= 1
+                load[new[f, k]] += 1
+            path[f] = new[f]
+        if costs.max() < best:
+            best = costs.max()
+            best_path[:] = path
+    return best
+
+
+@compiled
+def _propose(net: FlowNetwork, now: Flows, r: Floats, new: Ints) -> tuple[int, int]:
+    """Change one or two flows in ``new``; return them, or -1 if the move is idle or forbidden.
+
+    - *ask*: a node with room asks for a flow of another node of its stage;
+    - *change*: two nodes of a stage exchange the successors of their flows of one data node, with all that follows;
+    - *redirect*: two flows exchange a node.
+    """
+    origin, path, _, load = now
+    count, visits = path.shape
+    i, j, k = int(r[1] * count), int(r[2] * count), int(r[3] * visits)
+    s = net.stage[path[i, k]]
+    if r[0] < ASK:
+        x = net.members[s, int(r[4] * net.sizes[s])]
+        if x == path[i, k] or load[x] >= net.room[x]:
+            return -1, -1
+        new[i, k] = x
+        return i, i
+    if r[0] < CHANGE:
+        own = np.flatnonzero(origin == origin[i])
+        j = own[int(r[2] * len(own))]
+        if i == j or k == visits - 1 or net.stage[path[j, k]] != s:
+            return -1, -1
+        new[i, k + 1 :], new[j, k + 1 :] = path[j, k + 1 :], path[i, k + 1 :]
+        return i, j
+    m = int(r[4] * visits) if r[5] < 0.5 else _place(net.stage, path[j], s)
+    if i == j or m < 0 or path[i, k] == path[j, m]:
+        return -1, -1
+    new[i, k], new[j, m] = path[j, m], path[i, k]
+    if in_order(net.stage, new[i], 0, net.jump) and in_order(net.stage, new[j], 0, net.jump):
+        return i, j
+    new[i, k], new[j, m] = path[i, k], path[j, m]
+    return -1, -1
+
+
+@compiled
+def _place(stage: Ints, walk: Ints, s: int) -> int:
+    """Return where a walk visits stage ``s``; -1 if nowhere."""
+    found = np.flatnonzero(stage[walk] == s)
+    return int(found[0]) if len(found) else -1
+
+
+@compiled
+def _changed(edges: Ints, origin: int, old: Ints, new: Ints) -> tuple[int, int]:
+    """Return the costs of the edges that differ between two walks of a flow, before and after."""
+    before = after = 0
+    last = old.shape[0]
+    for hop in range(last + 1):
+        kind = ENTRY if hop == 0 else RETURN if hop == last else BLOCK
+        a, b = (origin if hop == 0 else old[hop - 1]), (origin if hop == last else old[hop])
+        x, y = (origin if hop == 0 else new[hop - 1]), (origin if hop == last else new[hop])
+        if a != x or b != y:
+            before += edges[kind, a, b]
+            after += edges[kind, x, y]
+    return before, after
