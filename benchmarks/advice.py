@@ -399,7 +399,7 @@ def judged(
 
 def _circumstances(comparison: Comparison, base: RunConfig, setting: Setting) -> RunConfig:
     config = clock_config(shipped.find(setting.recipe), comparison, Arm(name="", config=base), base)
-    network = config.network.model_copy(update={**setting.network, "hourly": setting.hourly})
+    network = config.network.model_copy(update={**setting.network, "hourly_failure_probability": setting.hourly})
     return config.model_copy(update={"network": network})
 
 

@@ -84,10 +84,14 @@ class Ledger:
         self._passed = dict[str, set[int]]()  # worker → steps of which it may remember its state
         self._copied = dict[str, object]()  # worker → the order to save for which it writes a copy
         self._coming = dict[str, tuple[int, int]]()  # worker → generation and steps of the state that it receives
-        self._load, self._durable, self._last = set(f["load"].values()), dict[str, dict[int, int]](), set[int]()
-        places = range(max(f["replicas"], len(f["columns"])))
+        self._load, self._durable, self._last = (
+            set(f["checkpoint_of_stage"].values()),
+            dict[str, dict[int, int]](),
+            set[int](),
+        )
+        places = range(max(f["replicas"], len(f["nodes_by_replica"])))
         self.replicas = {r: Replica(stands.get(str(r), {"step": first})["step"]) for r in places}
-        if f.get("recalled", -1) >= 0:
+        if f.get("snapshot_step", -1) >= 0:
             self._begin_from_memory(f)
             return
         self._history = self._history[:first]
@@ -239,7 +243,7 @@ def validate(run: Run, outcome: str, seconds: float) -> Plain:
         "parts": seen.parts,
         "faults": dict(sorted(struck.items())),
         "outside": dict(sorted(seen.outside.items())),
-        "from_memory": sum(f["kind"] == "run_started" and f.get("recalled", -1) >= 0 for f in log),
+        "from_memory": sum(f["kind"] == "run_started" and f.get("snapshot_step", -1) >= 0 for f in log),
         "formed": dict(Counter(f["outcome"] for f in log if f["kind"] == "form")),
         "deaths": dict(Counter(f["cause"] for f in log if f["kind"] == "worker_lost")),
         "refusals": seen.refusals,
@@ -279,7 +283,7 @@ def leftovers(run: Run, outcome: str, flipped: bool) -> list[str]:
             found += [f"{one.folder.name}: {n} is not finite" for n, w in weights.items() if not w.isfinite().all()]
         except UserError as error:  # a flipped bit is detected
             found += [] if flipped else [str(error)]
-    return [*found, *([] if saved and saved[-1].whole else ["no whole checkpoint of the end"])]
+    return [*found, *([] if saved and saved[-1].whole else ["no complete checkpoint of the end"])]
 
 
 def facts(folder: Path) -> list[Fact]:

@@ -24,8 +24,8 @@ from planaria.control import decisions as d
 from planaria.control.logs import RunRecord
 from planaria.exchange.coded.base import NOBODY, CodedVector, History, Late, Scheme, Stragglers, Uncoded
 from planaria.exchange.coded.choose import candidate_schemes, choose, expected_seconds
+from planaria.exchange.coded.coded_report import profile_of
 from planaria.exchange.coded.gc import GC, code, enlarges
-from planaria.exchange.coded.report import profile_of
 from planaria.exchange.coded.schemes import SCHEMES, coded_of
 from planaria.exchange.coded.sgc import SRSGC
 from planaria.exchange.coded.simulate import FinishTimes, replay, uncoded_seconds
@@ -637,8 +637,8 @@ def regime(name: str, lasts_s: float, given: Namespace) -> list[Row]:
         "emulate": True,
         "forward_s": [given.pass_ms / 1e3],
         "backward_s": [2 * given.pass_ms / 1e3],
-        "straggle": 0.1,
-        "straggle_times": 5.0,
+        "straggle_probability": 0.1,
+        "straggle_factor": 5.0,
         "straggle_s": lasts_s,
     }
     took: dict[str, list[float]] = {}

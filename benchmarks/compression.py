@@ -22,11 +22,11 @@ from planaria.config import shipped
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import StageOuterState
 from planaria.exchange.compress.compression import FEEDBACKS
+from planaria.exchange.compress.estimates import member_weights
 from planaria.exchange.compress.feedback import Feedback
 from planaria.exchange.compress.sparse import TopK
 from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
-from planaria.exchange.stepsize import weights
 from planaria.lab.compare.compression_advice import CodingTimes, CompressionArm, CompressionExperience, range_of
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.compare.race_spec import load
@@ -251,7 +251,7 @@ def weighted(seeds: Sequence[int]) -> list[Row]:
     start = torch.zeros(20, dtype=torch.float64)
     for seed in seeds:
         own, gradients = quadratics(seed, 10, 20, 1.0)
-        gamma, shares = new_rule(arithmetic(own), own, 1 / 20), torch.tensor(weights(own), dtype=torch.float64)
+        gamma, shares = new_rule(arithmetic(own), own, 1 / 20), torch.tensor(member_weights(own), dtype=torch.float64)
         for what, compress in {"top-1, in 1e-12": top(1), "a grid of 0.5": grid(0.5)}.items():
             made = partial(Replicas, FEEDBACKS.make("ef21", {}), compress, 1 / 20)
             plain, other = (descend(made(w), gradients, start, gamma, 50) for w in (None, shares))

@@ -218,7 +218,10 @@ def sift(folder: Path, every: int) -> Iterator[Row]:
 NAME = "consensus"
 CHECKS = "claims, support, duplicates"
 """without the judge, which knows the answer, and without checks of a completion's look"""
-GOOD, BAD = {"steps": 1500, "noise": 0.1, "strays": 0.0}, {"steps": 800, "noise": 0.2, "strays": 0.0}
+GOOD, BAD = (
+    {"steps": 1500, "noise": 0.1, "stray_letter_probability": 0.0},
+    {"steps": 800, "noise": 0.2, "stray_letter_probability": 0.0},
+)
 SLOW = {"lr": 2e-4, "warmup": 5}
 FAST = (1e-3, 5e-3)
 

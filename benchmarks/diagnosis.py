@@ -103,8 +103,8 @@ def carry_out(episode: Episode) -> Outcome:
     """Train, and judge the controller's verdicts."""
     config = recipe(f"{DIAGNOSIS_NAME}-{episode.number}", episode.onset + episode.tail, "act", spares=1)
     record = finished(config, tuple(Fault.model_validate(fault) for fault in episode.faults))
-    blamed = [fact for _, fact in record.history if isinstance(fact, d.Blamed)]
-    deeds = sum(isinstance(fact, d.Relieve) for _, fact in record.history)
+    blamed = [fact for _, fact in record.history if isinstance(fact, d.SlowPartFound)]
+    deeds = sum(isinstance(fact, d.HandOverSlowStage) for _, fact in record.history)
     real = {_place(*one) for one in episode.blamed.items()}
     right = [fact for fact in blamed if _place(fact.fault, fact.nodes) in real]
     others, expected = [fact for fact in blamed if fact not in right], episode.blamed or "nothing"
@@ -221,7 +221,7 @@ def run(diagnose: str, repeat: int, given: Namespace) -> tuple[float, int]:
     onsets = range(20, given.steps, PERIOD)
     faults = [Fault(step=step, stage=2, signal="slow", strength=3.0, resume_after_s=20.0) for step in onsets]
     record = finished(recipe(f"{FLAPPING_NAME}-{diagnose}-{repeat}", given.steps, diagnose, spares=1), tuple(faults))
-    relieved = Counter(fact.worker for _, fact in record.history if isinstance(fact, d.Relieve))
+    relieved = Counter(fact.worker for _, fact in record.history if isinstance(fact, d.HandOverSlowStage))
     last = max(t for t, fact in record.history if isinstance(fact, d.Commit))
     return last - first_step_t(record), max(relieved.values(), default=0)
 

@@ -414,7 +414,7 @@ STRIKING = 0.85  # of the seconds of an arm: with more replicas its steps are do
 
 
 def elastic_recipe_of(given: Namespace, arm: str, seed: int) -> RunConfig:
-    exchange = {"most": given.replicas + GUESTS, "patience_s": given.patience}
+    exchange = {"max_replicas": given.replicas + GUESTS, "patience_s": given.patience}
     steps = round(given.seconds / given.step_s)
     return recipe(given, f"elastic-{arm}-{seed}", seed, steps, exchange, fleet={"spares": 1}, checkpoint={"every": 100})
 

@@ -44,7 +44,7 @@ def recipe(kind: str, seed: int, replicas: int, rounds: int, every: int, pass_s:
         exchange={"replicas": replicas, "kind": kind, "options": {"every": every}, "patience_s": 1000.0},
         fleet={"spares": 0, "missed_heartbeats": 40},
         checkpoint={"every": 0},
-        network={**passes, "emulate": True, "straggle": 0.05, "straggle_times": 5.0},
+        network={**passes, "emulate": True, "straggle_probability": 0.05, "straggle_factor": 5.0},
     )
 
 

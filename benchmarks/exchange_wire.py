@@ -33,7 +33,7 @@ from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benc
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.exchange import weight_message
-from planaria.exchange.aggregate import equal, mean
+from planaria.exchange.aggregate import equal_weights, mean
 from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.diloco import pseudo_gradient
 from planaria.exchange.in_process import Replica, replicas
@@ -67,7 +67,7 @@ class TwoTensors(NoLoCo):
         slows, drifts = (
             mean(
                 {member: weight_message.unpack(half[part], outer["slow"]) for member, half in halves.items()},
-                equal(halves),
+                equal_weights(halves),
             )
             for part in (0, 1)
         )

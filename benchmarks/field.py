@@ -376,9 +376,7 @@ def refuse_senseless(given: Namespace) -> None:
     if given.batch % PLACES:
         raise UserError(f"--batch {given.batch}: is shared among {PLACES} processes; give a multiple of {PLACES}")
     if given.layers % (PLACES - 1):
-        raise UserError(
-            f"--layers {given.layers}: must be a multiple of {PLACES - 1}, the block stages of the pipeline"
-        )
+        raise UserError(f"--layers {given.layers} must be a multiple of {PLACES - 1}, the block stages of the pipeline")
 
 
 def left_out(given: Namespace) -> list[Row]:

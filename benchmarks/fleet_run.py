@@ -85,7 +85,7 @@ def run_fleet(
     from planaria.report.observe.progress import NoProgress
     from planaria.report.observe.trackers import trackers
     from planaria.report.observe.watch import RunWatch
-    from planaria.runtime.engine import fleet, run_folders
+    from planaria.runtime.engine import process_engine, run_folders
     from planaria.runtime.engine.prepare import prepare
 
     prepared = prepare(config, trace=Trace(faults=faults))
@@ -96,7 +96,7 @@ def run_fleet(
     observer: Observer = around(watch, folder) if around else watch
     try:
         with run_folders.held(folder):
-            fleet.train(prepared, folder, observer)
+            process_engine.train(prepared, folder, observer)
     finally:
         watch.close()
     return read_run(folder)
@@ -171,7 +171,7 @@ class Relay:
     def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
         self._inner.on_event(t, event, notice)
 
-    def on_worked(self, t: float, worked: e.Worked) -> None:
+    def on_worked(self, t: float, worked: e.WorkReport) -> None:
         self._inner.on_worked(t, worked)
 
     def on_decision(self, t: float, decision: d.Decision) -> None:

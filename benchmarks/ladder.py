@@ -112,7 +112,7 @@ def losses_of(given: Namespace, seed: int, rule: str | None) -> Losses:
     found = []
     for stage in range(2, given.stages) if rule else [None]:
         engine.step = given.steps - WARM
-        engine.become(state)
+        engine.load_states(state)
         for _ in range(WARM):
             engine.train_step()
         if stage is not None:
@@ -223,7 +223,7 @@ def edges_train(given: Namespace, seed: int, routing: str) -> Course:
     whole, state = engine.evaluate(), {s: copy.deepcopy(runner.state()) for s, runner in engine.runners.items()}
     harm = []
     for stage in (1, given.stages):
-        engine.become(state)
+        engine.load_states(state)
         lose(engine, stage)
         harm.append(engine.evaluate() - whole)
     return Course(points, *harm)

@@ -469,7 +469,7 @@ class Killer(Relay):
     def on_decision(self, t: float, decision: d.Decision) -> None:
         super().on_decision(t, decision)
         if isinstance(decision, d.Form):
-            self._over = [link.over for link in decision.links]
+            self._over = [link.relay for link in decision.links]
         elif isinstance(decision, d.RunStep) and self._left and decision.step == self._left[0]:
             del self._left[0]
             self.killed.append(max(RELAYS_RELAYS, key=self._over.count))
@@ -493,7 +493,7 @@ def moved(record: RunRecord, killed: list[str]) -> tuple[list[float], int, int]:
             if form is not None and order is not None:
                 broke = order[0]
                 dead, before = next(names, ""), {(k.low, k.high): k for k in form.links}
-                wrong += sum((before[k.low, k.high].over == dead) != (before[k.low, k.high] != k) for k in fact.links)
+                wrong += sum((before[k.low, k.high].relay == dead) != (before[k.low, k.high] != k) for k in fact.links)
                 lost += order[1].step - fact.step
             form = fact
     return seconds, wrong, lost

@@ -16,7 +16,7 @@ from benchmarks.fleet_run import VOCAB, Relay, bytes_data, finished, step_second
 from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.config.schema import RecoveryConfig, RoutingConfig, RunConfig
 from planaria.control.protocols import Observer
-from planaria.control.reports import Worked
+from planaria.control.reports import WorkReport
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.lab.compare.clock import clock_of
@@ -301,7 +301,7 @@ class Sent(Relay):
 
     bytes = 0
 
-    def on_worked(self, t: float, worked: Worked) -> None:
+    def on_worked(self, t: float, worked: WorkReport) -> None:
         super().on_worked(t, worked)
         if worked.step >= ROUND:
             self.bytes += sum(worked.sent_bytes.values())

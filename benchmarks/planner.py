@@ -17,7 +17,7 @@ from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benc
 from benchmarks.planner_flows import Instance, equal_rules, instance_rows, loaded, scorer
 from planaria.config import recipe, shipped
 from planaria.pipeline.network.topology import read
-from planaria.pipeline.routing.skipping import disorder
+from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.baselines import baselines, random_skipping
 from planaria.planner.bound import certificate
 from planaria.planner.evaluate import NEVER
@@ -232,7 +232,7 @@ def plans(problem: PlanningProblem) -> Iterator[Solution]:
         ways = [
             way
             for way in permutations(workers, problem.visits)
-            if not disorder(stage[list(way)].tolist(), problem.swaps, problem.jump)
+            if not cc3_violation(stage[list(way)].tolist(), problem.swaps, problem.jump)
         ]
         letting = np.flatnonzero(stage == 0).tolist() * problem.microbatches
         for origin, path in product({*permutations(letting)}, product(ways, repeat=problem.count)):
@@ -282,7 +282,7 @@ def run_bound(given: Namespace) -> Measurement:
     return Result(list(rows(given)), ["a gap is 1 − bound / step; no time of this machine is in it"])
 
 
-FLAGS = {"model.layers": "5", "model.hidden": "14336", "routing.sums": "true"}
+FLAGS = {"model.layers": "5", "model.hidden": "14336", "routing.wait_for_gradient_sums": "true"}
 """five stages of one layer of width 4,096: 1.48 billion parameters with the ends"""
 
 

@@ -63,7 +63,7 @@ def run_gemma(given: Namespace) -> Measurement:
         raise UserError(f"--weights {given.weights}: no folder with config.json; give one with safetensors")
     out = fresh("gemma")
     settings: dict[str, object] = {"train.start": given.weights.absolute(), "model.context": given.context, "out": out}
-    settings |= {"data.cache": out / "cache", "data.most": 300_000, "name": "gemma", "observe.trackers": ""}
+    settings |= {"data.cache": out / "cache", "data.max_chars": 300_000, "name": "gemma", "observe.trackers": ""}
     average = {"recovery.strategy": "checkfree"}
     refused = subprocess.run(
         command("gemma3_270m", {**settings, **average, **UNLIKE}, "--dry-run"), capture_output=True, text=True

@@ -27,9 +27,9 @@ from planaria.report.observe.watch import RunWatch
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.loading import atoms_of, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import fleet, run_folders
+from planaria.runtime.engine import process_engine, run_folders
 from planaria.runtime.engine.prepare import prepare
-from planaria.runtime.engine.resumption import take_up
+from planaria.runtime.engine.resumption import resumption_of
 from planaria.runtime.worker.runner import StageRunner
 
 ARMS = {"averaged": 3, "fresh": 3, "undisturbed": 4}  # replicas after the change
@@ -248,13 +248,13 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
     """Load in that shape, save, and stop before the first step."""
     saved = folder / "checkpoints" / _name(step)
     before = saved.stat().st_ino
-    there = take_up(folder, shape.settings, _name(step), lambda line: None)
+    there = resumption_of(folder, shape.settings, _name(step), lambda line: None)
     prepared = prepare(there.config, begins=False)
     with run_folders.held(folder):
         run_folders.write_run_files(folder, there.config, prepared.dataset, prepared.trace)
         watch = RunWatch(folder, there.config.samples * there.config.model.context, NoProgress())
         try:
-            fleet.train(prepared, folder, watch, replace(there.origin, durable_step=step - 1), lambda: True)
+            process_engine.train(prepared, folder, watch, replace(there.origin, durable_step=step - 1), lambda: True)
         finally:
             watch.close()
     if saved.stat().st_ino == before:

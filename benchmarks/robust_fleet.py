@@ -31,7 +31,7 @@ from planaria.exchange.robust.products import chunks
 from planaria.faults.trace import Fault
 from planaria.runtime.transport.edge import Edge
 from planaria.runtime.transport.wire import Label, UpdatePart
-from planaria.runtime.worker.position import Assignment
+from planaria.runtime.worker.assignment import Assignment
 
 REPLICAS, LIAR, BEGINS, EVERY = 6, 1, 50, 10
 RULE = "multikrum"

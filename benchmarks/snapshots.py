@@ -212,7 +212,7 @@ def _resumed(folder: Path) -> tuple[float, float, str]:
     started = history[last][1]
     formed = next(t for t, fact in history[last:] if isinstance(fact, d.Form))
     first_step = next(t for t, fact in history[last:] if isinstance(fact, d.RunStep))
-    return first_step - formed, first_step - called, "memory" if started.recalled >= 0 else "disk"
+    return first_step - formed, first_step - called, "memory" if started.snapshot_step >= 0 else "disk"
 
 
 LOST_SETS_STAGES = 6

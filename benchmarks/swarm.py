@@ -37,7 +37,7 @@ from planaria.swarm.board.receipts import RunCertificate
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, Report
 from planaria.swarm.completion_authors import HonestAuthor
-from planaria.swarm.config import SamplingConfig, SchoolConfig, SwarmConfig
+from planaria.swarm.config import SamplingConfig, SupervisedWarmupConfig, SwarmConfig
 from planaria.swarm.peer import Peer, Shadow
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import read
@@ -108,7 +108,7 @@ def swarm(committee: str, **changes: Any) -> SwarmConfig:
         "name": "receipts",
         "size": 4,
         "policy": {"model": {"dim": 32, "hidden": 64}},
-        "school": {"steps": 150, "lr": 0.01, "noise": 0.05, "strays": 0.0},
+        "school": {"steps": 150, "lr": 0.01, "noise": 0.05, "stray_letter_probability": 0.0},
         "rounds": {"count": ROUNDS, "prompts": 4, "group": 8, "timeout_s": 1.0, "keep": 0},
         "evaluate": {"every": 0, "problems": 2},
         "receipts": {"committee": committee},
@@ -184,7 +184,7 @@ def programs(folder: Path, rounds: int, committee: str) -> SwarmConfig:
         committee,
         task={"name": "programs", "options": {"path": str(file)}},
         policy={"model": {"dim": 48, "hidden": 96, "context": 192}},
-        school={"steps": 250, "lr": 0.01, "noise": 0.0, "strays": 0.0},
+        school={"steps": 250, "lr": 0.01, "noise": 0.0, "stray_letter_probability": 0.0},
         sampling={"max_new": 80},
         rounds={"count": rounds, "prompts": 2, "group": 4, "timeout_s": 2.0, "keep": 0},
     )
@@ -323,7 +323,7 @@ def swarm_stress_swarm(board: str, rounds: int, timeout_s: float, seed: int, har
         "seed": seed,
         "size": 6,
         "policy": {"model": {"dim": 32, "hidden": 64}},
-        "school": {"steps": 150, "lr": 0.01, "noise": 0.05, "strays": 0.0},
+        "school": {"steps": 150, "lr": 0.01, "noise": 0.05, "stray_letter_probability": 0.0},
         "rounds": {"count": rounds, "prompts": 4, "group": 12, "timeout_s": timeout_s, "keep": 2},
         "evaluate": {"every": 0, "problems": 2},
         "peers": {WITHHOLDS: withholding} if harsh else {},
@@ -354,7 +354,7 @@ def found(config: SwarmConfig, identities: int, senders: int) -> None:
     """Create the run on its board with fake identities, the first of which have sent for every round."""
     from planaria.swarm.recipe import rules
 
-    run = Board.open(config.board, PeerIdentity.fresh()).found(rules(config, task_of(config))).run
+    run = Board.open(config.board, PeerIdentity.fresh()).create_run(rules(config, task_of(config))).run
     crowd = [PeerIdentity.fresh() for _ in range(identities)]
     files = [file for n, who in enumerate(crowd) for file in said(who, run, config.rounds.count if n < senders else 0)]
     if files:
@@ -450,7 +450,11 @@ def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
     from planaria.swarm.checks import checks as made
 
     torch.set_num_threads(1)
-    config = SwarmConfig(seed=seed, school=SchoolConfig(strays=0.1, seed=seed), sampling=SamplingConfig(top_k=6))
+    config = SwarmConfig(
+        seed=seed,
+        school=SupervisedWarmupConfig(stray_letter_probability=0.1, seed=seed),
+        sampling=SamplingConfig(top_k=6),
+    )
     task = task_of(config)
     past = history(config, task, policy_of(config, task), rounds)
     context = Context(task, seed, config.sampling.support(past[0].vocab), past[0].vocab)
@@ -531,7 +535,11 @@ def run_swarm_unlike(given: Namespace) -> Measurement:
 
 def swarm_unlike_measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
     torch.set_num_threads(1)
-    base = {"seed": seed, "school": {"steps": 2000, "noise": 0.3, "strays": 0.3, "seed": seed}, "optim": {"lr": 2e-3}}
+    base = {
+        "seed": seed,
+        "school": {"steps": 2000, "noise": 0.3, "stray_letter_probability": 0.3, "seed": seed},
+        "optim": {"lr": 2e-3},
+    }
     config = SwarmConfig.model_validate(base | {"sampling": {"top_k": 6}})
     task = task_of(config)
     past = history(config, task, policy_of(config, task), rounds)
@@ -572,7 +580,9 @@ def work(config: SwarmConfig, task: Task, reader: Policy, other: Policy, number:
     """Return the completions of honest peers: p0 with the reader's policy, p1 and p2 with the other."""
     found = []
     for peer, writer in (("p0", reader), ("p1", other), ("p2", other)):
-        found += [replace(c, alike=writer is reader) for c in sent(config, task, writer, reader, number, peer)]
+        found += [
+            replace(c, declares_same_weights=writer is reader) for c in sent(config, task, writer, reader, number, peer)
+        ]
     return [replace(c, reward=scored(task, c)) for c in found]
 
 
@@ -593,7 +603,15 @@ def poison(config: SwarmConfig, task: Task, reader: Policy, other: Policy, attac
     top_k, heat = config.sampling.support(reader.vocab), config.sampling.temperature
     readings = read(reader, [(w.prompt, w.ids) for w in written], heat, top_k)
     return [
-        replace(w, peer="p3", index=n, round=number, reading=found, alike=other is reader, reward=scored(task, w))
+        replace(
+            w,
+            peer="p3",
+            index=n,
+            round=number,
+            reading=found,
+            declares_same_weights=other is reader,
+            reward=scored(task, w),
+        )
         for n, (w, found) in enumerate(zip(written, readings, strict=True))
     ]
 

@@ -286,7 +286,7 @@ def refuse_senseless(given: Namespace) -> None:
     if not given.python.is_file():
         raise UserError(f"--python {given.python}: no such file; make TRL's environment: {INSTALL}")
     if given.rounds < 2 or given.every < 1 or given.rounds % given.every:
-        raise UserError(f"--rounds {given.rounds}: must be 2 or more, and a multiple of --every {given.every}")
+        raise UserError(f"--rounds {given.rounds} must be 2 or more, and a multiple of --every {given.every}")
     if given.search in given.seeds:
         raise UserError(
             f"--search {given.search}: is among --seeds; give another, or rates are tuned to what they are judged on"

@@ -8,7 +8,7 @@ from pathlib import Path
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.protocols import Observer
-from planaria.runtime.engine import fleet
+from planaria.runtime.engine import process_engine
 from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.run_start import START, Origin
 
@@ -20,7 +20,7 @@ class Log:
 
     def __init__(self) -> None:
         self.facts: list[e.Event | d.Decision] = []
-        self.worked: list[e.Worked] = []
+        self.worked: list[e.WorkReport] = []
 
     def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
         self.facts.append(event)
@@ -28,7 +28,7 @@ class Log:
     def on_decision(self, t: float, decision: d.Decision) -> None:
         self.facts.append(decision)
 
-    def on_worked(self, t: float, worked: e.Worked) -> None:
+    def on_worked(self, t: float, worked: e.WorkReport) -> None:
         self.worked.append(worked)
 
     def all(self, kind: type[object]) -> list[object]:
@@ -49,4 +49,4 @@ def train_inline(
     stop: Callable[[], bool] | None = None,
 ) -> d.Finish:
     inline = prepared.with_config(prepared.config.model_copy(update={"engine": "inline"}))
-    return fleet.train(inline, folder, observer, origin, stop)
+    return process_engine.train(inline, folder, observer, origin, stop)

@@ -58,7 +58,7 @@ def on_schedule(config: RunConfig, folder: Path, disorderly: bool = True, topolo
     """Put the run on a valid, not optimised schedule in ``folder``; ``disorderly``: some routes swap stages."""
     for name, text in (("topology.toml", topology), ("latency.csv", LATENCY), ("bandwidth.csv", BANDWIDTH)):
         (folder / name).write_text(text)
-    problem = problem_of(config, read(folder / "topology.toml", config.network.scale))
+    problem = problem_of(config, read(folder / "topology.toml", config.network.link_time_scale))
     solution = greedy(problem, random.Random(3))
     if disorderly:
         stages = [solution.members(stage) for stage in range(len(problem.sizes))]

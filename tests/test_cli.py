@@ -77,37 +77,37 @@ MOST = 25
         (["run", "check", "nowhere"], "nowhere"),
         (["run", "check", "nowhere", "--accept"], "nowhere"),
         (["report", "runs/x", "--perfetto", "trace.json"], "unexpected argument; write --perfetto --to trace.json"),
-        (["report", "runs/x", "--waits", "--csv", "there"], "--csv there: requires a report; leave out --waits"),
-        (["report", "runs/x", "--waits", "--to", "x"], "--to x: cannot be combined with --waits"),
+        (["report", "runs/x", "--waits", "--csv", "there"], "--csv there requires a report; leave out --waits"),
+        (["report", "runs/x", "--waits", "--to", "x"], "--to x cannot be combined with --waits"),
         ([trace, "x", *RATES, "--exempt", "1", "2"], "2: unexpected argument; write --exempt 2"),
         ([trace, "x", *RATES, "--failure-domain", "y"], "'y' is not one of 'stage', 'adjacent', 'machine', 'region'"),
         (["eval", "runs/x", "--worst"], "requires an ensemble; give it with --experts RUN"),
-        (["eval", "runs/x", "--floor", "0.1"], "--floor 0.1: requires --worst"),
+        (["eval", "runs/x", "--floor", "0.1"], "--floor 0.1 requires --worst"),
         (["experts", "merge", "x", "--add", "y", "--to", "z"], "is now `planaria experts edit MODEL --add EXPERT --to"),
-        (["swarm", "show", "x", "--credits", "--round", "1"], "--round 1: selects completions; leave out --credits"),
-        (["swarm", "show", "x", "--board", "y"], "--board y: requires --certificate"),
+        (["swarm", "show", "x", "--credits", "--round", "1"], "--round 1 selects completions; leave out --credits"),
+        (["swarm", "show", "x", "--board", "y"], "--board y requires --certificate"),
         (["swarm", "show", "x", "--credits", "--certificate"], "--credits and --certificate: are about"),
-        (["swarm", "drill", "--settlement"], "--settlement: is now `python -m planaria.swarm.settlement`"),
-        (["compare", "drills", "--arms", "x"], "--arms x: compares strategies, and "),
-        (["compare", "drills", "--dry-run"], "--dry-run: compares strategies, and "),
-        (["compare", "drills", "--train.steps", "3"], "--train.steps 3: is no setting of a swarm, and "),
-        (["compare", "recovery", "--rounds.count", "3"], "--rounds.count 3: is a setting of a swarm, and "),
-        (["compare", "recovery", "--repair"], "--repair: is for a drill, and "),
+        (["swarm", "drill", "--settlement"], "--settlement is now `python -m planaria.swarm.settlement`"),
+        (["compare", "drills", "--arms", "x"], "--arms x compares strategies, and "),
+        (["compare", "drills", "--dry-run"], "--dry-run compares strategies, and "),
+        (["compare", "drills", "--train.steps", "3"], "--train.steps 3 is not a setting of a swarm, and "),
+        (["compare", "recovery", "--rounds.count", "3"], "--rounds.count 3 is a setting of a swarm, and "),
+        (["compare", "recovery", "--repair"], "--repair is for a drill, and "),
         (["compare", "drills", "--seeds", "1,1", "--quiet"], "give one seed or more, each once"),
         (["compare", "arithmetic_swarm"], "is a recipe for `planaria swarm train`"),
         (["checkpoint", "convert", "x"], "checkpoint convert x: give --to FOLDER, or --from FORMAT"),
-        (["checkpoint", "convert", "x", "--to", "y", "--names", "z"], "--names z: requires --from"),
+        (["checkpoint", "convert", "x", "--to", "y", "--names", "z"], "--names z requires --from"),
         (["checkpoint", "convert", "x", "--from", "dcp"], "--from dcp: give --recipe RECIPE"),
-        (["checkpoint", "convert", "x", "--from", "dcp", "--to", "y"], "--to y: is for a checkpoint of a run"),
+        (["checkpoint", "convert", "x", "--from", "dcp", "--to", "y"], "--to y is for a checkpoint of a run"),
         (["recipes", "--to", "mine.toml"], "give the recipe to copy, as in `planaria recipes demo --to mine.toml`"),
-        (["plan", "demo", "--moves", "3"], "--moves 3: requires --update"),
+        (["plan", "demo", "--moves", "3"], "--moves 3 requires --update"),
         (["network", "relay"], "Missing option '--key-file'; see `planaria network relay --help`"),
         (["export", "runs/x"], "Missing option '--to'; see `planaria export --help`"),
         (["train", "demo", "--model.dim"], "Option '--model.dim' requires an argument"),
-        (["train", "demo", "--train.start", "--quiet"], "--train.start: has no value; write --train.start VALUE"),
-        (["generate", "x", "--prompt", "--tokens", "3"], "--prompt: has no value; write --prompt VALUE"),
-        (["report", "x", "--perfetto=y"], "report --perfetto=: is now `planaria report RUN --perfetto --to FILE`"),
-        (["train", "demo", "--recovery.options.bits"], "--recovery.options.bits: has no value"),
+        (["train", "demo", "--train.start", "--quiet"], "--train.start has no value; write --train.start VALUE"),
+        (["generate", "x", "--prompt", "--tokens", "3"], "--prompt has no value; write --prompt VALUE"),
+        (["report", "x", "--perfetto=y"], "report --perfetto= is now `planaria report RUN --perfetto --to FILE`"),
+        (["train", "demo", "--recovery.options.bits"], "--recovery.options.bits has no value"),
         (["advise", "demo", "--size.options.x", "1"], "--size.options.x: unknown flag; see `planaria advise --help`"),
         (["--color"], "--color: unknown flag; "),
         (["report", "nowhere"], "nowhere"),
@@ -123,7 +123,7 @@ def test_an_earlier_spelling_is_refused_with_the_new_one(old: str, capsys: pytes
     new, known = MOVED[old], dict(commands())
     if new.startswith("python -m "):
         assert all(find_spec(module) for module in re.findall(r"python -m ([\w.]+)", new))
-        assert refused(capsys, *old.split(), "x") == f"{old}: is now `{new}`"
+        assert refused(capsys, *old.split(), "x") == f"{old} is now `{new}`"
         return
     name = " ".join(new.split()[:2])
     name = name if name in known else new.split()[0]
@@ -131,7 +131,7 @@ def test_an_earlier_spelling_is_refused_with_the_new_one(old: str, capsys: pytes
     assert name in known or new in ("network", "--show-completion")
     assert not [word for word in new.split()[1:] if word.startswith("-") and word not in flags]
     for more in ([], ["runs/x"], ["--help"]):
-        assert refused(capsys, *old.split(), *more) == f"{old}: is now `planaria {new}`"
+        assert refused(capsys, *old.split(), *more) == f"{old} is now `planaria {new}`"
 
 
 @pytest.mark.parametrize("group", WITH_RECIPE)
@@ -141,7 +141,7 @@ def test_a_recipe_after_a_group_is_refused_with_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    assert refused(capsys, group, word, "--quiet") == f"{group} {word}: is now `planaria {group} train {word}`"
+    assert refused(capsys, group, word, "--quiet") == f"{group} {word} is now `planaria {group} train {word}`"
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
@@ -162,12 +162,10 @@ def test_lack_of_memory_or_threads_is_reported_in_one_line(
 @pytest.mark.parametrize("command", ["train", "plan", "compare", "swarm train", "experts train"])
 def test_a_run_is_refused_as_a_recipe(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}")
-    line = f"{tmp_path}: is a run, not a recipe; continue it with `planaria train --resume {tmp_path}`"
+    line = f"{tmp_path} is a run, not a recipe; continue it with `planaria train --resume {tmp_path}`"
     assert refused(capsys, *command.split(), str(tmp_path)) == line
     (tmp_path / "config.json").unlink()
-    assert f"{tmp_path}: is a folder, not a recipe; give a TOML file" in refused(
-        capsys, *command.split(), str(tmp_path)
-    )
+    assert f"{tmp_path} is a folder, not a recipe; give a TOML file" in refused(capsys, *command.split(), str(tmp_path))
 
 
 def test_help_is_printed_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:

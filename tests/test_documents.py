@@ -75,7 +75,7 @@ def test_a_sealed_document_is_intact_or_refused(tmp_path: Path) -> None:
     assert documents.unsealed(path, Letter) == letter
     text = path.read_text()
     path.write_text(text.replace("0.1", "0.3"))
-    with pytest.raises(UserError, match=r"letter.json: has changed since it was written"):
+    with pytest.raises(UserError, match=r"letter.json has changed since it was written"):
         documents.unsealed(path, Letter)
     path.write_text(json.dumps(json.loads(text), indent=7))
     assert documents.unsealed(path, Letter) == letter, "layout does not matter"

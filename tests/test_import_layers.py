@@ -31,22 +31,29 @@ LEVELS = (
         "control",
         "exchange.coded.facts",
         "exchange.coded.progress",
-        "exchange.coded.controller",
-        "exchange.robust.controller",
+        "exchange.coded.coded_steps",
+        "exchange.robust.exclusion_decisions",
     ),
     ("runtime.fleet", "runtime.checkpoint"),
     (
         "runtime.engine",
         "runtime.worker",
         "runtime.prediction",
-        "exchange.coded.worker",
+        "exchange.coded.coded_worker",
         "control.controller",
         "control.relay_watch",
         *(f"faults.{name}" for name in INJECTORS),
     ),
     ("lab.trials", "lab.inline"),
     ("lab.compare", "lab.experts", "swarm"),
-    ("report", "lab.report", "swarm.report", *(f"exchange.{name}.report" for name in ("coded", "compress", "robust"))),
+    (
+        "report",
+        "lab.report",
+        "swarm.report",
+        "exchange.coded.coded_report",
+        "exchange.compress.compression_report",
+        "exchange.robust.robust_report",
+    ),
     (*(f"runtime.{name}" for name in ENTRY), "cli.serving", "group"),
     ("lab", "lab.compare.run_comparison", "lab.compare.api"),
     ("cli.commands", "lab.commands", "swarm.commands"),
@@ -67,7 +74,7 @@ FACTS = (
     "run_record",
     "log_segments",
     "run_started",
-    "verdicts",
+    "slowness_events",
 )
 """modules of ``control`` that reports read"""
 DECIDING = (
@@ -84,7 +91,7 @@ DECIDING = (
     "worker_assignment",
     "slow_parts",
     "broken_edges",
-    "deadlines",
+    "wait_deadlines",
 )
 """modules of ``control`` that decide"""
 
@@ -242,7 +249,7 @@ def test_applying_events_imports_no_deciding_module() -> None:
         left += neighbours(module) - seen
     assert "planaria.control.apply_base" in seen
     assert not seen & {f"planaria.control.{name}" for name in DECIDING}
-    assert "planaria.exchange.robust.controller" not in seen
+    assert "planaria.exchange.robust.exclusion_decisions" not in seen
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_run_stops_with_an_error_if_its_folder_is_removed(recipe: Path) -> Non
             (log,) = recipe.parent.glob("**/events.jsonl")
             shutil.rmtree(log.parent)
 
-    with pytest.raises(planaria.UserError, match=r"events\.jsonl: cannot be written \(it was removed"):
+    with pytest.raises(planaria.UserError, match=r"events\.jsonl cannot be written \(it was removed"):
         planaria.train(recipe, on_step=remove, progress=False)
 
 
@@ -130,7 +130,7 @@ def test_figures_match_the_report(recipe: Path) -> None:
             "kind: could be routing.kind or optim.kind or exchange.kind or fleet.kind; write settings=",
         ),
         ({"settings": {"recovery.options.bits": 8}}, "recovery.options.bits: no option of 'checkfree'"),
-        ({"steps": 1, "settings": {"train.steps": 2}}, "train.steps: is given twice; leave one of them out"),
+        ({"steps": 1, "settings": {"train.steps": 2}}, "train.steps is given twice; leave one of them out"),
         ({"engine": "simulate"}, "engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'"),
         ({"checkpoint": "step-00000004"}, "checkpoint = 'step-00000004': requires resume=True"),
     ],
@@ -149,7 +149,7 @@ def test_invalid_settings_are_refused_before_a_run_is_made(recipe: Path, given: 
         ("optim.lr", -1.0),
         ("optim.lr", float("nan")),
         ("checkpoint.every", "best"),
-        ("exchange.most", 3),
+        ("exchange.max_replicas", 3),
         ("recovery.strategy", "checkfree_plus"),
         ("recovery.strategy", "chekfree"),
         ("recovery.options.every", 5),

@@ -75,7 +75,7 @@ def test_a_flag_is_parsed_as_toml_and_bare_words_are_strings(flag: str, text: st
         ),
         ("dim = 3", "mine.toml: dim: unknown key; did you mean 'model.dim'?"),
         ("[modle]\ndim = 3", "mine.toml: modle: unknown key; did you mean 'model'?"),
-        ("model = 3", "mine.toml: model: is a section; write its keys below [model]"),
+        ("model = 3", "mine.toml: model is a section; write its keys below [model]"),
         ('[model]\ndim = "64"', "mine.toml: model.dim = '64': input should be a valid integer"),
         ("[model]\ntied = 1", "mine.toml: model.tied = 1: input should be a valid boolean"),
         ('seed = "x"', "mine.toml: seed = 'x': input should be a valid integer"),
@@ -121,9 +121,9 @@ def test_a_mixture_is_a_table_of_sources(write: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("books = 3", "data.mixture.books: is a section; write its keys below [data.mixture.books]"),
+        ("books = 3", "data.mixture.books is a section; write its keys below [data.mixture.books]"),
         ("books = { source = 'x', weigth = 1 }", "data.mixture.books.weigth: unknown key; did you mean 'weight'?"),
-        ("books = { source = 'x' }", "data.mixture.books.weight: is missing; give it"),
+        ("books = { source = 'x' }", "data.mixture.books.weight is missing; give it"),
         ("books = { source = 'x', weight = 0 }", "data.mixture.books.weight = 0: input should be greater than 0"),
         ("books = { source = 'x', weight = 1, epochs = 0 }", "books.epochs = 0: input should be greater than 0"),
         ("'a.b' = { source = 'x', weight = 1 }", "not a valid name; use 1 to 64 letters"),

@@ -1,10 +1,11 @@
-"""Names and files that docstrings and comments refer to exist."""
+"""Names and files that docstrings and comments refer to exist, and fields are documented in one style."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -48,3 +49,38 @@ def test_every_referenced_file_exists() -> None:
         if not any(path == name or path.endswith("/" + name) for path in known)
     ]
     assert not missing, "\n".join(missing)
+
+
+PROPER = {"AdamW", "Byzantine", "False", "None", "Okabe", "Python", "True", "Weiszfeld"}
+"""capitalised words with which the documentation of a field may begin; acronyms and symbols may, too"""
+
+
+def field_docs(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Yield the documentation of a module's constants and its classes' fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for field, after in pairwise(node.body):
+                match field, after:
+                    case (ast.Assign() | ast.AnnAssign(), ast.Expr(value=ast.Constant(value=str()) as doc)):
+                        yield doc
+
+
+def is_sentence(text: str) -> bool:
+    word = re.match(r"A(?= )|[A-Z][a-z]+(?![A-Za-z_0-9])", text)
+    return text.endswith(".") or (word is not None and word[0] not in PROPER)
+
+
+def test_a_field_is_documented_by_a_fragment() -> None:
+    """One line begins in lower case and has no full stop; longer documentation may have sentences."""
+    sentences = [
+        f"{file.relative_to(ROOT)}:{doc.lineno}: {doc.value}"
+        for file in SOURCES
+        for doc in field_docs(ast.parse(file.read_text()))
+        if doc.lineno == doc.end_lineno and is_sentence(str(doc.value))
+    ]
+    assert not sentences, "\n".join(sentences)
+
+
+def test_sentences_are_distinguished_from_fragments() -> None:
+    assert all(map(is_sentence, ("Steps of a race", "steps of a race.", "A race")))
+    assert not any(map(is_sentence, ("steps of a race", "None: unknown", "SHA-256 of it", "Python's warnings", "J")))

@@ -201,7 +201,7 @@ def test_a_method_of_an_older_name_is_not_ignored(own: str) -> None:
 
 @pytest.mark.usefixtures("allow_code")
 def test_a_class_that_cannot_be_instantiated_is_refused(own: str) -> None:
-    with pytest.raises(UserError, match=rf"'{own}:Picky': cannot be made: .*{own}\.py:\d+: RuntimeError: not today"):
+    with pytest.raises(UserError, match=rf"'{own}:Picky' cannot be created: .*{own}\.py:\d+: RuntimeError: not today"):
         RECOVERIES.make(f"{own}:Picky", {})
 
 
@@ -222,7 +222,7 @@ def test_unexpected_errors_are_attributed_to_custom_classes_only(own: str) -> No
     [
         ({"bit": 4}, r"^recovery\.options\.bit: no option of 'echo', 'checkfree'; did you mean 'bits'\?$"),
         ({"bits": 3}, r"^recovery\.options\.bits = 3: Input should be 2, 4 or 8$"),
-        ({"echo": 3}, r"^recovery\.options\.echo = 3: is a table of the options of 'echo'$"),
+        ({"echo": 3}, r"^recovery\.options\.echo = 3 is a table of the options of 'echo'$"),
         ({"echo": {"omega": "l2"}}, r"^recovery\.options\.echo\.omega: unknown; known here: bits, distance, every$"),
         ({"checkpoint": {}}, r"^recovery\.options\.checkpoint: no option of 'echo', 'checkfree'"),
     ],

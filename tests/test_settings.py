@@ -50,7 +50,7 @@ def test_rules_name_existing_fields() -> None:
         ("optim.decay", {"optim": {"schedule": "cosine", "decay": 0.5}}),
         ("train.schedule_steps", {"train": {"schedule_steps": 600}}),
         ("fleet.address", {"fleet": {"address": "embedded"}}),
-        ("network.straggle", {"network": {"straggle": 0.5}}),
+        ("network.straggle_probability", {"network": {"straggle_probability": 0.5}}),
         ("checkpoint.background", {"checkpoint": {"background": True, "every": 0}}),
     ],
 )
@@ -60,9 +60,9 @@ def test_unused_settings_are_refused_before_a_run_begins(name: str, sections: di
 
 
 def test_one_process_refuses_a_growing_number_of_replicas() -> None:
-    growing = config(exchange={"replicas": 2, "kind": "noloco", "most": 3})
+    growing = config(exchange={"replicas": 2, "kind": "noloco", "max_replicas": 3})
     check(growing)
-    with pytest.raises(UserError, match=r"exchange\.most"):
+    with pytest.raises(UserError, match=r"exchange\.max_replicas"):
         check(growing.model_copy(update={"engine": "inline"}))
 
 

@@ -99,7 +99,7 @@ def test_the_stages_of_gemma3_are_alike(tmp_path: Path) -> None:
 
 def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "demo.trace.json").write_text("mine")
-    assert "demo.trace.json: exists already" in refused(capsys, "recipes", "demo", "--to", tmp_path / "mine.toml")
+    assert "demo.trace.json exists already" in refused(capsys, "recipes", "demo", "--to", tmp_path / "mine.toml")
     assert [path.name for path in tmp_path.iterdir()] == ["demo.trace.json"]
 
 

@@ -39,4 +39,4 @@ def test_advice_on_a_longer_run_is_in_minutes_or_hours(capsys: pytest.CaptureFix
 
 def test_missing_network_settings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "advise", "gossip")
-    assert "network.store_bandwidth" in line and "give each in [network]" in line
+    assert "network.store_bandwidth" in line and "set each in [network]" in line

@@ -52,7 +52,7 @@ def test_small_messages_prefer_larger_microbatches() -> None:
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "bare.toml").write_text("[pipeline]\nstages = 2\n")
-    with pytest.raises(UserError, match=r"network\.forward_s, network\.backward_s, network\.bandwidth: advice needs"):
+    with pytest.raises(UserError, match=r"advice needs network\.forward_s, network\.backward_s, network\.bandwidth;"):
         cli.run(["advise", str(tmp_path / "bare.toml"), "--wire"])
     with pytest.raises(UserError, match="--compress and --wire: are separate questions"):
         cli.run(["advise", "demo", "--wire", "--compress"])

@@ -144,7 +144,7 @@ def test_an_invalid_recipe_is_refused(
         (["--routing.kind", "given"], ["routing.routes", "has 0 routes", "pipeline.microbatches"]),
         (["--routing.kind", "given", "--routing.routes", "[[0, 1, 9, 0], [0, 1, 0]]"], ["route 0", "stages 1..4"]),
         (["--routing.kind", "given", "--routing.routes", "[[0, 1, 0], [0, 2, 1, 2, 0]]"], ["route 1", "come twice"]),
-        (["--routing.kind", "skipping", "--routing.skip", "0.75", "--routing.jump", "1"], ["routing.jump = 1"]),
+        (["--routing.kind", "skipping", "--routing.skip", "0.75", "--routing.max_jump", "1"], ["routing.max_jump = 1"]),
         (["--routing.schedule", "no/such.json"], ["no/such.json", "planaria plan"]),
         (
             ["--engine", "fleet", "--exchange.replicas", "2", "--exchange.kind", "noloco", "--routing.mixed", "true"],
@@ -205,7 +205,10 @@ count = 3
         (["--routing.search", "flows"], ["network.topology", "not given"]),
         (["--routing.search", "flow"], ["routing.search", "'anneal' or 'flows'"]),
         (["--routing.edge_cost", "sum"], ["edge_cost = 'sum': only search = 'flows' uses it"]),
-        (["--routing.search", "flows", "--routing.sums", "true"], ["search = 'flows' does not plan gradient sums"]),
+        (
+            ["--routing.search", "flows", "--routing.wait_for_gradient_sums", "true"],
+            ["search = 'flows' does not plan gradient sums"],
+        ),
     ],
 )
 def test_an_invalid_planning_option_is_refused(
@@ -472,7 +475,7 @@ def test_a_full_disk_harms_no_checkpoint(home: Path, run: Path, engine: str) -> 
     ("content", "complaint"),
     [
         pytest.param("{broken\n", "events.jsonl:2", marks=pytest.mark.slow),
-        ("", "events.jsonl: has no start of a run"),
+        ("", "events.jsonl has no start of a run"),
     ],
 )
 def test_replaying_a_damaged_log_is_refused(
@@ -507,8 +510,8 @@ def test_a_run_with_a_trace_beside_its_recipe_can_be_resumed(home: Path, capfd: 
             'compress = { kind = "topk", feedback = "econtrol", eta = 0.1 }',
             ["eta = 0.1 is above the compressor's delta = 0.01", "lower it", "force = true"],
         ),
-        ('compress = "econtrol:top1%"\nkind = "noloco"', ["estimates of every member", "take ef14"]),
-        ('compress = "ef21:top1%"\nkind = "diloco"', ["estimates of every member", "take ef14"]),
+        ('compress = "econtrol:top1%"\nkind = "noloco"', ["estimate of every member", "use ef14"]),
+        ('compress = "ef21:top1%"\nkind = "diloco"', ["estimate of every member", "use ef14"]),
         ('compress = "8bits"\n[routing]\nmixed = true', ["routing.mixed = true", "leave one of them out"]),
         ("options.bits = 8\n[routing]\nmixed = true", ["routing.mixed = true", "leave one of them out"]),
         (

@@ -87,7 +87,7 @@ def test_a_change_by_hand_is_named_and_can_be_accepted(run: Path) -> None:
     assert config.read_text() != text
     generate = ["generate", str(run), "--prompt", "a", "--tokens", "1"]
     result = carry_out(generate)
-    assert result.kind and f"{config}: has changed since it was written" in result.err
+    assert result.kind and f"{config} has changed since it was written" in result.err
     assert f"planaria run check {run} --accept" in result.err
     result = carry_out(["run", "check", str(run), "--accept"])
     assert (result.code, result.out) == (0, f"{config}: accepted in its current state\n")
@@ -116,7 +116,7 @@ def test_a_run_of_an_older_planaria_resumes_with_a_notice(run: Path) -> None:
 def test_a_run_that_lost_its_digests_is_refused(run: Path) -> None:
     (run / digests.FILE).unlink()
     result = carry_out(["train", "--resume", str(run), "--train.steps", "5", "--quiet"])
-    assert result.kind and f"{run / digests.FILE}: is missing" in result.err
+    assert result.kind and f"{run / digests.FILE} is missing" in result.err
 
 
 @pytest.mark.parametrize(

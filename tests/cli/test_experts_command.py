@@ -399,11 +399,11 @@ def test_weights_for_the_worst_domain_equal_those_of_the_report(
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--tokens", "3"], "--tokens 3: requires --worst"),
-        (["--worst", "--text", "x"], "--text x: cannot be combined with --worst"),
+        (["--tokens", "3"], "--tokens 3 requires --worst"),
+        (["--worst", "--text", "x"], "--text x cannot be combined with --worst"),
         (["--worst", "--tokens", "33"], "--tokens 33: texts have 32 tokens here"),
-        (["--worst", "--floor", "0.34"], "--floor 0.34: must be above 0 and below 1/3"),
-        (["--worst", "--tolerance", "0"], "--tolerance 0: must be above 0"),
+        (["--worst", "--floor", "0.34"], "--floor 0.34 must be above 0 and below 1/3"),
+        (["--worst", "--tolerance", "0"], "--tolerance 0 must be above 0"),
     ],
 )
 def test_invalid_options_of_weigh_are_refused(flags: list[str], complaint: str, made: Path) -> None:
@@ -476,7 +476,7 @@ def test_a_damaged_file_is_named(copied: Path) -> None:
     with pytest.raises(UserError, match=r"expert '.*': .* is not the file that was added"):
         cli.run(words)
     weights.unlink()
-    with pytest.raises(UserError, match=r"expert '.*': there is no .*; bring it back, or `planaria experts remove"):
+    with pytest.raises(UserError, match=r"expert '.*': there is no .*; restore it, or `planaria experts remove"):
         cli.run(words)
     weights.write_bytes(whole)
 
@@ -506,7 +506,7 @@ def test_a_damaged_file_is_named(copied: Path) -> None:
         ("cp*.py", "nothing*.py", "no file has such a name"),
         ("probe = {{ steps = 8 }}", 'probe = {{ steps = 8, by = ["hand"] }}', "domains.tables.hand is missing"),
         ('engine = "inline"', 'engine = "simulate"', "a simulation trains no models"),
-        ("[experts]", '[chaos]\ntrace = "nowhere.json"\n\n[experts]', "nowhere.json: cannot be read"),
+        ("[experts]", '[chaos]\ntrace = "nowhere.json"\n\n[experts]', "nowhere.json cannot be read"),
         ("asyncio =", "code =", "is one of experts.domains too"),
         ("vocab = 257", "vocab = 100", "model.vocab"),
         ("most = 60000", "most = 20000", "are too few to learn from"),

@@ -24,8 +24,8 @@ from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.base import Joined, Workplace
 from planaria.runtime.fleet.control_connections import Switchboard
 from planaria.runtime.fleet.joinable_fleet import JoinedMachines
-from planaria.runtime.fleet.joined_machine import Ending, Visit
-from planaria.runtime.fleet.joining import Goodbye, RunAddress, open_door
+from planaria.runtime.fleet.joined_machine import Ending, RunMembership
+from planaria.runtime.fleet.joining import Goodbye, RunAddress, publish_run_address
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
 from planaria.runtime.transport.secure import new_key
@@ -60,7 +60,7 @@ def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[JoinedMachines
 
 @pytest.fixture
 def door(run: Path, guests: JoinedMachines) -> Path:
-    return open_door(run, guests.address, guests.key)
+    return publish_run_address(run, guests.address, guests.key)
 
 
 def closed_port() -> int:
@@ -92,7 +92,7 @@ def test_a_damaged_door_file_or_key_is_refused_without_showing_it(
 
 
 def test_an_unreachable_controller_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    open_door(run, f"127.0.0.1:{closed_port()}", new_key())
+    publish_run_address(run, f"127.0.0.1:{closed_port()}", new_key())
     with run_folders.held(run):
         err = mistake(capfd, run)
     assert "no answer from there (Connection refused)" in err and "fleet.host" in err
@@ -131,7 +131,7 @@ def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
 
 def test_the_door_of_another_run_is_refused(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:
     port = int(RunAddress.model_validate_json(door.read_text()).at.rpartition(":")[2])
-    open_door(run, f"127.0.0.1:{port}", new_key())
+    publish_run_address(run, f"127.0.0.1:{port}", new_key())
     assert f"127.0.0.1:{port} is another run, or has another key" in mistake(capfd, run)
 
 
@@ -181,17 +181,17 @@ def test_invalid_numbers_are_refused(run: Path, capfd: pytest.CaptureFixture[str
 def test_a_rejected_machine_exits_with_an_error(
     run: Path, guests: JoinedMachines, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_door(run, guests.address, guests.key)
+    publish_run_address(run, guests.address, guests.key)
 
     class Stay:
         """Without workers."""
 
-        def __init__(self, visit: Visit, *_: object) -> None:
+        def __init__(self, visit: RunMembership, *_: object) -> None:
             self._visit = visit
 
         def last(self, asked: Callable[[], str]) -> Ending:
             guests.remove_machine(self._visit.welcome.host, "its disk is full")
-            return self._visit.stay(cast(ProcessPool, None), 60.0, asked, print)
+            return self._visit.serve_until_end(cast(ProcessPool, None), 60.0, asked, print)
 
         def close(self) -> None:
             self._visit.end()
@@ -256,4 +256,4 @@ def test_relative_paths_are_resolved_once_for_all_attempts(
 
 
 def test_only_the_owner_can_read_the_door_file(run: Path) -> None:
-    assert open_door(run, "127.0.0.1:1", b"key").stat().st_mode & 0o077 == 0
+    assert publish_run_address(run, "127.0.0.1:1", b"key").stat().st_mode & 0o077 == 0

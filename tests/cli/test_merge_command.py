@@ -208,17 +208,17 @@ def test_too_little_text_needs_a_lambda(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "words", "complaint"),
     [
-        ("dume", ["--top-k", "-1"], r"--top-k -1: must be 0 \(all\) or more"),
-        ("dume", ["--temperature", "0"], "--temperature 0: must be 1e-06 or more"),
-        ("dume", ["--temperature", "nan"], "--temperature nan: must be 1e-06 or more"),
-        ("dume", ["--lambda", "-1"], "--lambda -1: must be 0 or more"),
-        ("dume", ["--lambda", "inf"], "--lambda inf: must be 0 or more"),
-        ("dume", ["--samples", "0"], "--samples 0: must be 1 or more"),
-        ("average", ["--top-k", "1"], "--top-k 1: is about routers"),
-        ("sum", ["--samples", "1"], "--samples 1: is about routers"),
-        ("average", ["--lambda", "1"], "--lambda 1.0: is no part of an average"),
-        ("dume", ["--seed", "1"], "--seed 1: is for --merge dare"),
-        ("average", ["--no-bias"], "--no-bias: is about routers"),
+        ("dume", ["--top-k", "-1"], r"--top-k -1 must be 0 \(all\) or more"),
+        ("dume", ["--temperature", "0"], "--temperature 0 must be 1e-06 or more"),
+        ("dume", ["--temperature", "nan"], "--temperature nan must be 1e-06 or more"),
+        ("dume", ["--lambda", "-1"], "--lambda -1 must be 0 or more"),
+        ("dume", ["--lambda", "inf"], "--lambda inf must be 0 or more"),
+        ("dume", ["--samples", "0"], "--samples 0 must be 1 or more"),
+        ("average", ["--top-k", "1"], "--top-k 1 is about routers"),
+        ("sum", ["--samples", "1"], "--samples 1 is about routers"),
+        ("average", ["--lambda", "1"], "--lambda 1.0 does not apply to an average"),
+        ("dume", ["--seed", "1"], "--seed 1 is for --merge dare"),
+        ("average", ["--no-bias"], "--no-bias is about routers"),
     ],
 )
 def test_invalid_options_are_refused(how: str, words: list[str], complaint: str, made: Path, tmp_path: Path) -> None:
@@ -230,17 +230,17 @@ def test_invalid_options_are_refused(how: str, words: list[str], complaint: str,
     ("words", "complaint"),
     [
         ("RUN", "give --add MODEL, --remove NAME or --merge HOW"),
-        ("RUN --text x", "--text x: goes with --add"),
-        ("RUN --as x", "--as x: goes with --add"),
+        ("RUN --text x", "--text x requires --add"),
+        ("RUN --as x", "--as x requires --add"),
         ("RUN --add x --remove y", "--add and --remove: give one"),
-        ("RUN --remove x --to y", "--to y: is for a merged model"),
+        ("RUN --remove x --to y", "--to y is for a merged model"),
         ("RUN --add x --merge sum --to y", "--add and --merge: give one"),
-        ("RUN --remove x --lambda 1", "--lambda 1.0: goes with --merge HOW"),
+        ("RUN --remove x --lambda 1", "--lambda 1.0 requires --merge HOW"),
         ("RUN --merge sum", "--merge sum: give --to FOLDER"),
         ("MERGED --merge sum --to y", "is one model already; --merge is for an ensemble"),
         ("MERGED --remove x", "is a merged model, which is not changed in place; give --to FOLDER"),
         ("MERGED --add x --to y", "--add x: no text"),
-        ("RUN/digits/model --remove x --to y", "is no model of `planaria experts edit --merge dume`"),
+        ("RUN/digits/model --remove x --to y", "is not a model of `planaria experts edit --merge dume`"),
     ],
 )
 def test_an_invalid_edit_is_refused(words: str, complaint: str, made: Path) -> None:
@@ -264,7 +264,7 @@ def test_an_invalid_addition_is_refused(made: Path, tmp_path: Path) -> None:
     refused("there is no such folder", tmp_path / "nowhere")
     export_model(Llama(SHAPE, seed=9), tmp_path / "stranger", made / "ensemble" / manifest.TOKENIZER, 256)
     refused("that is not its parent", tmp_path / "stranger")
-    refused("is no LLaMA like planaria's|transformers cannot read it", merged)
+    refused("is not a LLaMA like planaria's|transformers cannot read it", merged)
     (tmp_path / "short.txt").write_text("abc")
     refused("short|few|sample", expert, words=("--text", tmp_path / "short.txt"))
     moved = Path(shutil.copytree(merged, tmp_path / "moved"))

@@ -68,7 +68,7 @@ def test_generating_past_the_context_is_announced(exported: Path, capsys: pytest
     [
         (("--tokens", "999999999"), "tokens = 999999999; give 1 to 1,000,000"),
         (("--tokens", "0"), "tokens = 0"),
-        (("--temperature", "-.5"), "temperature = -0.5 is not from 0 up"),
+        (("--temperature", "-.5"), "temperature = -0.5 must be finite and at least 0"),
         (("--temperature", "inf"), "temperature = inf"),
         (("--temperature", "nan"), "temperature = nan"),
         (("--seed", "9" * 30), "more than 64 bits"),

@@ -137,7 +137,7 @@ def test_a_dry_run_reports_what_it_would_continue(recipe: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--checkpoint", "step-00000002"], "--checkpoint step-00000002: requires --resume RUN"),
+        (["--checkpoint", "step-00000002"], "--checkpoint step-00000002 requires --resume RUN"),
         (["--engine", "simulate"], "a simulation cannot be resumed"),
     ],
 )

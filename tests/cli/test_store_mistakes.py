@@ -18,7 +18,7 @@ DOMAINS = "[experts.domains]\n" + "".join(f'{name} = {{ source = "stdlib:{name}*
     [
         ("compare", f"{RUN}{STORE}[compare]\nseeds = [1]\n[compare.arms.one]\n", "r.toml: checkpoint.store: races"),
         ("compare", f"{RUN}[compare.arms.one]\n{STORE}", "r.toml: compare.arms.one: checkpoint.store: races keep"),
-        ("experts train", f"{RUN}{STORE}{DOMAINS}", "r.toml: checkpoint.store: takes single runs"),
+        ("experts train", f"{RUN}{STORE}{DOMAINS}", "r.toml: checkpoint.store supports single runs"),
     ],
 )
 def test_a_store_is_refused(

@@ -70,7 +70,7 @@ class GuestChecks:
     def _judge_form(self, form: d.Form, before: RunState) -> None:
         replica = before.replicas[form.replica]
         first = [before.replicas[n] for n in range(self.sim.started.replicas)]
-        self.complete |= all(r.formed >= 0 or r.number == form.replica or r.phase == "left" for r in first)
+        self.complete |= all(r.formed_at_step >= 0 or r.number == form.replica or r.phase == "left" for r in first)
         for member in form.members:
             if isinstance(member.source, d.Handover):
                 self._judge_handover(form, member, replica)
@@ -93,7 +93,7 @@ class GuestChecks:
         )
         if old.round < 0:  # otherwise it may have left the round that its worker is in
             assert old.rounds == form.rounds and old.inner in (None, form.inner)
-        assert (form.step, form.rounds, form.inner) == (replica.step, replica.rounds, replica.inner)
+        assert (form.step, form.rounds, form.inner) == (replica.step, replica.rounds, replica.steps_since_round)
         assert old.content is not None, "there is nothing to hand over"
         self.promised[form.generation, member.node] = old.content
         self.last[member.node] = old

@@ -47,7 +47,7 @@ class OpenFleet(SimulatedFleet):
         assert isinstance(order, d.Donate)
         me, form = self.alive[worker], self.handing[order.link]
         assert (me.node, me.stage, me.updates) == (order.to, order.stage, form.step), "another state is handed over"
-        self.gifts.add((form.generation, order.to, d.BEFORE))
+        self.gifts.add((form.generation, order.to, d.PREDECESSOR))
         self.gifts_arrive(form)
 
     def carry_out(self, decision: d.Decision) -> None:
@@ -58,7 +58,7 @@ class OpenFleet(SimulatedFleet):
                 assert len(there) <= (self.rooms[host] if host else self.started.own_workers), "there is no room for it"
             case d.Release(worker=worker):
                 assert worker in self.leaving and worker not in self.state.holders.values()
-                self.alive[worker].orders.append(d.Leave())
+                self.alive[worker].orders.append(d.UnassignWorker())
             case d.RemoveMachine(host=host):
                 self.rooms[host] = 0
             case d.Form():
@@ -72,7 +72,7 @@ class OpenFleet(SimulatedFleet):
     def _ask(self, form: d.Form, member: d.Member, worker: str) -> None:
         assert worker in self.leaving or self.run.workers[worker].slow
         assert form.outcome != "handed over" or member.worker not in self.leaving, "the successor is leaving as well"
-        link = d.state_link(form.generation, d.BEFORE, member.node)
+        link = d.state_link(form.generation, d.PREDECESSOR, member.node)
         self.handing[link] = form
-        order = d.Donate(donor=d.BEFORE, to=member.node, stage=member.stage, link=link)
+        order = d.Donate(donor=d.PREDECESSOR, to=member.node, stage=member.stage, link=link)
         self.alive[worker].orders.append(order)

@@ -68,7 +68,7 @@ class OpenReplicas(SimulatedReplicas):
     def fail(self, worker: str) -> None:
         """Let a guest's worker fail in its current order."""
         me = self.alive[worker]
-        if me.orders and not isinstance(me.orders[0], d.Disband | d.Leave):
+        if me.orders and not isinstance(me.orders[0], d.Disband | d.UnassignWorker):
             me.orders.popleft()
         self.machines[me.host].failed = True
         self.guests.last = {node: old for node, old in self.guests.last.items() if old is not me}
@@ -112,7 +112,7 @@ class OpenReplicas(SimulatedReplicas):
     def break_edge(self, worker: str, pick: int) -> None:
         super().break_edge(worker, pick)
         me = self.alive.get(worker)
-        if me is not None and me.wants.get(d.BEFORE) in self.dead_links:
+        if me is not None and me.wants.get(d.PREDECESSOR) in self.dead_links:
             self.guests.last.pop(me.node, None)
 
     def _shut(self, host: str) -> None:
@@ -131,7 +131,7 @@ class OpenReplicas(SimulatedReplicas):
         super().carry_out(decision)
         match decision:
             case d.Release():
-                self.order(d.Leave(), [decision.worker])
+                self.order(d.UnassignWorker(), [decision.worker])
             case d.RemoveMachine():
                 self.parting.append(decision.host)
             case d.Finish():
@@ -139,7 +139,7 @@ class OpenReplicas(SimulatedReplicas):
                 self.leaving.clear()
 
     def obey(self, me: ReplicaWorker, order: d.Order) -> None:
-        if isinstance(order, d.Leave):
+        if isinstance(order, d.UnassignWorker):
             self.lose(me.name)
         else:
             super().obey(me, order)

@@ -51,7 +51,7 @@ class Truth:
         self.taken: dict[int, int] = {}
         """replica → block of the last step it was ordered to run"""
         self.ending: d.Finish | None = None
-        for folder in set(started.load.values()):
+        for folder in set(started.checkpoint_of_stage.values()):
             self.folders[folder] = Saved(positions, {}, self._resumed(folder, positions))
 
     def _resumed(self, folder: str, positions: Mapping[int, ReplicaPosition]) -> dict[tuple[int, int], Content]:
@@ -64,9 +64,9 @@ class Truth:
 
     def beginnings(self, source: d.Source, replica: int, stage: int) -> list[Content]:
         """Return the states that another, still untrained stage can have beside one that begins from ``source``."""
-        folders = {source.folder} if isinstance(source, d.Load) else {*self.started.load.values()}
+        folders = {source.folder} if isinstance(source, d.Load) else {*self.started.checkpoint_of_stage.values()}
         loaded = [self.folders[folder].content[replica, stage] for folder in folders]
-        return loaded + [Content()] * (len(self.started.load) <= self.started.stages)
+        return loaded + [Content()] * (len(self.started.checkpoint_of_stage) <= self.started.stages)
 
     @property
     def used(self) -> set[int]:
@@ -98,7 +98,7 @@ class Truth:
             case d.Adopt():
                 others = [r for n, r in before.live.items() if n != decision.replica and self._whole(r, workers)]
                 assert others, "no replica has the state that one is to adopt"
-            case d.Disband() | d.Cannot():
+            case d.Disband() | d.Unrecoverable():
                 self._judge_end(decision, before)
             case d.Finish():
                 self._judge_finish(decision, before)
@@ -148,17 +148,17 @@ class Truth:
             assert (me.node, me.step, me.generation) == (node, order.step, order.generation)
         if order.mode == "train":
             assert order.block not in self.used, "samples are used twice"
-            assert all(b != order.block for r, b in after.allotment.out.items() if r != order.replica)
+            assert all(b != order.block for r, b in after.allotment.in_progress.items() if r != order.replica)
             self.taken[order.replica] = order.block
 
     def _judge_seal(self, seal: d.Seal, before: RunState) -> None:
         assert seal.partial == (len(seal.stages) <= self.started.stages)
-        assert not seal.partial or any(r.cannot for r in before.live.values())
+        assert not seal.partial or any(r.unrecoverable_reason for r in before.live.values())
         positions = seal.positions if self.started.replicas > 1 else before.positions
         assert before.live.keys() <= positions.keys()
         saved = Saved(positions, {r: self.saving[r] for r in positions})
         for number, standing in positions.items():
-            part = self.parts[seal.step, number, before.replicas[number].saved_in]
+            part = self.parts[seal.step, number, before.replicas[number].saved_generation]
             assert set(seal.stages) <= part.keys(), "a stage is sealed that no worker wrote"
             for stage in seal.stages:
                 content, step, where = part[stage]
@@ -179,7 +179,7 @@ class Truth:
         if before is not None:
             self.folders[seal.folder] = before
 
-    def _judge_end(self, decision: d.Disband | d.Cannot, before: RunState) -> None:
+    def _judge_end(self, decision: d.Disband | d.Unrecoverable, before: RunState) -> None:
         """A replica must not give up while another has the lost stages."""
         assert isinstance(decision, d.Disband) == (len(before.live) > 1)
         if "cannot" not in decision.reason:

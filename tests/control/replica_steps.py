@@ -23,8 +23,8 @@ def started(replicas: int, stages: int, exchange: dict[str, Any], more: int = 0,
     plain: dict[str, Any] = {
         "name": "run", "seed": 1, "stages": stages, "steps": 4, "first_step": 0, "samples_per_step": 2 * replicas,
         "wall_time": 0.0, "spares": 1, "routes": [[*range(stages + 1), 0]], "replicas": replicas,
-        "columns": [[r + places * stage for stage in range(stages + 1)] for r in range(places)],
-        "exchange": {**exchange, "replicas": replicas, "most": places},
+        "nodes_by_replica": [[r + places * stage for stage in range(stages + 1)] for r in range(places)],
+        "exchange": {**exchange, "replicas": replicas, "max_replicas": places},
     }  # fmt: skip
     return e.RunStarted.model_validate(plain | changed)
 
@@ -63,5 +63,5 @@ def finished(made: SimulatedReplicas) -> bool:
 
 def relink(made: SimulatedReplicas, replica: int) -> None:
     """Break an edge of a replica and let its grace expire."""
-    made.break_edge(made.run.replicas[replica].holders[made.started.columns[replica][0]], 0)
+    made.break_edge(made.run.replicas[replica].holders[made.started.nodes_by_replica[replica][0]], 0)
     made.expire_grace(replica)

@@ -52,7 +52,7 @@ class SimulatedFleet(Simulation):
         """the last order to save, unless a rollback abandoned that state"""
         self.files: dict[tuple[int, int], set[int]] = defaultdict(set)
         """generation and step of a save → stages written for it"""
-        self.cannot: d.Cannot | None = None
+        self.cannot: d.Unrecoverable | None = None
         self.ending: d.Finish | None = None
         super().__init__(started)
 
@@ -84,7 +84,7 @@ class SimulatedFleet(Simulation):
             self.happened(joined)
             return
         match me.orders.popleft():
-            case d.Leave():
+            case d.UnassignWorker():
                 assert not me.writing, "a worker leaves while it writes a file"
                 self.lose(worker)
             case d.Form() as form:
@@ -196,7 +196,7 @@ class SimulatedFleet(Simulation):
             me.updates = None
             me.wants = {(form.generation, mine.node, donor) for donor in mine.source.donors}
         if isinstance(mine.source, d.Handover):
-            me.updates, me.wants = None, {(form.generation, mine.node, d.BEFORE)}
+            me.updates, me.wants = None, {(form.generation, mine.node, d.PREDECESSOR)}
         me.owes = [m for m in form.members if isinstance(m.source, d.Rebuild) and me.node in m.source.donors]
         assert not me.owes or not isinstance(mine.source, d.Rebuild), "a donor without a state"
         if me.updates is not None:
@@ -280,14 +280,14 @@ class SimulatedFleet(Simulation):
                 assert decision.background == (self.started.save_in_background and not last)
             case d.Seal():
                 self._judge_seal(decision)
-            case d.Relieve():
+            case d.HandOverSlowStage():
                 assert decision.worker == before.holders[decision.node]
-                relieved = [f.worker for f in self.history if isinstance(f, d.Relieve)]
+                relieved = [f.worker for f in self.history if isinstance(f, d.HandOverSlowStage)]
                 assert relieved.count(decision.worker) == 1, "a worker is relieved twice"
             case d.Reroute():
                 plans = [f for f in self.history if isinstance(f, e.Replanned) and set(f.nodes) == set(self.stage_of)]
                 self.around = plans[-1].routes
-            case d.Cannot():
+            case d.Unrecoverable():
                 assert self.cannot is None
                 self._judge_cannot(decision, before)
                 self.cannot = decision
@@ -397,7 +397,7 @@ class SimulatedFleet(Simulation):
         alive = {self.stage_of[node] for node in before.holders.keys() - before.lost}
         return frozenset(self.stage_of[node] for node in before.lost - before.leavers.keys()) - alive
 
-    def _judge_cannot(self, cannot: d.Cannot, before: ReplicaState) -> None:
+    def _judge_cannot(self, cannot: d.Unrecoverable, before: ReplicaState) -> None:
         """No strategy applies, or the limit of attempts is reached."""
         if self.before.overdue:
             assert set(cannot.lost) == set(self.stage_of.values()) - set(before.stateful.stages) != set()
@@ -422,7 +422,7 @@ class SimulatedFleet(Simulation):
         first = {stage: next(n for n in held[stage] if n in present) for stage in held if present & {*held[stage]}}
         spine = [first[stage] for stage in sorted(first)]
         walks += [[*spine, spine[0]], *([first[self.stage_of[node]], node] for node in present)]
-        pairs = [*self.started.pairs, *(pair for walk in walks for pair in pairwise(walk))]
+        pairs = [*self.started.extra_edges, *(pair for walk in walks for pair in pairwise(walk))]
         return {(min(p), max(p)) for p in pairs if set(p) <= present and p[0] != p[1]}
 
     def _judge_holders(self, mode: str) -> None:

@@ -127,7 +127,7 @@ class SimulatedReplicas(Simulation):
         return sorted(wait for wait in self.waits.values() if wait is not None) if not self.run.over else []
 
     def lose_patience(self, wait: tuple[int, int, bool]) -> None:
-        self.happened(e.PatienceOver(replica=wait[0], round=wait[1], in_round=wait[2]))
+        self.happened(e.RoundWaitExpired(replica=wait[0], round=wait[1], in_round=wait[2]))
 
     def behave(self, most: int = 20000) -> None:
         """Run workers and clocks until nothing is left to do."""
@@ -220,7 +220,7 @@ class SimulatedReplicas(Simulation):
         """Order workers of other replicas, and leaving ones, to send their stages."""
         for member in form.members:
             if isinstance(member.source, d.Handover):
-                self._ask(form, member, d.BEFORE, member.source.worker)
+                self._ask(form, member, d.PREDECESSOR, member.source.worker)
             for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
                 if donor in self.run.replicas[form.replica].lenders:
                     self._ask(form, member, donor, self.run.holders[donor])
@@ -238,7 +238,7 @@ class SimulatedReplicas(Simulation):
             case d.Form():
                 self._form(me, order)
             case d.Donate():
-                assert me.node == (order.to if order.donor == d.BEFORE else order.donor), (
+                assert me.node == (order.to if order.donor == d.PREDECESSOR else order.donor), (
                     "a worker is ordered to send another node's stage"
                 )
                 assert me.content is not None, "a worker is ordered to send a state it does not have"

@@ -13,9 +13,9 @@ from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
 from planaria.control.checkpoint_decisions import save_awaiting_retry
-from planaria.control.deadlines import stop_blockers
 from planaria.control.decide import decide
 from planaria.control.state import RunState
+from planaria.control.wait_deadlines import stop_blockers
 
 DISK = "/disk"
 """suffix of a worker's name: its thread that writes checkpoints"""
@@ -126,7 +126,7 @@ class Simulation:
         self.happened(e.RetryDue(step=step))
 
     def stop(self, prompt: bool = False) -> None:
-        self.happened(e.StopRequested(reason="someone asked", prompt=prompt))
+        self.happened(e.StopRequested(reason="someone asked", skip_repairs=prompt))
 
     def expire_stop(self) -> None:
         """Let ``fleet.stop_s`` elapse after the stop request."""

@@ -14,7 +14,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.checkpoint_decisions import CheckpointCadence
-from planaria.control.deadlines import Deadlines
+from planaria.control.wait_deadlines import Deadlines
 from planaria.recovery.checkpoint import best_steps
 
 
@@ -180,7 +180,12 @@ def test_a_rolled_back_replica_voids_the_checkpoint_in_progress() -> None:
     for worker in sorted(made.run.writing):
         made.work(worker + DISK)
     assert made.run.saving > 0 and made.run.replicas[1].saved != made.run.saving and not made.run.writing
-    made.lose(*(made.run.holders[node] for node in made.started.columns[0][1:] + made.started.columns[1][1:]))
+    made.lose(
+        *(
+            made.run.holders[node]
+            for node in made.started.nodes_by_replica[0][1:] + made.started.nodes_by_replica[1][1:]
+        )
+    )
     herd_until(made, lambda run: any(f.outcome == "rolled back" for f in facts(made, d.Form)))
     assert made.run.saving < 0
     assert finished(made)
@@ -206,18 +211,20 @@ def test_the_save_interval_depends_on_pauses_and_exceeds_the_writing_time() -> N
 def test_a_hanging_file_is_reported_but_a_disk_that_hangs_for_all_is_waited_for() -> None:
     config = RunConfig.model_validate({"fleet": {"disk_timeout_s": 2.0}})
     deadlines = Deadlines(config)
-    deadlines.ask(0.0, ["w1", "w2"], to_write=True)
-    deadlines.ask(1.0, ["w1", "w2"])  # and to train on
+    deadlines.record_order(0.0, ["w1", "w2"], to_write=True)
+    deadlines.record_order(1.0, ["w1", "w2"])  # and to train on
 
     def why(seconds: float, *writing: str) -> str:
-        return deadlines.unwritten("w1", e.Heartbeat(doing="forward", writing=8, writing_s=seconds), writing)
+        return deadlines.unwritten(
+            "w1", e.Heartbeat(doing="forward", checkpoint_being_written=8, writing_s=seconds), writing
+        )
 
     assert why(2.1, "w1") == "its file of checkpoint 8 has not been written for 2.1 s (limit 2 s)"
     assert not why(1.9, "w1") and not why(2.1, "w1", "w2") and "limit 20 s" in why(20.1, "w1", "w2")
     assert not why(99.0), "it is written: the beat is older than that"
-    slow = e.Worked(
+    slow = e.WorkReport(
         worker="w2", node=2, stage=2, generation=1, step=8, sent_bytes={},
         spans=[e.Span(action="write", start=0.0, end=1.0)],
     )  # fmt: skip
-    deadlines.learn(slow)
+    deadlines.record_durations(slow)
     assert not why(9.9, "w1") and "limit 10 s" in why(10.1, "w1")

@@ -14,7 +14,7 @@ from planaria.control.apply_base import freeze
 from planaria.control.decide import decide
 from planaria.control.replica import WorkerSet
 from planaria.control.state import RunState
-from planaria.exchange.coded.controller import LEAST_S, Stragglers, close_round
+from planaria.exchange.coded.coded_steps import LEAST_S, Stragglers, close_round
 from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
 
 MSGC = {"scheme": "msgc", "burst": 1, "window": 2, "stragglers": 1, "jobs": 2}
@@ -35,7 +35,7 @@ def working(coded: Any, step: int = 3) -> RunState:
         run.replicas[0], phase="run", step=step, generation=1, holders=freeze(holders), origins=freeze({}),
         waiting=WorkerSet(holders.values()), progress=CodedStep(), links=freeze(links),
     )  # fmt: skip
-    return replace(run, replicas=run.replicas.having(replica))
+    return replace(run, replicas=run.replicas.with_replica(replica))
 
 
 def sent(run: RunState, *replicas: int, round: int = 0, stages: tuple[int, ...] = (0, 1), step: int = 3) -> RunState:
@@ -95,7 +95,7 @@ def test_no_round_closes_after_the_last_or_with_a_broken_edge() -> None:
     run = sent(working("gc"), 1, 2)
     assert counted(run) == [1, 2]
     broken = replace(run.replicas[0], links=freeze({}))
-    assert counted(replace(run, replicas=run.replicas.having(broken))) is None
+    assert counted(replace(run, replicas=run.replicas.with_replica(broken))) is None
 
 
 def test_lateness_is_measured_from_the_fastest_replica() -> None:
@@ -107,9 +107,11 @@ def test_lateness_is_measured_from_the_fastest_replica() -> None:
     assert clock.due == [14.0]
     clock.note(13.0, sent(run, 0))
     assert clock.due == [14.0]
-    assert list(clock.over(13.9, lambda: run)) == []
-    assert list(clock.over(14.0, lambda: run)) == [RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=2.0)]
-    assert list(clock.over(15.0, lambda: run)) == [], "reported once"
+    assert list(clock.expired(13.9, lambda: run)) == []
+    assert list(clock.expired(14.0, lambda: run)) == [
+        RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=2.0)
+    ]
+    assert list(clock.expired(15.0, lambda: run)) == [], "reported once"
 
 
 def test_the_clock_restarts_with_every_round() -> None:
@@ -117,9 +119,9 @@ def test_the_clock_restarts_with_every_round() -> None:
     clock.note(10.0, run)
     assert clock.due == [10.0 + LEAST_S], "less than a report's latency is no delay"
     run = apply(CloseRound(generation=1, step=3, round=0, counted=[0, 1, 2, 3]), run)
-    assert list(clock.over(11.0, lambda: run)) == [], "that round is over"
+    assert list(clock.expired(11.0, lambda: run)) == [], "that round is over"
     clock.note(11.0, run)
     assert clock.due == []
     idle = replace(run.replicas[0], phase="idle")
-    clock.note(12.0, replace(run, replicas=run.replicas.having(idle)))
+    clock.note(12.0, replace(run, replicas=run.replicas.with_replica(idle)))
     assert clock.due == []

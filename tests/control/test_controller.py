@@ -23,9 +23,9 @@ from planaria.control import events as e
 from planaria.control.apply_base import reconsider_all
 from planaria.control.checkpoint_decisions import LAST_TRIES
 from planaria.control.controller import Controller
-from planaria.control.deadlines import AGAIN_S, RoundWait, RoundWaits
 from planaria.control.replay import replay
 from planaria.control.state import RunState
+from planaria.control.wait_deadlines import SAVE_RETRY_S, RoundWait, RoundWaits
 from planaria.exchange.coded.facts import ResultsSent
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import stage_file
@@ -37,7 +37,7 @@ CONFIG = RunConfig.model_validate(
 )
 STARTED = e.RunStarted(
     name="run", seed=1, stages=3, steps=2, first_step=0, samples_per_step=1, wall_time=0.0,
-    pairs=[(0, 1), (1, 2), (2, 3), (0, 3)],
+    extra_edges=[(0, 1), (1, 2), (2, 3), (0, 3)],
 )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ class ObedientFleet:
                 self._report(worker, e.StageSaved, order.generation, step=order.step, bytes=1)
 
     def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
-        assert isinstance(d.ORDER.validate_json(text), d.Leave)
+        assert isinstance(d.ORDER.validate_json(text), d.UnassignWorker)
         self.dismissed.append((worker, incarnation))
 
     def poll(self, timeout_s: float) -> list[Reported | WorkerEnded]:
@@ -274,7 +274,7 @@ def test_reports_of_dead_workers_are_ignored_and_answered_with_leave(scene: Scen
 ABOUT = {"worker": "w1", "node": 1, "stage": 1, "generation": 1}
 REPORTS = [
     e.Linked(**ABOUT, link_s=0.1, transfer_s=0.1, transfer_bytes=1, rebuild_s=0.1),
-    e.EdgeBroken(worker="w1", node=1, generation=1, peer=2, detail="reset", waited_s=1.0, since_s=1.0),
+    e.EdgeBroken(worker="w1", node=1, generation=1, peer=2, detail="reset", waited_s=1.0, wait_began_s=1.0),
     e.StageReady(worker="w1", stage=1, generation=1, step=0, loss=1.0, grad_norm=1.0, heard={0: "x"}),
     ResultsSent(**ABOUT, step=0, round=0),
     e.StageCommitted(worker="w1", stage=1, generation=1, step=0),
@@ -289,8 +289,8 @@ REPORTS = [
     e.FaultInjected(worker="w1", node=1, signal="x", step=0, moment="any"),
     e.WorkerJoined(worker="w1", incarnation=1, pid=1, memory=1, layer_s=0.1),
     e.WorkerMeasurements(**ABOUT, step=1, steps=2, seconds=1.0, passes={}, waited={2: 0.1}, flows={}, read_s=0.1),
-    e.Worked(**ABOUT, step=0, spans=[e.Span(action="copy", start=0.1, end=0.2)], sent_bytes={2: 2}, peak_bytes=3),
-    e.Heartbeat(doing="save", step=1, microbatch=1, for_s=1.0, cpu_s=0.1, writing=2, writing_s=0.1),
+    e.WorkReport(**ABOUT, step=0, spans=[e.Span(action="copy", start=0.1, end=0.2)], sent_bytes={2: 2}, peak_bytes=3),
+    e.Heartbeat(doing="save", step=1, microbatch=1, action_s=1.0, cpu_s=0.1, checkpoint_being_written=2, writing_s=0.1),
 ]
 
 
@@ -322,7 +322,7 @@ def test_heartbeats_and_spans_do_not_change_the_run(scene: Scene) -> None:
         stage = scene.fleet.stages.get(worker, 0)
         scene.fleet.say(worker, e.Heartbeat())
         scene.fleet.say(
-            worker, e.Worked(worker=worker, node=stage, stage=stage, generation=1, step=0, spans=[], sent_bytes={})
+            worker, e.WorkReport(worker=worker, node=stage, stage=stage, generation=1, step=0, spans=[], sent_bytes={})
         )
         original(worker, text)
 
@@ -330,7 +330,7 @@ def test_heartbeats_and_spans_do_not_change_the_run(scene: Scene) -> None:
     assert scene.run() == d.Finish(outcome="finished")
     assert scene.log.worked
     assert not scene.log.all(e.Heartbeat)
-    assert not scene.log.all(e.Worked)
+    assert not scene.log.all(e.WorkReport)
 
 
 def test_a_full_disk_ends_the_run_with_a_reason(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +343,7 @@ def test_a_full_disk_ends_the_run_with_a_reason(scene: Scene, monkeypatch: pytes
     assert ending.outcome == "failed"
     assert "step-00000002" in ending.reason and "No space left on device" in ending.reason
     assert len(scene.log.all(e.SaveFailed)) == LAST_TRIES
-    assert scene.clock.now - begun >= (LAST_TRIES - 1) * AGAIN_S, "the disk may be freed meanwhile"
+    assert scene.clock.now - begun >= (LAST_TRIES - 1) * SAVE_RETRY_S, "the disk may be freed meanwhile"
     assert not replay(scene.log.facts).problems
     assert not [path for path in (scene.folder / "checkpoints").iterdir() if "00000002" in path.name]
 
@@ -355,11 +355,11 @@ def test_a_wait_that_follows_a_timeout_has_its_own_timeout(scene: Scene) -> None
     controller = Controller(CONFIG, made.started, scene.fleet, scene.folder, scene.log, NoChaos())
     controller.state = made.run
     now = scene.clock.now
-    controller._waits.impatient = {number: RoundWait((number, 0, False), now, now) for number in (0, 1)}
-    controller._look_at_the_clock(now)
+    controller._waits.round_waits = {number: RoundWait((number, 0, False), now, now) for number in (0, 1)}
+    controller._report_expired_waits(now)
     until = now + CONFIG.exchange.patience_s
-    assert controller._waits.impatient == {number: RoundWait((number, 0, True), now, until) for number in (0, 1)}
-    assert len(scene.log.all(e.PatienceOver)) == 1
+    assert controller._waits.round_waits == {number: RoundWait((number, 0, True), now, until) for number in (0, 1)}
+    assert len(scene.log.all(e.RoundWaitExpired)) == 1
 
 
 def test_a_replica_with_enough_updates_waits_for_the_rest_as_long_again(scene: Scene) -> None:
@@ -374,9 +374,11 @@ def test_a_replica_with_enough_updates_waits_for_the_rest_as_long_again(scene: S
         while loud := [n for n, (_, source, _) in enumerate(made.mail) if source != silent]:
             made.deliver(loud[0])
         waits.note(101.5, reconsider_all(made.run))
-        assert waits.impatient[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s)
+        assert waits.round_waits[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s)
         waits.note(102.0, reconsider_all(made.run))
-        assert waits.impatient[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s), "it never grows"
+        assert waits.round_waits[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s), (
+            "it never grows"
+        )
         if hurries:
-            made.happened(next(waits.over(103.0, lambda run=made.run: run)))
+            made.happened(next(waits.expired(103.0, lambda run=made.run: run)))
             assert facts(made, d.Settle)[0].members == [0, 1, 2]

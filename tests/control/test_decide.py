@@ -11,11 +11,11 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.checkpoint_decisions import LAST_TRIES
-from planaria.control.deadlines import stop_blockers, underlying_error
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_FAILED_STARTS
 from planaria.control.replay import replay
 from planaria.control.state import RunState
+from planaria.control.wait_deadlines import stop_blockers, underlying_error
 
 STAGES = 4
 
@@ -23,7 +23,7 @@ STAGES = 4
 def fleet(**changed: object) -> SimulatedFleet:
     plain: dict[str, object] = {
         "name": "run", "seed": 1, "stages": STAGES, "steps": 6, "first_step": 0, "samples_per_step": 8,
-        "wall_time": 0.0, "spares": 1, "pairs": [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)],
+        "wall_time": 0.0, "spares": 1, "extra_edges": [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)],
     }  # fmt: skip
     return SimulatedFleet(e.RunStarted.model_validate(plain | changed))
 
@@ -119,7 +119,7 @@ def test_an_unrecoverable_loss_ends_the_run_with_the_survivors_saved() -> None:
     work_until(made, "run", 3)
     made.lose(made.state.holders[1])
     made.behave()
-    assert decision_kinds(made)[-4:] == ["cannot", "save", "seal", "finish"]
+    assert decision_kinds(made)[-4:] == ["unrecoverable", "save", "seal", "finish"]
     seal = next(fact for fact in made.history if isinstance(fact, d.Seal))
     assert seal == d.Seal(step=3, folder="step-00000003.partial", stages=[0, 2, 3, 4], partial=True, first_block=3)
     assert made.ending is not None
@@ -431,7 +431,7 @@ def test_a_resumed_run_starts_from_its_files() -> None:
 SHARED = {
     "arrangement": [[0], [1, 2], [3, 4], [5], [6]],
     "routes": [[0, 1, 3, 5, 6, 0], [0, 2, 4, 5, 6, 0]],
-    "pairs": [],
+    "extra_edges": [],
 }
 
 
@@ -480,7 +480,7 @@ def test_replicas_with_error_feedback_are_all_saved(bits: int) -> None:
         save_every=1,
         arrangement=[[0, 2, 4], [1, 3, 5]],
         routes=[[0, 1, 0], [2, 3, 2], [4, 5, 4]],
-        pairs=[(0, 2), (0, 4), (2, 4), (1, 3), (1, 5), (3, 5)],
+        extra_edges=[(0, 2), (0, 4), (2, 4), (1, 3), (1, 5), (3, 5)],
         exchange={"replicas": 3, "options": {"bits": bits}},
     )
     work_until(made, "save", 1)

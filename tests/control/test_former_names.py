@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.registry import Registry
 from planaria.control.decisions import DECISION, Seal
-from planaria.control.events import EVENT, PatienceOver, RoundApplied, StageReady
+from planaria.control.events import EVENT, RoundApplied, RoundWaitExpired, StageReady
 from planaria.exchange.registry import EXCHANGES
 from planaria.exchange.robust.rules import RULES
 from planaria.runtime.checkpoint.stage_file import StageLabel
@@ -26,6 +26,8 @@ OLD: list[tuple[dict[str, Any], str, object]] = [
     ({"kind": "turn_away", "host": "g1", "reason": "full"}, "kind", "remove_machine"),
     ({"kind": "send_away", "member": 1, "workers": [], "strikes": 2, "reason": ""}, "kind", "exclude_member"),
     ({"kind": "meet", "round": 0, "members": [], "generations": [], "links": []}, "kind", "begin_round"),
+    ({"kind": "introduce", "round": 0, "members": [], "generations": [], "links": []}, "kind", "open_prefetch_links"),
+    ({"kind": "cannot", "replica": 0, "lost": [1], "reason": "adjacent"}, "kind", "unrecoverable"),
 ]
 
 
@@ -44,9 +46,21 @@ def test_old_events_are_read() -> None:
     assert isinstance(read, StageReady) and read.received == {1: "ab"}
 
 
+@pytest.mark.parametrize(
+    ("old", "name", "value"),
+    [
+        ({"kind": "nobody_joined", "lacking": 2}, "missing_workers", 2),
+        ({"kind": "stop_requested", "reason": "SIGTERM", "prompt": True}, "skip_repairs", True),
+    ],
+)
+def test_old_fields_of_events_are_read(old: dict[str, Any], name: str, value: object) -> None:
+    read = EVENT.validate_json(json.dumps(old))
+    assert getattr(read, name) == value and EVENT.validate_json(read.model_dump_json()) == read
+
+
 def test_old_fields_of_rounds_are_read() -> None:
     waited = EVENT.validate_json('{"kind": "patience_over", "replica": 0, "round": 1, "meeting": true}')
-    assert isinstance(waited, PatienceOver) and waited.in_round
+    assert isinstance(waited, RoundWaitExpired) and waited.in_round
     applied = {"kind": "round_made", "worker": "w", "node": 0, "stage": 0, "generation": 0, "round": 0}
     read = EVENT.validate_json(json.dumps(applied | {"blocking_bytes": 1, "prefetched_bytes": 0, "apart": 0.5}))
     assert isinstance(read, RoundApplied) and read.spread == 0.5
@@ -58,19 +72,26 @@ def test_old_fields_of_rounds_are_read() -> None:
         ("[fleet]\nown = 2", "local_workers", 2),
         ("[fleet]\nmissed = 9", "missed_heartbeats", 9),
         ('[fleet]\ndiagnose = "tell"', "diagnose", "report"),
+        ("[exchange]\ninner = [3]", "steps_between_rounds", (3,)),
+        ("[exchange]\nmost = 4", "max_replicas", 4),
+        ("[data]\nmost = 400", "max_chars", 400),
+        ("[network]\nhourly = 0.2", "hourly_failure_probability", 0.2),
+        ("[network]\nstraggle_times = 7.0", "straggle_factor", 7.0),
+        ("[routing]\njump = 2", "max_jump", 2),
     ],
 )
 def test_old_settings_are_read(old: str, name: str, value: object, tmp_path: Path) -> None:
     (tmp_path / "old.toml").write_text(old)
     config = recipe.load(tmp_path / "old.toml", {})
-    assert getattr(config.fleet, name) == value
+    section = getattr(config, old[1:].partition("]")[0])
+    assert getattr(section, name) == value
     assert recipe.parse(config.model_dump_json().replace("missed_heartbeats", "missed"), "config.json") == config
 
 
 def test_old_flags_and_arguments_name_the_present_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match=r"fleet\.own: is now fleet\.local_workers"):
+    with pytest.raises(UserError, match=r"fleet\.own is now fleet\.local_workers"):
         configure("demo", settings={"fleet.own": 2})
-    with pytest.raises(UserError, match="together: is now adjacent_probability"):
+    with pytest.raises(UserError, match="together is now adjacent_probability"):
         compare("recovery", together=0.3)
     assert "write --fleet.missed_heartbeats" in refused(capsys, "train", "demo", "--fleet.missed", "9")
     assert "--failure-domain DOMAIN" in refused(capsys, "compare", "recovery", "--lost", "machine")

@@ -128,7 +128,7 @@ def test_a_donor_is_not_released_before_its_state_has_arrived() -> None:
 def test_a_replica_is_founded_when_a_machine_joins() -> None:
     made = simulate_open(2, more=1, steps=30, kind="diloco")
     joined(made, 2)
-    work_until(made, lambda run: 2 in run.live and run.replicas[2].step > run.replicas[2].formed >= 0)
+    work_until(made, lambda run: 2 in run.live and run.replicas[2].step > run.replicas[2].formed_at_step >= 0)
     assert [found.replica for found in facts(made, d.ReplicaRestarted)] == [2]
     assert {made.alive[w].host for w in made.run.replicas[2].holders.values()} == {"g1"}
     assert finished(made)
@@ -138,7 +138,7 @@ def test_a_replica_disbands_if_its_machine_leaves_without_successors() -> None:
     """Its committed steps count; their samples are not used again."""
     made = simulate_open(2, more=1, steps=30, kind="noloco")
     host = joined(made, 2)
-    work_until(made, lambda run: 2 in run.live and run.replicas[2].step > run.replicas[2].formed >= 0)
+    work_until(made, lambda run: 2 in run.live and run.replicas[2].step > run.replicas[2].formed_at_step >= 0)
     made.leave(host)
     work_until(made, lambda run: 2 not in run.live)
     work_until(made, lambda run: not made.workers_of(host))
@@ -278,7 +278,7 @@ def test_the_run_starts_as_many_own_workers_as_fit() -> None:
 def test_a_run_that_no_machine_joins_ends_with_the_reason() -> None:
     made = simulate_open(1, stages=2, own=1)
     made.behave()
-    made.happened(e.NobodyJoined(lacking=2))
+    made.happened(e.JoinTimedOut(missing_workers=2))
     made.behave()
     ending = made.ending
     assert ending is not None and ending.outcome == "failed" and "no machine has joined in time" in ending.reason
@@ -297,7 +297,7 @@ def abandoned() -> OpenReplicas:
 def test_a_run_whose_machines_left_waits_and_then_saves_the_rest() -> None:
     made = abandoned()
     assert workers_to_join(made.run) == 2 and not facts(made, d.Finish)
-    made.happened(e.NobodyJoined(lacking=2))
+    made.happened(e.JoinTimedOut(missing_workers=2))
     made.behave()
     ending = made.ending
     assert ending is not None and ending.outcome == "cannot"

@@ -33,7 +33,7 @@ CHAINS = [
 def started(**changed: Any) -> e.RunStarted:
     plain: dict[str, Any] = {
         "name": "run", "seed": 1, "stages": STAGES, "steps": 4, "first_step": 0, "samples_per_step": 8,
-        "wall_time": 0.0, "spares": 1, "pairs": PAIRS, "routes": [[0, 1, 2, 3, 4, 0], [0, 2, 1, 4, 3, 0]],
+        "wall_time": 0.0, "spares": 1, "extra_edges": PAIRS, "routes": [[0, 1, 2, 3, 4, 0], [0, 2, 1, 4, 3, 0]],
     }  # fmt: skip
     return e.RunStarted.model_validate(plain | changed)
 
@@ -46,7 +46,7 @@ def origins(folders: list[str]) -> dict[int, str]:
 SHARED: dict[str, Any] = {
     "arrangement": [[0, 6], [5, 1], [2, 7], [3], [4]],
     "routes": [[0, 1, 3, 4, 0], [6, 5, 2, 3, 6], [0, 5, 7, 4, 0], [6, 2, 1, 4, 6]],
-    "pairs": [],
+    "extra_edges": [],
 }
 """a schedule: two data nodes, stages with two nodes and with one"""
 
@@ -78,11 +78,12 @@ def options_of(strategy: str) -> st.SearchStrategy[dict[str, int]]:
 def resumed_run(resumed: dict[str, Any], **fields: Any) -> e.RunStarted:
     """Return a resumed run; only runs with snapshots in memory resume from these."""
     remembers = fields["recovery"]["options"].get("every") and fields["recovery"]["strategy"].startswith(REMEMBERING)
-    return started(**(fields | (resumed if remembers or "recalled" not in resumed else {})))
+    return started(**(fields | (resumed if remembers or "snapshot_step" not in resumed else {})))
 
 
 FROM_MEMORY = {
-    "first_step": 3, "first_generation": 7, "steps": 6, "load": origins(["a"] * 5), "durable_step": 2, "recalled": 3,
+    "first_step": 3, "first_generation": 7, "steps": 6, "checkpoint_of_stage": origins(["a"] * 5), "durable_step": 2,
+    "snapshot_step": 3,
     "recalled_from": {"part": "0a", "generation": 6, "step": 3},
 }  # fmt: skip
 
@@ -108,9 +109,19 @@ alone = st.builds(
         [
             {},
             {},
-            {"first_step": 1, "first_generation": 7, "load": origins(["a"] * 5), "steps": 5},
-            {"first_step": 2, "first_generation": 3, "load": origins(["b", "b", "", "b", "b"]), "steps": 5},
-            {"first_step": 2, "first_generation": 3, "load": origins(["b", "a", "a", "b", "b"]), "steps": 5},
+            {"first_step": 1, "first_generation": 7, "checkpoint_of_stage": origins(["a"] * 5), "steps": 5},
+            {
+                "first_step": 2,
+                "first_generation": 3,
+                "checkpoint_of_stage": origins(["b", "b", "", "b", "b"]),
+                "steps": 5,
+            },
+            {
+                "first_step": 2,
+                "first_generation": 3,
+                "checkpoint_of_stage": origins(["b", "a", "a", "b", "b"]),
+                "steps": 5,
+            },
             FROM_MEMORY | {"snapshot_nodes": [0, 1, 2, 3, 4]},
             FROM_MEMORY | {"snapshot_nodes": [0, 1, 3, 4]},
         ]

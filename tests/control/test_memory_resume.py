@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from planaria.control.decisions import Commit, Form
-from planaria.control.logs import SurvivingSteps, Turn
+from planaria.control.logs import StepBoundary, SurvivingSteps
 from planaria.control.run_started import RunStarted, SnapshotLabel
 
 STAGES = 3
@@ -47,7 +47,7 @@ def started(part: int, generation: int, state: State, recalled: SnapshotLabel | 
     return RunStarted(
         name="x", part=f"{part:x}", seed=1, stages=STAGES - 1, steps=10**6, first_step=state.step,
         first_generation=generation, samples_per_step=1, wall_time=0.0,
-        recalled=-1 if recalled is None else recalled.step, recalled_from=recalled,
+        snapshot_step=-1 if recalled is None else recalled.step, recalled_from=recalled,
     )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ class Histories(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.serials, self.parts = count(1), count(1)
-        self.log: list[Turn] = []
+        self.log: list[StepBoundary] = []
         self.written: dict[tuple[SnapshotLabel, int], State] = {}
         """snapshots in memory with their true contents, hidden from the code under test"""
         self.writing: list[Snapshot] = []
@@ -187,7 +187,7 @@ TestHistories = Histories.TestCase
 
 def test_a_label_of_another_run_or_of_steps_that_the_log_does_not_have_is_not_believed() -> None:
     """As when the run's folder was replaced, or restored from an older copy."""
-    log: list[Turn] = [started(1, 0, State(0, 0, None), None)]
+    log: list[StepBoundary] = [started(1, 0, State(0, 0, None), None)]
     log.append(Form(generation=1, step=0, outcome="started", members=[], links=[]))
     log += [Commit(generation=1, step=step, progress=step) for step in range(5)]
     label = SnapshotLabel(part="1", generation=1, step=5)

@@ -9,8 +9,8 @@ from test_decide import decision_kinds, fleet, last, work_until
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.deadlines import RoundWaits, StartDeadlines
 from planaria.control.relay_watch import ProbeResult, RelayWatch
+from planaria.control.wait_deadlines import RoundWaits, StartDeadlines
 
 REFUSED = "127.0.0.1:7: Connection refused"
 FRESH_S = 120.0
@@ -45,8 +45,8 @@ def test_a_run_that_gives_up_its_relays_names_them() -> None:
     lose_relay(made)
     waits = RoundWaits(RunConfig())
     waits.note(0.0, made.run)
-    assert not list(waits.over(599.0, lambda: made.run))
-    (event,) = waits.over(600.0, lambda: made.run)
+    assert not list(waits.expired(599.0, lambda: made.run))
+    (event,) = waits.expired(600.0, lambda: made.run)
     made.happened(event)
     made.behave()
     assert made.ending is not None and made.ending.outcome == "cannot"
@@ -59,9 +59,9 @@ def test_a_run_that_gives_up_its_relays_names_them() -> None:
 def test_only_edges_of_a_silent_relay_move_to_another() -> None:
     made = fleet(relays={"a": 1.0, "b": 1.0})
     work_until(made, "run", 2)
-    before = {(link.low, link.high): (link.id, link.over) for link in last(made, d.Form).links}
+    before = {(link.low, link.high): (link.id, link.relay) for link in last(made, d.Form).links}
     made.happened(e.RelaySilent(relay="a", detail=REFUSED))
-    after = {(link.low, link.high): (link.id, link.over) for link in last(made, d.Form).links}
+    after = {(link.low, link.high): (link.id, link.relay) for link in last(made, d.Form).links}
     assert {over for _, over in before.values()} == {"a", "b"} and {over for _, over in after.values()} == {"b"}
     assert all(after[pair] == known for pair, known in before.items() if known[1] == "b")
     made.behave()

@@ -48,24 +48,24 @@ def test_a_replica_that_disbands_during_its_save_is_not_in_the_checkpoint() -> N
 def test_a_block_counts_as_used_if_its_commit_was_logged_before_the_replica_disbanded(phase: str) -> None:
     made = simulate(2, "local")
     work_until(made, lambda run: run.replicas[1].phase == phase)
-    block = made.run.allotment.out[1]
+    block = made.run.allotment.in_progress[1]
     workers = sorted(made.run.replicas[1].holders.values())
     allotment = apply(d.Disband(replica=1, workers=workers, reason="none left"), made.run).allotment
-    assert 1 not in allotment.out
+    assert 1 not in allotment.in_progress
     assert (block < allotment.used.floor or block in allotment.used.beyond) == (phase == "commit")
 
 
 def test_a_second_request_does_not_make_a_prompt_stop_wait_for_repairs() -> None:
     run = simulate(2, "local").run
     for prompt in (True, False):
-        run = apply(e.StopRequested(reason="SIGTERM", prompt=prompt), run)
+        run = apply(e.StopRequested(reason="SIGTERM", skip_repairs=prompt), run)
     assert run.stops_before_repair
 
 
 def borrowing(made: SimulatedReplicas) -> None:
     """Let replica 0 lose the worker of its last stage and copy its state from replica 1."""
     work_until(made, lambda run: trained(run, spares=1))
-    made.lose(made.run.holders[made.started.columns[0][-1]])
+    made.lose(made.run.holders[made.started.nodes_by_replica[0][-1]])
     work_until(made, lambda run: bool(run.replicas[0].lenders))
 
 
@@ -146,8 +146,8 @@ def test_files_of_an_abandoned_checkpoint_do_not_count_for_the_next() -> None:
     old = next(w for w in made.run.replicas[0].waiting if w != made.run.holders[0])
     made.lose(*made.run.replicas[1].holders.values())
     made.lose(made.run.holders[0])
-    assert not made.run.replicas[0].cannot, "others still write"
-    work_until(made, lambda run: bool(run.replicas[0].cannot))
+    assert not made.run.replicas[0].unrecoverable_reason, "others still write"
+    work_until(made, lambda run: bool(run.replicas[0].unrecoverable_reason))
     assert made.run.saving != facts(made, d.Save)[-2].step
     made.work(old)
     made.behave()

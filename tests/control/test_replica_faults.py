@@ -64,7 +64,7 @@ def resumed(start: e.RunStarted, steps: list[int], whole: bool) -> e.RunStarted:
         "first_block": floor,
         "blocks_ahead": sorted(b for b in used if b > floor),
         "positions": positions,
-        "load": {stage: "start" for stage in range(start.stages + 1) if whole or stage},
+        "checkpoint_of_stage": {stage: "start" for stage in range(start.stages + 1) if whole or stage},
         "steps": start.steps + len(used) // replicas,
     }
     return e.RunStarted.model_validate(start.model_dump() | changed)
@@ -131,7 +131,7 @@ class ReplicasMachine(FaultRules):
     @precondition(lambda self: self.sim.alive)
     @rule(stage=st.integers(0, 3), replicas=st.sets(st.integers(0, 3), min_size=2, max_size=4))
     def a_stage_dies_in_several_replicas(self, stage: int, replicas: set[int]) -> None:
-        columns, holders = self.sim.started.columns, self.sim.run.holders
+        columns, holders = self.sim.started.nodes_by_replica, self.sim.run.holders
         nodes = [columns[r][stage] for r in replicas if r < len(columns) and stage < len(columns[r])]
         self.sim.lose(*(holders[node] for node in nodes if node in holders))
 

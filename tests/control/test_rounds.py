@@ -13,8 +13,8 @@ from simulated_replicas import SimulatedReplicas
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply_base import mark_undecided, with_replica
+from planaria.control.data_position import BlockSet
 from planaria.control.events import ReplicaPosition
-from planaria.control.sample_assignment import BlockSet
 from planaria.control.state import RunState
 
 STREAMING = {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}}
@@ -56,7 +56,7 @@ def test_a_disbanded_replica_stays_disbanded_after_its_grace() -> None:
 
 def all_due(run: RunState) -> bool:
     """Return whether all replicas have finished the steps before the first round."""
-    return all(replica.inner >= 2 for replica in run.live.values())
+    return all(replica.steps_since_round >= 2 for replica in run.live.values())
 
 
 def test_a_pair_meets_and_settles() -> None:
@@ -81,7 +81,9 @@ def test_a_replica_without_a_partner_settles_alone_at_once() -> None:
 
 def test_a_replica_settles_alone_after_waiting_for_a_late_partner() -> None:
     made = simulate(2, "noloco", steps=6)
-    work_until(made, lambda run: run.replicas[0].inner == 2 and run.replicas[0].phase == "idle", without=[1])
+    work_until(
+        made, lambda run: run.replicas[0].steps_since_round == 2 and run.replicas[0].phase == "idle", without=[1]
+    )
     assert made.impatient() == [(0, 0, False)]
     made.lose_patience((0, 0, False))
     assert [settle.members for settle in facts(made, d.Settle)] == [[0]]
@@ -115,7 +117,7 @@ def test_a_member_that_receives_nothing_settles_alone() -> None:
 
 def test_a_synchronized_replica_that_missed_a_round_becomes_a_copy() -> None:
     made = simulate(3, "diloco", steps=4)
-    work_until(made, lambda run: all(run.replicas[n].inner == 2 for n in (0, 1)), without=[2])
+    work_until(made, lambda run: all(run.replicas[n].steps_since_round == 2 for n in (0, 1)), without=[2])
     work_until(made, lambda run: len(made.impatient()) == 2, without=[2])
     made.lose_patience(made.impatient()[0])
     work_until(made, lambda run: run.replicas[2].lost != frozenset())
@@ -130,11 +132,11 @@ def test_a_synchronized_replica_that_missed_a_round_becomes_a_copy() -> None:
 def test_a_replica_adopts_only_after_the_others_have_settled() -> None:
     """They may lose their updates and meet again with this one."""
     made = simulate(3, "diloco", steps=2)
-    work_until(made, lambda run: all(run.replicas[n].inner == 2 for n in (0, 1)), without=[2])
+    work_until(made, lambda run: all(run.replicas[n].steps_since_round == 2 for n in (0, 1)), without=[2])
     work_until(made, lambda run: len(made.impatient()) == 2, without=[2])
     made.lose_patience(made.impatient()[0])
     assert facts(made, d.BeginRound)[0].members == [0, 1]
-    while made.run.replicas[2].inner < 2:
+    while made.run.replicas[2].steps_since_round < 2:
         made.work(next(w for w in made.pending() if w in made.run.replicas[2].holders.values()))
     relink(made, 0)
     relink(made, 1)
@@ -227,7 +229,7 @@ def test_a_replica_with_an_invalid_update_is_excluded_without_waiting(kind: str,
         assert [adopt.replica for adopt in facts(made, d.Adopt)] == [byzantine_member], (
             "a synchronized replica adopts the result"
         )
-    assert not facts(made, e.PatienceOver)
+    assert not facts(made, e.RoundWaitExpired)
     assert any(len(settle.members) == 2 for settle in facts(made, d.Settle)), "the next round is normal"
 
 
@@ -273,7 +275,7 @@ def test_a_replica_without_samples_is_not_waited_for_in_the_next_round() -> None
     settling, others = made.run.groups[0]
     work_until(made, lambda run: all((n, 1, False) in made.impatient() for n in others), without=settling)
     last = made.run.allotment.total - 1
-    none_left = replace(made.run.allotment, used=BlockSet(last), out=MappingProxyType({others[1]: last}))
+    none_left = replace(made.run.allotment, used=BlockSet(last), in_progress=MappingProxyType({others[1]: last}))
     run = mark_undecided(replace(made.run, allotment=none_left))
     decision = decide_checked(with_replica(run, run.replicas[others[1]]))
     assert isinstance(decision, d.Settle) and decision.members == [others[0]]
@@ -287,7 +289,7 @@ def test_a_waiting_replica_is_introduced_again_after_its_edges_are_replaced() ->
     relink(made, 0)
     work_until(made, lambda run: bool(made.impatient()), without=[1])
     now = [replica.generation for replica in made.run.replicas.values()]
-    assert facts(made, d.Introduce)[-1].generations == now
+    assert facts(made, d.OpenPrefetchLinks)[-1].generations == now
     assert finished(made)
 
 

@@ -12,7 +12,7 @@ from test_machine import SHARED, started
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.gauges import EdgeTravelTimes, PassDurations
-from planaria.control.slow_parts import PAUSE_S
+from planaria.control.slow_parts import MIN_S_BETWEEN_HANDOVERS
 
 SLOW = 2
 """a stage"""
@@ -34,8 +34,8 @@ def act(fleet: OpenFleet, rounds: int) -> None:
                 fleet.work(worker)
 
 
-def reliefs(fleet: OpenFleet) -> list[d.Relieve]:
-    return [fact for fact in fleet.history if isinstance(fact, d.Relieve)]
+def reliefs(fleet: OpenFleet) -> list[d.HandOverSlowStage]:
+    return [fact for fact in fleet.history if isinstance(fact, d.HandOverSlowStage)]
 
 
 def test_a_spare_takes_over_between_two_steps() -> None:
@@ -108,13 +108,13 @@ def test_handovers_are_separated_by_a_pause() -> None:
     fleet.measure({SLOW: 3.0, 3: 3.0})
     act(fleet, 20)
     assert len(reliefs(fleet)) == 1
-    assert fleet.run.relieved is not None
+    assert fleet.run.last_handover_at is not None
     before = fleet.run.gauges.clock
 
     fleet.measure({3: 3.0}, times=1)
     act(fleet, 20)
 
-    assert fleet.run.gauges.clock > before + PAUSE_S
+    assert fleet.run.gauges.clock > before + MIN_S_BETWEEN_HANDOVERS
     assert len(reliefs(fleet)) == 2
 
 
@@ -200,9 +200,9 @@ def test_the_earliest_of_chained_waits_identifies_the_link(
     while fleet.state.phase != "run":
         act(fleet, 1)
     for node, peer, since_s in told:
-        fleet.break_edge((node, peer), detail="", waited_s=2.0, since_s=since_s)
+        fleet.break_edge((node, peer), detail="", waited_s=2.0, wait_began_s=since_s)
     fleet.expire_grace()
 
-    found = [fact.nodes for fact in fleet.history if isinstance(fact, d.Blamed)]
+    found = [fact.nodes for fact in fleet.history if isinstance(fact, d.SlowPartFound)]
     assert found == ([] if blamed is None else [blamed])
     assert isinstance(fleet.history[-1], d.Form), "the edges are replaced in any case"

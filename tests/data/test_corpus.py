@@ -89,7 +89,7 @@ def test_record_formats_are_recognised_by_suffix_in_any_case(tmp_path: Path, nam
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("[1, 2]", "holds a JSON int, not an object"),
+        ("[1, 2]", "a JSON int, not an object"),
         ('{"name": "a package", "version": 1}', "no records with a field 'text' (known here: name, version)"),
         ('// a comment\n{"text": "x"}', "not JSON records (Expecting value"),
         ("[", "not JSON records (the array does not end)"),
@@ -110,7 +110,7 @@ def test_json_without_records_is_refused_alone_and_skipped_in_a_folder(
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ('[{"text": "good"}, 3]', "record 2: holds a JSON int"),
+        ('[{"text": "good"}, 3]', "record 2: a JSON int"),
         ('[{"text": "good"}, {"text": 3}]', "record 2: field 'text' holds int"),
         ('[{"text": "good"}', "record 2: not a JSON record (the array does not end)"),
         ('[{"text": "good"} {"text": "x"}]', "record 2: not a JSON record (no comma"),
@@ -207,7 +207,7 @@ def test_parquet_files_are_read(tmp_path: Path) -> None:
     assert texts("memory://parquet/a.parquet") == rows["text"]
     for cut in (b"", b"PAR1", file.read_bytes()[:-9], file.read_bytes()[:100] + file.read_bytes()[200:]):
         (tmp_path / "cut.parquet").write_bytes(cut)
-        assert "cut.parquet, row 0: cannot be read" in refusal(tmp_path / "cut.parquet")
+        assert "cut.parquet, row 0: unreadable" in refusal(tmp_path / "cut.parquet")
 
 
 def test_a_cache_inside_the_source_is_skipped(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_a_damaged_gzip_file_is_refused(tmp_path: Path) -> None:
     ):
         file = tmp_path / f"{name}.jsonl.gz"
         file.write_bytes(content)
-        assert f"{file}:" in (message := refusal(file)) and "cannot be read" in message
+        assert f"{file}:" in (message := refusal(file)) and "unreadable" in message
 
 
 class Rows(list[dict[str, Any]]):
@@ -391,7 +391,7 @@ def test_hub_datasets_are_streamed_and_may_fail_midway(hub: dict[tuple[str, str 
     hub["owner/large", None, "train"] = Streamed(rows)
     assert texts("hf:owner/large") == [row["text"] for row in rows]
     taken.clear()
-    first = documents(DataConfig(source="hf:owner/large", most=15))
+    first = documents(DataConfig(source="hf:owner/large", max_chars=15))
     assert list(first) == ["document 0", "docum"] and taken == [0, 1]
     hub["owner/broken", None, "train"] = Streamed([rows[0], {"text": None}])
     assert "cannot load it (connection reset); check" in refusal("hf:owner/broken")

@@ -274,14 +274,14 @@ def test_prompts_with_completions_need_no_template(tmp_path: Path) -> None:
     ("record", "wrong"),
     [
         ({"messages": []}, r"records\.jsonl:1: messages: an empty list"),
-        ({"messages": "hello"}, r"messages: holds str, not a list"),
+        ({"messages": "hello"}, r"messages: a value of type str, not a list"),
         ({"messages": [{"content": "a"}]}, r"messages\[0\]: no object with 'role'"),
         ({"messages": [{"role": "user", "content": [1]}]}, r"messages\[0\]: its content is not text"),
         ({"message": []}, r"records\.jsonl:1: no 'messages' \(did you mean 'message'\?\)"),
-        ({"messages": turns(TALK), "chat_template_kwargs": 3}, r"chat_template_kwargs: holds int"),
+        ({"messages": turns(TALK), "chat_template_kwargs": 3}, r"chat_template_kwargs: a value of type int"),
         ({"messages": turns([("us\ud800er", "a")])}, r"messages\[0\]: its role is not a word, but 'us\\ud800er'"),
         ({"messages": turns([("user|><|end", "a")])}, r"messages\[0\]: its role is not a word, but 'user"),
-        ({"messages": turns(TALK), "tools": json.loads("[" * 900 + "]" * 900)}, r"jsonl:1: is nested too deeply"),
+        ({"messages": turns(TALK), "tools": json.loads("[" * 900 + "]" * 900)}, r"jsonl:1: nested too deeply"),
     ],
 )
 def test_a_record_that_is_no_dialogue_is_named(tmp_path: Path, record: dict[str, Any], wrong: str) -> None:

@@ -133,7 +133,7 @@ def test_no_more_is_read_than_needed() -> None:
 def test_most_limits_text_and_changes_the_fingerprint(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one two three")
     assert texts(str(tmp_path), most=7) == ["one two"]
-    whole, part = (DataConfig(source=str(tmp_path), most=most) for most in (None, 7))
+    whole, part = (DataConfig(source=str(tmp_path), max_chars=most) for most in (None, 7))
     assert fingerprint(whole) != fingerprint(part)
 
 
@@ -184,12 +184,12 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert "memory://corpus/a.txt has more than 1 MiB, too many for one document" in refusal("memory://corpus/a.txt")
     bomb = gzip.compress(b'{"text": "one"}\n{"text": "' + b"x" * (64 << 20))
     put("memory://bomb.jsonl.gz", bomb)
-    assert "memory://bomb.jsonl.gz:2: has more than 1 MiB, too many for a record" in refusal("memory://bomb.jsonl.gz")
+    assert "memory://bomb.jsonl.gz:2: more than 1 MiB, too many for a record" in refusal("memory://bomb.jsonl.gz")
     (tmp_path / "bomb.jsonl.gz").write_bytes(bomb)
-    assert "bomb.jsonl.gz:2: has more than 1 MiB" in refusal(str(tmp_path / "bomb.jsonl.gz"))
+    assert "bomb.jsonl.gz:2: more than 1 MiB" in refusal(str(tmp_path / "bomb.jsonl.gz"))
     for name in ("b", "c"):
         put(f"memory://corpus/{name}.txt", "text")
-    assert "'memory://corpus': has more than 2 files" in refusal("memory://corpus")
+    assert "'memory://corpus' has more than 2 files" in refusal("memory://corpus")
 
 
 def test_damaged_records_are_refused_by_url_and_line() -> None:
@@ -198,14 +198,14 @@ def test_damaged_records_are_refused_by_url_and_line() -> None:
         ":///", "://"
     )
     put("memory://corpus/a.jsonl.gz", gzip.compress(b'{"text": "good"}\n' * 9999)[:-50])
-    assert "a.jsonl.gz:" in (line := refusal("memory://corpus/a.jsonl.gz")) and "cannot be read" in line
+    assert "a.jsonl.gz:" in (line := refusal("memory://corpus/a.jsonl.gz")) and "unreadable" in line
 
 
 def test_a_source_of_a_mixture_may_be_a_url(tmp_path: Path) -> None:
     put("memory://web/a.txt", "to be or not to be " * 30)
     (tmp_path / "b.txt").write_text("that is the question " * 30)
     entries: dict[str, Any] = {
-        "web": {"source": "memory://web", "weight": 1, "most": 100},
+        "web": {"source": "memory://web", "weight": 1, "max_chars": 100},
         "books": {"source": str(tmp_path / "b.txt"), "weight": 1},
     }
     given: dict[str, Any] = {"tokenizer": "bytes", "validation": 0.0, "cache": str(tmp_path / "cache")}

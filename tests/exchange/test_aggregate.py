@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.aggregate import AGGREGATORS, Aggregator, clipped_senders, equal, mean, rda, senders
+from planaria.exchange.aggregate import AGGREGATORS, Aggregator, clipped_senders, equal_weights, mean, rda, senders
 from planaria.exchange.base import Weights
 from planaria.exchange.in_process import exchange_once, replicas
 from planaria.exchange.registry import exchange
@@ -34,7 +34,7 @@ def test_the_mean_follows_its_formula(shares: list[int], seed: int) -> None:
 @given(st.integers(1, 7), st.integers(0, 99))
 def test_equal_members_are_summed_in_order_and_divided_once(count: int, seed: int) -> None:
     values = {i: weights(100 * seed + i) for i in range(count)}
-    found = mean(values, equal(values))
+    found = mean(values, equal_weights(values))
     for name in SHAPES:
         total = values[0][name].clone()
         for i in range(1, count):
@@ -92,21 +92,24 @@ def test_rda_by_hand(rows: list[list[float]], expected: list[float]) -> None:
 @given(st.integers(2, 6), st.integers(0, 99), st.sampled_from([2.0**-40, 0.3, 1.0, 7.0, 2.0**40]))
 def test_rda_is_scale_equivariant_keeps_the_mean_norm_and_ignores_the_order(n: int, seed: int, scale: float) -> None:
     values = {i: {"w": weights(100 * seed + i)["layers.1.weight"]} for i in range(n)}
-    found = rda(values, equal(values))["w"]
+    found = rda(values, equal_weights(values))["w"]
     assert norm(found) == pytest.approx(sum(norm(value["w"]) for value in values.values()) / n, rel=1e-5)
     scaled = {i: {"w": scale * value["w"]} for i, value in values.items()}
-    assert torch.allclose(rda(scaled, equal(values))["w"], scale * found, rtol=1e-5, atol=1e-6 * scale)
+    assert torch.allclose(rda(scaled, equal_weights(values))["w"], scale * found, rtol=1e-5, atol=1e-6 * scale)
     backwards = dict(reversed(values.items()))
-    assert torch.allclose(rda(backwards, equal(values))["w"], found, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(rda(backwards, equal_weights(values))["w"], found, rtol=1e-5, atol=1e-6)
     twice = {2 * i + k: value for i, value in values.items() for k in range(1 + (i == 0))}
     assert torch.allclose(
-        rda(values, {i: 1.0 + (i == 0) for i in values})["w"], rda(twice, equal(twice))["w"], rtol=1e-5, atol=1e-6
+        rda(values, {i: 1.0 + (i == 0) for i in values})["w"],
+        rda(twice, equal_weights(twice))["w"],
+        rtol=1e-5,
+        atol=1e-6,
     ), "a weight of two is a member that counts twice"
 
 
 def test_rda_of_embeddings_is_their_mean() -> None:
     values = {i: {"embed_tokens.weight": weights(i)["layers.0.weight"]} for i in range(3)}
-    assert distance(rda(values, equal(values)), mean(values, equal(values))) == 0
+    assert distance(rda(values, equal_weights(values)), mean(values, equal_weights(values))) == 0
 
 
 def test_rda_does_not_depend_on_the_number_of_threads() -> None:
@@ -114,7 +117,7 @@ def test_rda_does_not_depend_on_the_number_of_threads() -> None:
     found, threads = [], torch.get_num_threads()
     for count in (1, 4):
         torch.set_num_threads(count)
-        found.append(rda(values, equal(values)))
+        found.append(rda(values, equal_weights(values)))
     torch.set_num_threads(threads)
     assert distance(*found) == 0
 
@@ -161,8 +164,8 @@ def test_senders_divide_by_the_weights_of_those_that_sent(shares: list[int], see
 )
 def test_senders_by_hand(rows: list[list[float]], expected: list[float], clipped: list[float]) -> None:
     values = vectors(*rows)
-    assert senders(values, equal(values))["w"].tolist() == pytest.approx(expected, rel=1e-6)
-    assert clipped_senders(values, equal(values))["w"].tolist() == pytest.approx(clipped, rel=1e-6)
+    assert senders(values, equal_weights(values))["w"].tolist() == pytest.approx(expected, rel=1e-6)
+    assert clipped_senders(values, equal_weights(values))["w"].tolist() == pytest.approx(clipped, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["senders", "clipped_senders"])

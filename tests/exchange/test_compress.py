@@ -403,10 +403,10 @@ def test_the_sender_subtracts_what_others_decode_of_coefficients(kind: str, scal
         ({"kind": "topk", "keep": 0.1, "bits": 8, "feedback": "econtrol"}, "topk", {"bits": 8}, "EControl"),
         ({"kind": "topk", "keep": 0.1, "feedback": "econtrol", "eta": 0.05}, "topk", {"keep": 0.1}, "EControl"),
         ("topk2", "topk2", {"k": 64}, "EF14"),
-        ("decayed:topk2", "topk2", {"k": 64}, "Decayed"),
-        ({"kind": "topk2", "k": 32, "feedback": "decayed", "decay": 0.9}, "topk2", {"k": 32}, "Decayed"),
+        ("decayed:topk2", "topk2", {"k": 64}, "DecayedErrorFeedback"),
+        ({"kind": "topk2", "k": 32, "feedback": "decayed", "decay": 0.9}, "topk2", {"k": 32}, "DecayedErrorFeedback"),
         ({"kind": "quantised"}, "quantised", {"bits": 8}, "EF14"),
-        ("decayed:dct", "dct", {"k": 8, "bits": 16}, "Decayed"),
+        ("decayed:dct", "dct", {"k": 8, "bits": 16}, "DecayedErrorFeedback"),
     ],
 )
 def test_compression_is_short_or_a_table(spec: object, kind: str, options: dict[str, float], feedback: str) -> None:

@@ -17,10 +17,9 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import compression_of
-from planaria.exchange.compress.estimates import LEAST, estimated
+from planaria.exchange.compress.estimates import LEAST, estimated, member_scales, member_weights
 from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
-from planaria.exchange.stepsize import scales, weights
 
 SMOOTH = [1.0, 3.0, 20.0]
 D = 40
@@ -75,8 +74,9 @@ def written_out(codec: Compressor, w: list[float], isotropic: bool, gamma: float
 
 
 def test_weights_are_shares_of_the_sum() -> None:
-    assert weights(SMOOTH) == pytest.approx([each / sum(SMOOTH) for each in SMOOTH])
-    assert scales(SMOOTH) == pytest.approx([1 / 8, 3 / 8, 20 / 8]) and scales([5.0] * 4) == pytest.approx([1.0] * 4)
+    assert member_weights(SMOOTH) == pytest.approx([each / sum(SMOOTH) for each in SMOOTH])
+    assert member_scales(SMOOTH) == pytest.approx([1 / 8, 3 / 8, 20 / 8])
+    assert member_scales([5.0] * 4) == pytest.approx([1.0] * 4)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_steps_equal_the_algorithms(spec: tuple[str, dict[str, Any]]) -> None:
     codec = compression_of({"kind": kind, **options}).compressor
     gamma = new_rule(sum(SMOOTH) / 3, SMOOTH, min(0.1, codec.delta(D)))
     found, _ = descended(by, False, gamma, 40)
-    for one, other in zip(found, written_out(codec, weights(SMOOTH), False, gamma, 40), strict=True):
+    for one, other in zip(found, written_out(codec, member_weights(SMOOTH), False, gamma, 40), strict=True):
         assert float((one - other).norm() / other.norm()) < 1e-4
 
 
@@ -124,11 +124,11 @@ def test_a_warm_up_finds_the_weights() -> None:
     states = {(r.outer.secants, r.outer.measured) for r in of.values()}
     assert len(states) == 1, "equal at all, to the last bit"
     ((secants, measured),) = states
-    assert measured == warmup and weights(estimated(secants)) == pytest.approx(weights(SMOOTH), rel=1e-4)
+    assert measured == warmup and member_weights(estimated(secants)) == pytest.approx(member_weights(SMOOTH), rel=1e-4)
     g = {"x": torch.randn(D)}
     message = by.for_sender(2).update(of[2].outer, g)
     assert message.blocking is not None and message.blocking.nbytes == compression_of("top10%").compressor.bytes(D)
-    ahead = (g["x"] - of[2].outer["estimate"]["x"]) / scales(estimated(secants))[2]
+    ahead = (g["x"] - of[2].outer["estimate"]["x"]) / member_scales(estimated(secants))[2]
     assert torch.equal(message.blocking, compression_of("top10%").compressor.encode(ahead, of[2].outer.rounds))
     early, _ = descended(by, True, 0.02, 1 + warmup)
     exact, _ = descended(made("32bits"), True, 0.02, 1 + warmup)
@@ -158,7 +158,7 @@ def test_a_warm_up_restarts_with_another_number_of_members() -> None:
 @given(st.lists(st.floats(0, 1e30), min_size=1, max_size=8))
 def test_estimates_are_positive_and_within_a_thousandth_of_their_mean(secants: list[float]) -> None:
     found = estimated(tuple(secants))
-    assert all(each > 0 and math.isfinite(each) for each in found) and all(map(math.isfinite, scales(found)))
+    assert all(each > 0 and math.isfinite(each) for each in found) and all(map(math.isfinite, member_scales(found)))
     assert min(found) >= 0.99 * LEAST * sum(map(math.sqrt, secants)) / len(secants)
 
 
@@ -169,5 +169,5 @@ def test_the_short_form_is_automatic_and_invalid_settings_are_refused() -> None:
     for wrong in ([], [1.0, -1.0, 1.0], [1.0, math.inf, 1.0], "same"):
         with pytest.raises(UserError, match=r"exchange\.compress\.smoothness"):
             made({**given_ones("topk"), "smoothness": wrong})
-    with pytest.raises(UserError, match=r"estimates of every member"):
+    with pytest.raises(UserError, match=r"estimate of every member"):
         exchange(ExchangeConfig(replicas=3, kind="diloco", compress="ef21w:top1%"))

@@ -45,10 +45,10 @@ class Gradient:
         drawn = torch.Generator().manual_seed(seed)
         self.grads = {name: torch.randn(tensor.shape, generator=drawn) + 0.3 for name, tensor in like.items()}
 
-    def weigh(self) -> None:
+    def rescale_for_skips(self) -> None:
         """Average nothing over microbatches."""
 
-    def take(self, grads: dict[str, Tensor]) -> None:
+    def set_gradients(self, grads: dict[str, Tensor]) -> None:
         self.grads = grads
 
 

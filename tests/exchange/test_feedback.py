@@ -18,7 +18,7 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import measured_delta
 from planaria.exchange.compress.compression import compression_of
-from planaria.exchange.compress.feedback import Decayed
+from planaria.exchange.compress.feedback import DecayedErrorFeedback
 from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
 
@@ -98,7 +98,7 @@ def test_what_is_sent_and_kept_is_the_decayed_error_and_the_gradient(
     spec: str, decay: float, seed: int, scale: float
 ) -> None:
     plain = compression_of(spec)
-    made = replace(plain, feedback=Decayed(decay=decay))
+    made = replace(plain, feedback=DecayedErrorFeedback(decay=decay))
     outer = outer_with_residual(seed)
     exact = {name: scale * tensor for name, tensor in gradient(0, seed).items()}
     update = made.update(outer, exact)
@@ -134,7 +134,7 @@ def _table(spec: str) -> dict[str, object]:
 def test_an_error_that_is_never_sent_stays_bounded_with_decay_alone() -> None:
     """One coordinate is always the largest; the other has a constant gradient and is never sent."""
     for decay, expected in ((0.95, 20.0), (1.0, 200.0)):
-        made = replace(compression_of("top1%"), feedback=Decayed(decay=decay))
+        made = replace(compression_of("top1%"), feedback=DecayedErrorFeedback(decay=decay))
         outer = StageOuterState()
         for _ in range(200):
             outer = outer.settled(**made.update(outer, {"w": torch.tensor([1e4, 1.0])}).kept)
@@ -276,7 +276,7 @@ def test_a_saved_state_resumes_to_the_last_bit() -> None:
 
 @pytest.mark.parametrize("kind", ["diloco", "streaming_diloco", "noloco", "pair_mean"])
 def test_estimates_need_an_exchange_among_all(kind: str) -> None:
-    with pytest.raises(UserError, match=r"estimates of every member.*take ef14, or exchange\.kind = 'allreduce'"):
+    with pytest.raises(UserError, match=r"estimate of every member.*use ef14, or exchange\.kind = 'allreduce'"):
         compressed("econtrol:top1%", kind)
     assert compressed("top1%", kind).parts["residual"] == "own"
 

@@ -558,7 +558,7 @@ def test_pairs_tolerate_no_byzantine_member(kind: str) -> None:
 
 
 def test_a_rule_needs_a_common_value_and_self_contained_updates() -> None:
-    with pytest.raises(UserError, match="'local' makes no one value of several"):
+    with pytest.raises(UserError, match="'local' does not aggregate several values"):
         exchange(ExchangeConfig(replicas=5, kind="local", robust="median"))
     with pytest.raises(UserError, match=r"with estimates.*use ef14"):
         exchange(ExchangeConfig(replicas=5, robust="median", compress="ef21:top1%"))

@@ -220,7 +220,7 @@ LIE = {**GOOD, "signal": "lie"}
         ({"faults": [LIE | {"attack": "zero", "strength": 2.0}]}, r"faults\[0\]: attack 'zero' has no strength"),
         ({"faults": [LIE | {"strength": 2.0}]}, r"faults\[0\]: attack 'nan' has no strength"),
         ({"faults": [LIE | {"attack": "alie", "strength": -1.0}]}, r"faults\[0\]\.strength: .*not -1"),
-        ({"faults": [LIE | {"until": 1}]}, r"faults\[0\]: until = 1: the lie begins in step 1; give a later one"),
+        ({"faults": [LIE | {"until": 1}]}, r"faults\[0\]: until = 1 must be after the fault's first step, 1"),
         ({"faults": [GOOD | {"until": 4}]}, r"faults\[0\]: signal 'kill' has no until; remove it, or use signal 'lie'"),
         ({"faults": [GOOD | {"attack": "zero"}]}, r"faults\[0\]: signal 'kill' has no attack"),
     ],
@@ -250,7 +250,7 @@ def test_a_lasting_attack_continues_in_a_resumed_run() -> None:
 
 
 def test_unreadable_or_unwritable_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"nowhere: cannot be read .* give the path of a trace"):
+    with pytest.raises(UserError, match=r"nowhere cannot be read .* give the path of a trace"):
         read(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"cannot write the trace .*nowhere"):
         write(Trace(faults=()), tmp_path / "nowhere" / "t.json")

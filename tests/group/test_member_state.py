@@ -62,8 +62,8 @@ def test_a_newcomer_continues_exactly_like_the_donor(kind: str) -> None:
     newcomer.model.frozen.load_state_dict(donor.model.frozen.state_dict())  # type: ignore[union-attr, operator]
     del newcomer.layout
     assert donor.layout == newcomer.layout
-    sent = unpack(pack(StageState(donor.weights(), further=donor.further())))
-    runner = MemberRunner(RunConfig.model_construct(), newcomer, adds=False)
+    sent = unpack(pack(StageState(donor.weights(), further=donor.extra_state())))
+    runner = MemberRunner(RunConfig.model_construct(), newcomer, sums_gradients=False)
     runner.load(sent)
     for member in (donor, newcomer):
         torch.manual_seed(3)
@@ -88,7 +88,7 @@ def test_what_cannot_be_sent_is_named() -> None:
     model = Tied()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad])
     with pytest.raises(UserError, match=r"also.odd.deep.0.thing is a object; only tensors"):
-        MemberState(model, optimizer, {"odd": Odd()}).further()
+        MemberState(model, optimizer, {"odd": Odd()}).extra_state()
     with pytest.raises(UserError, match=r"does not update parameter 'norm\.weight'"):
         MemberState(model, torch.optim.SGD([model.table.weight]), {})
     with pytest.raises(UserError, match="no parameter that requires a gradient"):
@@ -99,12 +99,12 @@ def test_what_cannot_be_sent_is_named() -> None:
 
 
 def sound(state: MemberState) -> StageState:
-    return StageState({n: t.clone() for n, t in state.weights().items()}, further=dict(state.further()))
+    return StageState({n: t.clone() for n, t in state.weights().items()}, further=dict(state.extra_state()))
 
 
 def test_a_state_that_does_not_fit_is_refused_with_one_line() -> None:
     donor = made(1, steps=2)
-    runner = MemberRunner(RunConfig.model_construct(), made(2), adds=False)
+    runner = MemberRunner(RunConfig.model_construct(), made(2), sums_gradients=False)
     nan, other, lacking, buffers = (sound(donor) for _ in range(4))
     nan.weights["norm.bias"][0] = torch.nan
     other.weights["norm.bias"] = torch.zeros(7)
@@ -123,7 +123,7 @@ def test_a_thousand_damaged_states_are_refused() -> None:
     """Each is a sound message with bytes changed, cut or added, or a document whose tree was changed."""
     drawn, donor = random.Random(34107), made(1, steps=2)
     packed = pack(sound(donor))
-    runner = MemberRunner(RunConfig.model_construct(), made(2), adds=False)
+    runner = MemberRunner(RunConfig.model_construct(), made(2), sums_gradients=False)
     document = sound(donor).further[DOCUMENT].numpy().tobytes()
     refused = 0
     for number in range(1000):
@@ -162,12 +162,12 @@ def test_within_a_block_the_optimizer_waits_for_its_last_batch() -> None:
     state.model(torch.randint(5, (6,))).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    assert not calls and state.adds_up()
+    assert not calls and state.has_gradient()
     within[0] = False
     assert optimizer.step(lambda: 3.0) == 3.0 and calls == ["step"]
     optimizer.register_step_post_hook(lambda *_: None)
     assert optimizer.param_groups is state.optimizer.param_groups
     state.parameters["norm.bias"].grad[0] = torch.inf  # type: ignore[index]
-    assert not state.adds_up(), "a gradient scaler skips this step"
+    assert not state.has_gradient(), "a gradient scaler skips this step"
     optimizer.zero_grad()
-    assert not state.adds_up()
+    assert not state.has_gradient()

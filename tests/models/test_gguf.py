@@ -155,11 +155,14 @@ def test_the_tokenizer_encodes_and_decodes(tmp_path: Path) -> None:
         ({"extra": lambda w: w.add_sliding_window(4)}, "attention.sliding_window = 4"),
         ({"extra": lambda w: w.add_logit_scale(0.5)}, "logit_scale = 0.5"),
         ({"extra": lambda w: w.add_expert_count(8)}, "expert_count = 8"),
-        ({"extra": lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(32, np.float32))}, "attn_q.bias has no place"),
+        (
+            {"extra": lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(32, np.float32))},
+            "attn_q.bias is not",
+        ),
         ({"extra": lambda w: w.add_tensor("counts", np.ones(4, np.int32))}, "counts is of a type that cannot be read"),
         (
             {"extra": lambda w: w.add_tensor("rope_freqs.weight", np.ones(4, np.float32))},
-            "rope_freqs.weight has no place",
+            "rope_freqs.weight is not a parameter",
         ),
     ],
 )
@@ -269,9 +272,9 @@ def test_a_file_with_changed_fields_is_read_or_refused(small: Path, data: st.Dat
 def test_damaged_files_are_refused(keep: int, tmp_path: Path) -> None:
     file = write(tmp_path / "m.gguf", Llama(CONFIG))
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"m.gguf: not a whole GGUF file"):
+    with pytest.raises(UserError, match=r"m.gguf: truncated"):
         open_gguf(file).model()
-    with pytest.raises(UserError, match=r"gone.gguf: cannot be read"):
+    with pytest.raises(UserError, match=r"gone.gguf cannot be read"):
         open_gguf(tmp_path / "gone.gguf").model()
 
 

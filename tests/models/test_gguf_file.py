@@ -71,7 +71,7 @@ def value(kind: int, content: bytes) -> bytes:
 def test_inconsistent_headers_are_refused(content: bytes, complaint: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.gguf"
     file.write_bytes(content)
-    with pytest.raises(UserError, match=f"bad.gguf: not a whole GGUF file.*{complaint}") as caught:
+    with pytest.raises(UserError, match=f"bad.gguf: truncated or damaged GGUF file.*{complaint}") as caught:
         read_metadata(file)
     assert "\n" not in str(caught.value)
 

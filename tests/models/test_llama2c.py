@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_is_refused(damage: object, message: str, tmp_path:
 
 
 def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gone.bin: cannot be read"):
+    with pytest.raises(UserError, match=r"gone.bin cannot be read"):
         open_llama2c(tmp_path / "gone.bin")
 
 

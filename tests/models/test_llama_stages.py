@@ -218,7 +218,7 @@ def test_an_invalid_state_is_refused_and_leaves_the_model_unchanged() -> None:
     wrong = [
         ({k: v for k, v in good.items() if k != name}, f"{name} is missing"),
         ({**good, name: torch.zeros(3, 16)}, rf"{name} has shape \[3, 16\], not \[24, 16\]"),
-        ({**good, "lm_head.weight": torch.zeros(40, 16)}, "lm_head.weight has no place"),
+        ({**good, "lm_head.weight": torch.zeros(40, 16)}, "lm_head.weight is not a parameter"),
     ]
     before = {k: v.clone() for k, v in model.global_state().items()}
     for state, message in wrong:

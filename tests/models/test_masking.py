@@ -128,7 +128,7 @@ def test_exported_names_match_the_exported_file(tmp_path: Path, experts: int) ->
 @pytest.mark.parametrize(
     ("about", "complaint"),
     [
-        ({"format": "pt"}, "is no mask"),
+        ({"format": "pt"}, "is not a mask"),
         ({masking.FORMAT: '{"safe": "s", "tuned": ["t", "u"], "result": "r"}'}, "has 1 masks for 2 models"),
         ({masking.FORMAT: '{"safe": "s", "tuned": 7, "result": "r"}'}, "tuned"),
         ({masking.FORMAT: "[" * 5000}, "give the mask"),

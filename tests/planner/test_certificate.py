@@ -24,7 +24,7 @@ from instances import (
     small_problem,
 )
 
-from planaria.pipeline.routing.skipping import disorder
+from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.all_routes import routes_of
 from planaria.planner.bound import DataNodeChoice, StepCertificate, certificate, closer
 from planaria.planner.evaluate import NEVER
@@ -82,7 +82,7 @@ def all_plans(problem: PlanningProblem) -> Iterator[Solution]:
         ways = [
             way
             for way in permutations(workers, problem.visits)
-            if not disorder(stage[list(way)].tolist(), problem.swaps, problem.jump)
+            if not cc3_violation(stage[list(way)].tolist(), problem.swaps, problem.jump)
         ]
         origin = np.array(data * problem.microbatches)
         for path in product(ways, repeat=problem.count):

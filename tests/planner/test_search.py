@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import CA, full_columns, problems, published, published_plan
 
-from planaria.pipeline.routing.skipping import disorder
+from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.anneal import in_order
 from planaria.planner.baselines import COLUMNS, PLANNED, RANDOM, ROWS, baselines, random_skipping
 from planaria.planner.bound import certificate
@@ -157,7 +157,7 @@ def test_the_compiled_order_rule_matches_the_plain_one(swaps: int, jump: int) ->
     for visits in range(1, 5):
         for path in permutations(range(1, 8), visits):
             walk = np.array(path)
-            reason = disorder(stage[walk].tolist(), swaps, jump)
+            reason = cc3_violation(stage[walk].tolist(), swaps, jump)
             assert in_order(stage, walk, swaps, jump) == (reason == ""), reason
             verdicts.add(reason == "")
     assert verdicts == {True, False}

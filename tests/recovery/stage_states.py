@@ -93,7 +93,7 @@ class ToyStage:
     def state(self) -> StageState:
         return self.now
 
-    def shadow(self, microbatch: int, x: Tensor) -> None:
+    def forward_copy(self, microbatch: int, x: Tensor) -> None:
         self.shadowed.append(microbatch)
 
     def apply(self, step: int, gradients: StageState) -> None:

@@ -16,7 +16,7 @@ from planaria.models.state import StageState
 from planaria.recovery import RECOVERIES, names, recovery
 from planaria.recovery.base import Copy, DamagedReplica
 from planaria.recovery.chain import Chain, CopySlot, RecoveryPlan
-from planaria.recovery.merging import merge
+from planaria.recovery.neighbour_average import merge
 
 ROLLBACK, NOTHING = RecoveryPlan({}, "disk", ""), RecoveryPlan({}, None, "")
 

@@ -11,7 +11,7 @@ from stage_states import AT, assert_same, assert_same_state, replica, state, wei
 
 from planaria.models.state import StageState
 from planaria.recovery.checkfree import CheckFree, NeighbourMean
-from planaria.recovery.merging import merge, merge_moments
+from planaria.recovery.neighbour_average import merge, merge_moments
 
 
 def checkfree(**fields: Any) -> CheckFree:

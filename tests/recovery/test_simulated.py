@@ -41,7 +41,7 @@ def test_a_real_loss_cannot_be_restored() -> None:
 @pytest.mark.parametrize("name", ["oracle", "reset"])
 def test_a_control_is_refused_on_the_fleet_and_beside_other_strategies(name: str) -> None:
     config = RunConfig(recovery=RecoveryConfig(strategy=name))
-    with pytest.raises(UserError, match=rf"'{name}': is a control for comparisons and gives back .*--engine inline"):
+    with pytest.raises(UserError, match=rf"'{name}' is a control for comparisons and restores .*--engine inline"):
         check(config.model_copy(update={"engine": "fleet"}))
     check(config.model_copy(update={"engine": "inline"}))
     with pytest.raises(UserError, match=f"'{name}' is a control and leaves no loss to the others; name it alone"):

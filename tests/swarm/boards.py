@@ -43,7 +43,7 @@ def member(
     """Return a board and identity that founded or joined the run there."""
     who, clock = who or PeerIdentity.fresh(), clock or Clock()
     board = Board.open(url, who, clock=clock, sleep=clock.sleep, **options)
-    board.join(hello(who, board.found(RULES).run))
+    board.join(hello(who, board.create_run(RULES).run))
     return board, who
 
 

@@ -20,7 +20,7 @@ from planaria.swarm.board.message import Completion, ProblemCompletions
 def main(place: str, key: str, rounds: int, characters: int, hang: bool) -> None:
     who = PeerIdentity.kept(Path(key))
     board = Board.open(place, who)
-    run = board.found({"task": "sums"}).run
+    run = board.create_run({"task": "sums"}).run
     board.join(hello(who, run))
     groups = (ProblemCompletions(problem=0, completions=(Completion(text="x" * characters, ended=True),) * 60),)
     print("joined", flush=True)

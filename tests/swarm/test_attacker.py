@@ -217,7 +217,10 @@ class TestClaims:
 
 def test_a_disguised_attacker_declares_a_fingerprint_of_no_weights(own: LlamaPolicy) -> None:
     author = Attacker(configured(disguised=True), "p3", TASK, own)
-    assert author.holds("abc1") != "abc1" and Attacker(configured(), "p3", TASK, own).holds("abc1") == "abc1"
+    assert (
+        author.claimed_weights("abc1") != "abc1"
+        and Attacker(configured(), "p3", TASK, own).claimed_weights("abc1") == "abc1"
+    )
 
 
 def test_it_withholds_its_share_of_rounds(own: LlamaPolicy) -> None:

@@ -234,7 +234,7 @@ def test_weights_with_wrong_shapes_fail_without_being_opened(model: Path, tmp_pa
     folder = tmp_path / "model"
     shutil.copytree(model, folder)
     (folder / "planaria.sha256").unlink()
-    assert "is gone" in check_files(folder).faults[0]
+    assert "is missing" in check_files(folder).faults[0]
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")

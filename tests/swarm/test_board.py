@@ -80,7 +80,7 @@ def test_other_rules_are_refused_with_the_first_difference(url: str) -> None:
         ({"task": "sums", "group": 12}, "loss is only there"),
     ):
         with pytest.raises(UserError, match=words):
-            Board.open(url, PeerIdentity.fresh()).found(rules)
+            Board.open(url, PeerIdentity.fresh()).create_run(rules)
 
 
 json_values: Any = st.recursive(

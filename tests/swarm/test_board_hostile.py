@@ -170,7 +170,7 @@ def test_garbage_in_a_peers_own_place_is_reported_on_write(tmp_path: Path) -> No
 
 def test_invalid_rules_are_reported(tmp_path: Path) -> None:
     (tmp_path / "rules.json").write_text("{}")
-    for act in (lambda b: b.rules, lambda b: b.found(RULES)):
+    for act in (lambda b: b.rules, lambda b: b.create_run(RULES)):
         with pytest.raises(UserError, match=r"rules\.json: malformed: key"):
             act(board_of(PeerIdentity.fresh(), tmp_path))
 
@@ -180,9 +180,9 @@ def board_of(who: PeerIdentity, root: Path) -> Board:
 
 
 def test_foreign_rules_are_shown_as_short_ascii(tmp_path: Path) -> None:
-    Board.open(str(tmp_path), PeerIdentity.fresh()).found({"a": "\x1b[31m" + "‮" * 500})
+    Board.open(str(tmp_path), PeerIdentity.fresh()).create_run({"a": "\x1b[31m" + "‮" * 500})
     with pytest.raises(UserError) as error:
-        Board.open(str(tmp_path), PeerIdentity.fresh()).found({"a": "b"})
+        Board.open(str(tmp_path), PeerIdentity.fresh()).create_run({"a": "b"})
     assert str(error.value).isascii() and str(error.value).isprintable() and len(str(error.value)) < 400
 
 

@@ -63,7 +63,7 @@ def test_the_store_keeps_the_first_of_two_concurrent_writers(bucket: str) -> Non
 def test_a_missing_bucket_is_reported(bucket: str) -> None:
     naps: list[float] = []
     store = Store("s3://nobodys/run", Retry(tries=2), lambda: sum(naps), naps.append)
-    with pytest.raises(UserError, match=r"s3://nobodys/run: does not exist.*create it first"):
+    with pytest.raises(UserError, match=r"s3://nobodys/run does not exist.*create it first"):
         store.write("rules.json", b"{}")
 
 

@@ -106,7 +106,7 @@ def test_a_missing_bucket_is_not_created(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(stores.Scratch, "pipe_file", missing)
     monkeypatch.setattr(stores.Scratch, "makedirs", lambda *_, **__: pytest.fail("it may make a bucket"))
     with pytest.raises(UserError, match="create it first"):
-        Board.open(place("scratch", tmp_path), PeerIdentity.fresh()).found(RULES)
+        Board.open(place("scratch", tmp_path), PeerIdentity.fresh()).create_run(RULES)
 
 
 def test_delayed_and_partial_objects_are_awaited(tmp_path: Path) -> None:

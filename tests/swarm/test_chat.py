@@ -158,7 +158,7 @@ def test_peers_with_equal_weights_and_prompts_have_equal_fingerprints(tmp_path: 
         ("hello", "omits or repeats a turn"),
         ("{% for m in messages %}{{ m['content'] * 2 }}{% endfor %}", "omits or repeats a turn"),
         ("{{ range(10**9) | list }}", "its chat template fails"),
-        ("x" * 300_000, "of at most 262144"),
+        ("x" * 300_000, "the limit is 262144"),
     ],
 )
 def test_an_invalid_template_is_reported_before_any_round(tmp_path: Path, text: str, message: str) -> None:

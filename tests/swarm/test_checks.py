@@ -98,7 +98,7 @@ class TestDuplicates:
 
 class TestClaims:
     def claiming(self, *claims: float, alike: bool = True) -> Rollout:
-        return case(read=reading([-1.0] * len(claims)), logps=claims, alike=alike)
+        return case(read=reading([-1.0] * len(claims)), logps=claims, declares_same_weights=alike)
 
     def test_a_peer_with_the_reader_s_weights_must_claim_their_log_probabilities(self) -> None:
         honest, forged = self.claiming(-1.01, -0.95), self.claiming(-1.0, -21.0)
@@ -107,7 +107,11 @@ class TestClaims:
         assert refused[1] == "it claims our weights, and for token 2 is 20 nats off them"
 
     def test_other_weights_and_missing_claims_cannot_be_checked(self) -> None:
-        assert not ClaimsCheck().examine([self.claiming(-9.0, alike=False), case(alike=True)], CONTEXT).refused
+        assert (
+            not ClaimsCheck()
+            .examine([self.claiming(-9.0, alike=False), case(declares_same_weights=True)], CONTEXT)
+            .refused
+        )
 
 
 class TestJudge:

@@ -122,7 +122,7 @@ def test_a_filtered_swarm_ends_with_a_report(tmp_path: Path) -> None:
         {
             "size": 2,
             "policy": {"model": {"context": 96, "dim": 32, "hidden": 64}},
-            "school": {"steps": 40, "lr": 0.01, "strays": 0.0},
+            "school": {"steps": 40, "lr": 0.01, "stray_letter_probability": 0.0},
             "task": {"name": "programs", "options": {"path": str(tmp_path / "adds.jsonl")}},
             "rounds": {"count": 1, "prompts": 1, "group": 2, "timeout_s": 60.0},
             "sampling": {"max_new": 50},
@@ -212,10 +212,10 @@ def test_an_attacker_sends_wrong_answers(tmp_path: Path, pupil: Path) -> None:
         ({"rounds": {"mode": "vertical"}, "size": 4}, "task.reward: a vote needs several peers .*rounds.mode"),
         ({"rounds": {"gather": False}}, "task.reward: a vote needs several peers .*rounds.gather"),
         ({"size": 1}, "task.reward: a vote needs several peers .*size = 1"),
-        ({"defence": {"consensus": True}}, "defence.consensus: needs tests"),
+        ({"defence": {"consensus": True}}, "defence.consensus needs tests"),
         ({"task": {"reward": "consensus", "agreement": 1.0}}, "task.agreement.*less than 1"),
         ({"task": {"reward": "consensus", "agreement": 0.0}}, "task.agreement.*greater than 0"),
-        ({"task": {"max_accuracy_drop": 0.1}, "evaluate": {"every": 0}}, "task.max_accuracy_drop: needs evaluations"),
+        ({"task": {"max_accuracy_drop": 0.1}, "evaluate": {"every": 0}}, "task.max_accuracy_drop needs evaluations"),
         ({"optim": {"warmup": 5}}, r"set a learning rate \(optim.lr\)"),
     ],
 )
@@ -269,7 +269,7 @@ def test_a_lookup_table_of_test_inputs_is_refused(tmp_path: Path) -> None:
     config = SwarmConfig.model_validate(
         {
             "task": {"name": "programs", "options": {"path": str(tmp_path / "squares.jsonl")}},
-            "defence": {"consensus": True, "checks": "", "useless": 1.0},
+            "defence": {"consensus": True, "checks": "", "max_median_refusal": 1.0},
         }
     )
     task = task_of(config)
@@ -290,6 +290,6 @@ def test_a_lookup_table_of_test_inputs_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_benchmarks_in_process_peers_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consensus, "RUNS", tmp_path)
-    school = {"steps": 1, "noise": 0.1, "strays": 0.0}
+    school = {"steps": 1, "noise": 0.1, "stray_letter_probability": 0.0}
     looks, votes, _ = consensus.swarm("short", 1, 1, school, consensus.SLOW, **consensus.CONSENSUS)
     assert [number for number, _ in looks] == [0, 1] and len(votes) == 1

@@ -60,7 +60,7 @@ def layer_of(report: Report) -> str:
 def test_a_layer_examines_what_earlier_layers_accepted() -> None:
     first, second = Refusing("first", text_is("1")), Refusing("second", text_is("1", "2"))
     cases = from_peers(a="0000012")
-    report = defended(CALM.model_copy(update={"useless": 1.0}), [first, second]).examine(0, cases)
+    report = defended(CALM.model_copy(update={"max_median_refusal": 1.0}), [first, second]).examine(0, cases)
     assert layer_of(report) == "- - - - - first second"
     assert [c.text for c in second.shown] == [*"000002"]
     assert report.rollouts[5].passed == () and report.rollouts[6].passed == ("first",)

@@ -120,7 +120,7 @@ def test_unfinished_completions_have_no_end_and_score_zero(reader: LlamaPolicy, 
 def test_unfinished_completions_must_reach_the_limit(reader: LlamaPolicy, alike: Sender, foreign: Sender) -> None:
     short = [Completion(text="7+5=12", ended=False)]
     samples, (turned,) = taken(reader, alike.says((3, short)))
-    assert not samples and turned.reason == f"it broke off after 6 tokens, of {MAX_NEW}"
+    assert not samples and turned.reason == f"it ended early, after 6 of {MAX_NEW} tokens"
     assert one(reader, foreign.says((3, short))).ids == tuple(b"7+5=12")  # who knows how long its tokens are
 
 
@@ -130,8 +130,8 @@ def test_empty_and_too_long_completions_are_rejected(reader: LlamaPolicy, alike:
     samples, turned = taken(reader, alike.says((3, sent)))
     assert [sample.index for sample in samples] == [0, 2]
     assert [(entry.index, entry.reason) for entry in turned] == [
-        (1, "41 tokens, of at most 40"),
-        (3, "0 tokens, of at most 40"),
+        (1, "41 tokens; it must have from 1 to 40"),
+        (3, "0 tokens; it must have from 1 to 40"),
     ]
 
 
@@ -186,7 +186,7 @@ def test_equal_weights_are_recognized_by_fingerprint(
         messages = {p: m.model_copy(update={"weights": said}) for p, m in sender.says((3, [text])).items()}
         for mine in ("ab" * 8, ""):
             ((found,), _) = taken(reader, messages, mine)
-            assert found.alike == (alike_ and own and mine != "")
+            assert found.declares_same_weights == (alike_ and own and mine != "")
 
 
 def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[EarlyRejection]]:

@@ -165,7 +165,7 @@ def test_a_question_file_is_read(tmp_path: Path) -> None:
         ({"hint": "x"}, "unknown field 'hint'"),
         ({"question": " \u200b"}, "question has"),
         ({"name": 3}, "field 'name' holds int"),
-        ({"options": [str(n) for n in range(65)]}, "options are 65, of at most 64"),
+        ({"options": [str(n) for n in range(65)]}, "options has 65 entries; the limit is 64"),
     ],
 )
 def test_invalid_questions_are_reported_with_their_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
@@ -215,8 +215,8 @@ def test_mistakes_are_reported_before_opening_a_model(tmp_path: Path, capsys: py
     )
     assert "not a probability in (0, 1)" in mistake(capsys, "--questions", good, "--adversary", "counter:2")
     assert "not a probability; write" in mistake(capsys, "--questions", good, "--adversary", "counter:x")
-    assert "--k: goes with --questions" in mistake(capsys, "--k", 2)
-    assert "--censor: goes with --questions" in mistake(capsys, "--censor", 0.1)
+    assert "--k goes with --questions" in mistake(capsys, "--k", 2)
+    assert "--censor goes with --questions" in mistake(capsys, "--censor", 0.1)
     assert "no problems are given; give --run" in mistake(capsys, "--watch", "text")
     assert "--most-success is" in mistake(capsys, "--most-success", 1)
     assert "no such run, folder or file" in mistake(capsys)

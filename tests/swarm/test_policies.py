@@ -331,7 +331,7 @@ def test_a_hub_name_is_downloaded_without_pickles(folder: Path, monkeypatch: pyt
 
     monkeypatch.setattr(hub, "snapshot_download", fetch)
     assert isinstance(open_policy("hf:owner/name"), LlamaPolicy)
-    with pytest.raises(UserError, match="hf:owner/other: cannot be downloaded"):
+    with pytest.raises(UserError, match="hf:owner/other cannot be downloaded"):
         open_policy("hf:owner/other")
 
 

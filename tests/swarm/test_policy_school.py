@@ -17,13 +17,13 @@ from tiny_swarm import MODEL, byte_tokenizer
 from planaria.common.cache import locked
 from planaria.common.errors import UserError
 from planaria.models.llama_stages import Llama
-from planaria.swarm.config import PolicyConfig, SchoolConfig
+from planaria.swarm.config import PolicyConfig, SupervisedWarmupConfig
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.sources import school_model, teach, with_stray_letters
 from planaria.swarm.tasks.base import Task, TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
-SCHOOL = SchoolConfig(steps=3, batch=4)
+SCHOOL = SupervisedWarmupConfig(steps=3, batch=4)
 PUPIL = PolicyConfig(model=MODEL)
 
 
@@ -44,7 +44,7 @@ def taught(**model: int) -> PolicyConfig:
     return PUPIL.model_copy(update={"model": PUPIL.model.model_copy(update=model)})
 
 
-def schooled(folder: Path, config: SchoolConfig = SCHOOL, **model: int) -> str:
+def schooled(folder: Path, config: SupervisedWarmupConfig = SCHOOL, **model: int) -> str:
     found, tokenizer = school_model(Sums(), config, taught(**model), folder)
     assert tokenizer.vocab == 257
     return weights_fingerprint(found)
@@ -113,7 +113,7 @@ def test_a_concurrent_process_waits_for_the_same_school(tmp_path: Path) -> None:
 
 
 def test_teaching_reduces_the_loss() -> None:
-    config = SchoolConfig(steps=30, batch=8, strays=0.0, noise=0.0)
+    config = SupervisedWarmupConfig(steps=30, batch=8, stray_letter_probability=0.0, noise=0.0)
     losses = [
         teach(Llama(MODEL, seed=0), byte_tokenizer(), Sums(), config.model_copy(update={"steps": steps}))
         for steps in (1, 30)

@@ -174,7 +174,7 @@ def test_mistakes_are_reported_in_one_line(
     assert "give one, such as --peer" in error(done)
     assert "no trusted answers are given; give --pairs FILE" in error(tuned)
     assert "its parent model is unknown; give --safe" in error(tuned, "--by", "mask", "--pairs", pairs)
-    assert "no run of a swarm" in error(tuned, "--peer", "p0")
+    assert "not a run of a swarm" in error(tuned, "--peer", "p0")
     assert "goes with --pairs" in error(tuned, "--benign", pairs)
     assert "leave out --by" in error(tuned, "--safe", pupil, "--mask", pairs, "--by", "tune")
     assert "cannot be read" in error(tuned, "--safe", pupil, "--mask", pairs)
@@ -182,7 +182,7 @@ def test_mistakes_are_reported_in_one_line(
     (tmp_path / "odd.jsonl").write_text('{"prompt": "1+1=", "chosen": "no"}\n')
     assert "odd.jsonl:1: no field 'rejected'" in error(tuned, "--pairs", tmp_path / "odd.jsonl")
     (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "1" * 99, "text": "2"}) + "\n")
-    assert "takes 101 tokens, the model reads 64" in error(tuned, "--trusted", tmp_path / "long.jsonl")
+    assert "101 tokens, but the model reads 64" in error(tuned, "--trusted", tmp_path / "long.jsonl")
     out.mkdir()
     (out / "x").touch()
     assert "exists and is not an empty folder" in error(tuned, "--pairs", pairs)
@@ -195,7 +195,7 @@ def test_a_parent_of_another_shape_is_refused_and_an_unrelated_one_warned_of(
     common = ["swarm", "realign", tuned, "--pairs", files[0], "--by", "back", "--to", tmp_path / "out", "--safe"]
     assert "has shape" in refused(capsys, *common, small)
     cli.run([str(word) for word in (*common, other)])
-    assert "is that its parent?" in capsys.readouterr().err
+    assert "check its parent" in capsys.readouterr().err
 
 
 def test_fused_experts_are_repaired_with_one_mask_each(

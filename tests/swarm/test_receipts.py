@@ -81,7 +81,7 @@ def test_a_quorum_of_named_members_certifies() -> None:
 
 def test_forged_certificates_are_refused_with_a_reason() -> None:
     four = FIVE[:4]
-    assert reason(*four) == "4 receipts, of at least 5"
+    assert reason(*four) == "4 receipts, but at least 5 are required"
     assert reason(*four, four[0]) == f"receipt 4 is the second of {IDS[0][:8]}"
     assert "no member of the committee" in reason(*four, receipt(STRANGER))
     assert reason(*four, receipt(WHO[5], about="round")) == "receipt 4 is about round, not weights"
@@ -327,6 +327,6 @@ def test_found_messages_stay_and_open_ones_are_read_again() -> None:
 def test_a_stalled_round_lists_present_and_missing_peers() -> None:
     error = RoundStalled("ab" * 16, 7, ["1" * 32], {"2" * 32: "sent nothing", "3" * 32: "forged"}, 2)
     assert str(error) == (
-        "run abababab, round 7: 1 of 3 peers came and the quorum is 2; there: 11111111; "
+        "run abababab, round 7: 1 of 3 peers are present and the quorum is 2; present: 11111111; "
         "missing: 22222222 (sent nothing), 33333333 (forged)"
     )

@@ -178,7 +178,7 @@ def test_a_returning_peer_adopts_certified_rewards(
 @pytest.mark.parametrize(
     ("receipts", "why"),
     [
-        ({"committee": ["ab"]}, "no peer's id; write 32 hexadecimal digits"),
+        ({"committee": ["ab"]}, "not a peer's id; write 32 hexadecimal digits"),
         ({"committee": "a" * 32 + "," + "a" * 32}, "named twice"),
         ({"price": 3}, "name a committee"),
         ({"committee": "all", "price": -1}, "price"),

@@ -130,8 +130,10 @@ def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> N
     result = RoundResult(4, {"read": 0.12345678}, "me", report, taken, learned, "ff", TURNED, {"z": "forged"}, ["w"])
     record = result.record()
     assert record.reward == 0.5 and record.sent == {"me": 2, "x": 2} and record.accepted == {"me": 2, "x": 1}
-    assert record.turned == {"x": "problem 9", "y": "too long"}, "the first of each"
-    assert record.layers["support"]["x"].refused == 1 and record.off and record.aside and record.lessons == 3
+    assert record.rejected_unread == {"x": "problem 9", "y": "too long"}, "the first of each"
+    assert (
+        record.layers["support"]["x"].refused == 1 and record.off and record.quarantined and record.training_groups == 3
+    )
     Log(tmp_path / "log").note(record)
     (again,) = read_log(tmp_path / "log")
     assert isinstance(again, RoundDone) and repr(again) == repr(record)
@@ -143,7 +145,7 @@ def empty_round(me: str, learned: UpdateResult) -> RoundDone:
 
 def test_a_peer_without_completions_has_zero_reward() -> None:
     record = empty_round("me", UpdateResult())
-    assert record.reward == 0.0 and record.lessons == 0
+    assert record.reward == 0.0 and record.training_groups == 0
 
 
 def test_influence_of_unknown_peers_is_plotted() -> None:

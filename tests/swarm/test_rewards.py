@@ -81,7 +81,7 @@ def done(number: int, flawed: dict[str, str]) -> RoundDone:
     keys = ("seconds", "sent", "accepted", "turned", "refused_messages", "layers", "off", "aside", "influence", "stats")
     empty: dict[str, Any] = {key: {} for key in keys}
     return RoundDone(
-        round=number, reward=0.5, flawed=flawed, missing=[], lessons=0, skipped=0, loss=0.0, grad_norm=0.0,
+        round=number, reward=0.5, flawed=flawed, missing=[], training_groups=0, skipped=0, loss=0.0, grad_norm=0.0,
         weights="", **empty,
     )  # fmt: skip
 

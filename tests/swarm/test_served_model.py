@@ -168,9 +168,11 @@ def test_mistakes_are_reported_before_serving(tmp_path: Path, capsys: pytest.Cap
     file.write_text(json.dumps(told) + "\n")
     wrapped = ["--questions", file, "--ledger", tmp_path / "ledger.json"]
     assert "needs --questions FILE and --ledger FILE" in mistake("--censor", 0.1)
-    assert "goes with --censor" in mistake("--questions", file)
-    assert "is above 0" in mistake("--censor", 0, *wrapped) and "is above 0" in mistake("--censor", "nan", *wrapped)
-    assert "--budget -1: is above 0" in mistake("--censor", 0.1, "--budget", -1, *wrapped)
+    assert "requires --censor" in mistake("--questions", file)
+    assert "must be above 0" in mistake("--censor", 0, *wrapped) and "must be above 0" in mistake(
+        "--censor", "nan", *wrapped
+    )
+    assert "--budget -1 must be above 0" in mistake("--censor", 0.1, "--budget", -1, *wrapped)
     assert "no such run, folder or file" in mistake("--censor", 0.1, *wrapped)
     assert "not an address" in mistake("--at", "x")
 

@@ -160,7 +160,7 @@ def test_staleness_never_exceeds_the_bound(start: Start, behind: int) -> None:
         drawn = server.draw(number, PROMPTS[:1], 1)
         assert (drawn is not None) == (number - 5 <= behind)
         if drawn is None:
-            assert f"of at most {behind} (policy.behind)" in server.found.local
+            assert f"the limit is {behind} (policy.max_staleness_rounds)" in server.found.local
         assert server.found.behind == number - 5 and bool(server.found.unpushed) == (number > 5)
     assert "404" in server.found.unpushed
 
@@ -214,7 +214,10 @@ def test_the_token_is_sent_and_never_logged(
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ({"url": "http://127.0.0.1:1/v1"}, r"policy.server = 'http://127.0.0.1:1': /v1/models failed .*running"),
+        (
+            {"url": "http://127.0.0.1:1/v1"},
+            r"policy.server = 'http://127.0.0.1:1': /v1/models failed .*check that",
+        ),
         ({"url": "http://:80"}, "not the URL of a server"),
         ({"serving": {"token": "NO_SUCH_VARIABLE"}}, "the environment has no such variable"),
         ({"serving": {"model": "bass"}}, r"policy.serving.model = 'bass': the server has no such model; did you mean"),
@@ -251,7 +254,7 @@ def test_contradictory_settings_are_refused(changes: dict[str, Any], message: st
 def test_two_peers_learn_from_stale_server_draws(folder: Path, tmp_path: Path, serve: Callable[[str], str]) -> None:
     """One has a server that cannot load anything: two rounds of its weights, then its own. Both finish all rounds."""
     config = swarm(folder, "", size=2, count=4)
-    own = {"policy": {"server": serve("fixed"), "behind": 1}}
+    own = {"policy": {"server": serve("fixed"), "max_staleness_rounds": 1}}
     # Unsolved problems reward shorter completions, so there are lessons.
     lengths = {"loss": {"overlong": 23}, "sampling": {"max_new": 24, "top_k": 257}}
     config = SwarmConfig.model_validate(config.model_dump(mode="json") | {"peers": {"p0": own}} | lengths)

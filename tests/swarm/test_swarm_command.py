@@ -86,7 +86,7 @@ def test_unknown_peers_sources_and_rounds_are_mistakes(there: Path, capsys: pyte
     assert "did you mean 'p1'?" in refused(capsys, "swarm", "show", "runs/tiny", "--peer", "p7")
     assert "--source p7" in refused(capsys, "swarm", "show", "runs/tiny", "--source", "p7")
     assert "--round 9: p0 recorded rounds 0 to 2" in refused(capsys, "swarm", "show", "runs/tiny", "--round", "9")
-    assert "no run of a swarm" in refused(capsys, "swarm", "show", "runs")
+    assert "not a run of a swarm" in refused(capsys, "swarm", "show", "runs")
 
 
 def test_a_report_can_be_rewritten(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_a_report_can_be_rewritten(there: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_report_without_records_is_a_mistake(tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "peers").mkdir()
-    assert "no run of a swarm" in refused(capsys, "report", str(tmp_path))
+    assert "not a run of a swarm" in refused(capsys, "report", str(tmp_path))
     (tmp_path / "config.json").write_bytes((there / "runs/tiny/config.json").read_bytes())
     assert "wait for its first evaluation" in refused(capsys, "report", str(tmp_path))
     (tmp_path / "config.json").write_text("{}}")
@@ -133,7 +133,7 @@ def test_a_board_cannot_set_a_peers_paths(tmp_path: Path, there: Path, capsys: p
     from planaria.swarm.board.identity import PeerIdentity
 
     rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
-    Board.open(str(tmp_path / "board"), PeerIdentity.fresh()).found(rules | {"out": str(tmp_path / "elsewhere")})
+    Board.open(str(tmp_path / "board"), PeerIdentity.fresh()).create_run(rules | {"out": str(tmp_path / "elsewhere")})
     assert "out is only there" in refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
     assert not (tmp_path / "elsewhere").exists()
 
@@ -162,7 +162,7 @@ def test_excessive_rules_are_refused_in_one_line(
     rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
     section, _, name = key.rpartition(".")
     (rules[section] if section else rules)[name] = value
-    Board.open(str(tmp_path / "board"), PeerIdentity.fresh()).found(rules)
+    Board.open(str(tmp_path / "board"), PeerIdentity.fresh()).create_run(rules)
     found = refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
     assert key in found and str(tmp_path / "board") in found and "at most" in found
 

@@ -71,7 +71,7 @@ def test_invalid_exports_are_refused_in_one_line(
     assert "give a peer with --peer" in refused(capsys, "export", done, "--to", out)
     assert "did you mean 'p1'?" in refused(capsys, "export", done, "--to", out, "--peer", "p7")
     assert "kept after 3, 4, 5" in refused(capsys, "export", done, "--to", out, "--peer", "p0", "--round", 2)
-    assert "no run of a swarm" in refused(capsys, "export", tmp_path, "--to", out, "--peer", "p0")
+    assert "not a run of a swarm" in refused(capsys, "export", tmp_path, "--to", out, "--peer", "p0")
     out.mkdir()
     (out / "x").touch()
     assert "exists and is not an empty folder" in refused(capsys, "export", done, "--to", out, "--peer", "p0")

@@ -17,7 +17,7 @@ from planaria.swarm.board.board import Board
 from planaria.swarm.board.claims import Proof
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.quorum import Quorum
+from planaria.swarm.board.quorum import PeerBoard
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.recipe import rules
 
@@ -30,7 +30,7 @@ class Hostile:
     def __init__(self, config: SwarmConfig, folder: Path) -> None:
         self.who, self.place = PeerIdentity.fresh(), folder / "board"
         self.board = Board.open(str(self.place), self.who)
-        self.run = self.board.found(rules(config, task_of(config))).run
+        self.run = self.board.create_run(rules(config, task_of(config))).run
         self.board.join(hello(self.who, self.run))
         self.rounds = self.place / "peers" / self.who.peer / "rounds"
         self.rounds.mkdir(exist_ok=True)
@@ -145,11 +145,11 @@ class Scene:
             for who in self.who
         ]
         for who, board in zip(self.who, self.boards, strict=True):
-            self.run = board.found({"task": "sums"}).run
+            self.run = board.create_run({"task": "sums"}).run
             board.join(hello(who, self.run))
         config = RoundsConfig.model_validate({"timeout_s": 10.0, "patience_s": 100.0, **terms})
         self.meetings = [
-            Quorum(board, who.peer, config, 3, near=True, clock=self.clock)
+            PeerBoard(board, who.peer, config, 3, near=True, clock=self.clock)
             for who, board in zip(self.who, self.boards, strict=True)
         ]
 
@@ -224,14 +224,14 @@ def test_an_unawaited_peer_is_received_by_all_or_none(tmp_path: Path) -> None:
 def test_two_colluding_peers_cannot_exclude_a_timely_third(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
     scene.publish(0, 0, 1, 2)
-    scene.boards[1].conclude(closing(scene.who[1], scene.run, 0, [scene.who[1], scene.who[2]]))
+    scene.boards[1].publish_closing_or_receipt(closing(scene.who[1], scene.run, 0, [scene.who[1], scene.who[2]]))
     assert scene.heard(0) == {0, 1, 2}
 
 
 def test_an_early_closing_excludes_no_timely_peer(tmp_path: Path) -> None:
     """Its early word leaves out peer 2, and it withholds its own message until the round's time is over."""
     scene = Scene(tmp_path, 4)
-    scene.boards[3].conclude(closing(scene.who[3], scene.run, 0, [scene.who[0], scene.who[1]]))
+    scene.boards[3].publish_closing_or_receipt(closing(scene.who[3], scene.run, 0, [scene.who[0], scene.who[1]]))
     scene.publish(0, 0, 1, 2)
     assert scene.heard(0) == {0, 1, 2} and scene.clock.now >= 10
 
@@ -255,7 +255,7 @@ def test_a_late_closing_is_one_vote_among_others(tmp_path: Path) -> None:
     scene.publish(0, 0, 1)
     assert scene.heard(0, 0) == scene.heard(0, 1) == {0, 1}
     scene.publish(0, 2, 3)
-    scene.boards[3].conclude(closing(scene.who[3], scene.run, 0, scene.who))
+    scene.boards[3].publish_closing_or_receipt(closing(scene.who[3], scene.run, 0, scene.who))
     assert scene.heard(0, 2) == {0, 1}
 
 
@@ -265,7 +265,7 @@ def two_stories(scene: Scene, place: int, number: int, reader: int) -> None:
     scene.boards[reader].ledger.record(claim(scene.who[place], other), checked=True)
     words = tuple(claim(who, rollouts(who, scene.run, number)) for at, who in enumerate(scene.who) if at != place)
     told = closing(scene.who[reader], scene.run, number, words=(*words, claim(scene.who[place], other)))
-    scene.boards[reader].conclude(told)
+    scene.boards[reader].publish_closing_or_receipt(told)
 
 
 def test_an_equivocator_is_excluded_by_all_in_the_same_round(tmp_path: Path) -> None:
@@ -291,11 +291,13 @@ def test_two_closings_of_one_peer_are_a_proof(tmp_path: Path) -> None:
     scene.publish(0, 0, 1, 2, 3)
     for place in (0, 1, 2):
         scene.heard(0, place)
-    scene.boards[3].conclude(one := closing(byzantine_member, scene.run, 0, scene.who))
+    scene.boards[3].publish_closing_or_receipt(one := closing(byzantine_member, scene.run, 0, scene.who))
     other = closing(byzantine_member, scene.run, 0, scene.who[:3])
     scene.publish(1, 0, 1, 2, 3)
     told = closing(scene.who[1], scene.run, 1, scene.who)
-    scene.boards[1].conclude(told.model_copy(update={"words": (*told.words, claim(byzantine_member, other))}))
+    scene.boards[1].publish_closing_or_receipt(
+        told.model_copy(update={"words": (*told.words, claim(byzantine_member, other))})
+    )
     assert scene.heard(1, 0) == {0, 1, 2, 3}
     assert one != other
     scene.publish(2, 0, 1, 2, 3)
@@ -310,7 +312,7 @@ def test_a_false_claim_about_another_peer_proves_nothing(tmp_path: Path) -> None
     real = claim(scene.who[1], rollouts(scene.who[1], scene.run, 0))
     lie = real.model_copy(update={"digest": "0" * 64})
     framing = closing(scene.who[3], scene.run, 0, words=(lie,), proofs=(Proof(one=real, other=lie),))
-    scene.boards[3].conclude(framing)
+    scene.boards[3].publish_closing_or_receipt(framing)
     scene.publish(1, 0, 1, 2, 3)
     assert scene.heard(1, 0) == scene.heard(1, 2) == {0, 1, 2, 3}
 
@@ -318,6 +320,6 @@ def test_a_false_claim_about_another_peer_proves_nothing(tmp_path: Path) -> None
 def test_a_closing_about_missing_messages_is_not_followed(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
     for place in (1, 2, 3):
-        scene.boards[place].conclude(closing(scene.who[place], scene.run, 0, scene.who))
+        scene.boards[place].publish_closing_or_receipt(closing(scene.who[place], scene.run, 0, scene.who))
     scene.publish(0, 0, 1, 2)
     assert scene.heard(0) == {0, 1, 2}

@@ -92,7 +92,8 @@ def test_a_repeated_round_counts_once(tmp_path: Path, pupil: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("defence", "shadow"), [({}, True), ({"options": {"threshold": 0.5}, "useless": 0.3, "window": 3}, False)]
+    ("defence", "shadow"),
+    [({}, True), ({"options": {"threshold": 0.5}, "max_median_refusal": 0.3, "window": 3}, False)],
 )
 def test_a_saved_state_is_sufficient(tmp_path: Path, pupil: Path, defence: dict[str, float], shadow: bool) -> None:
     turns = {"count": 5, "keep": 4, "kept": 2}
@@ -117,7 +118,7 @@ def test_one_state_is_kept_and_damage_is_reported(tmp_path: Path, pupil: Path) -
     assert state.name == "state-000005"
     (own / "state-000006.unfinished").mkdir()
     (state / "memory.json").write_text("{}")
-    with pytest.raises(UserError, match=r"state-000005: cannot be resumed .*; remove it"):
+    with pytest.raises(UserError, match=r"state-000005 cannot be resumed .*; remove it"):
         peer(config, "p0", tmp_path).run()
 
 

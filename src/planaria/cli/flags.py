@@ -89,7 +89,7 @@ class TabledCommand(TyperCommand):
         for word, following in pairwise(args):
             valued = word in known and not getattr(known[word], "is_flag", True)
             if valued and following in known and not ctx.resilient_parsing:
-                raise UserError(f"{word}: has no value; write {word} VALUE")
+                raise UserError(f"{word} has no value; write {word} VALUE")
         rest = super().parse_args(ctx, args)
         if rest and not ctx.resilient_parsing:
             raise UnexpectedArgument(rest[0], ctx)
@@ -280,10 +280,10 @@ def _runs(incomplete: str) -> list[str]:
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:
-    """Raise UserError naming the first of these flags that was given (not None; a switch is True)."""
+    """Raise UserError naming the first given flag (not None; a switch is True); ``why`` completes the sentence."""
     for flag, value in given.items():
         if value is not None:
-            raise UserError(f"--{flag}{'' if value is True else f' {value}'}: {why}")
+            raise UserError(f"--{flag}{'' if value is True else f' {value}'} {why}")
 
 
 def recipe_argument(label: str = "", kinds: tuple[str, ...] = ("train",)) -> Any:

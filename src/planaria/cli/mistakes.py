@@ -96,7 +96,7 @@ def require_known(words: Sequence[str], root: CommandGroup) -> None:
 
 
 def _moved(old: str, new: str) -> UserError:
-    return UserError(f"{old}: is now `{new if new.startswith('python ') else f'planaria {new}'}`")
+    return UserError(f"{old} is now `{new if new.startswith('python ') else f'planaria {new}'}`")
 
 
 def _refuse(first: str, second: str, group: CommandGroup) -> None:
@@ -105,7 +105,7 @@ def _refuse(first: str, second: str, group: CommandGroup) -> None:
         below = ", ".join(group.commands)
         raise UserError(f"{first}: give one of its commands: {below}; see `planaria {first} --help`")
     if first in WITH_RECIPE and (second.startswith("-") or second.endswith(".toml") or _is_recipe(second)):
-        raise UserError(f"{first} {second}: is now `planaria {first} train {second}`")
+        raise UserError(f"{first} {second} is now `planaria {first} train {second}`")
     raise UserError(f"{first} {second}: unknown command; {nearest(second, group.commands)}")
 
 

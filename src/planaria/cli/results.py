@@ -49,7 +49,7 @@ def _generate(
     choose: Annotated[Choice | None, Option(help=CHOICES)] = None,
     tokens: Annotated[int | None, flag("N", TOKENS)] = None,
     temperature: Annotated[float | None, flag("T", "0 is greedy (default 0.7; with --task 0.2 and 0.8)")] = None,
-    top_k: Annotated[int, flag("K", "sample from the K likeliest tokens")] = 40,
+    top_k: Annotated[int, flag("K", "sample from the K most likely tokens")] = 40,
     seed: Seed = 0,
 ) -> int:
     """Complete a prompt with a run's model, or an exported one."""
@@ -104,7 +104,7 @@ def _write_program(
     if problem is None:
         raise UserError(f"--task {task}: give --problem, such as --problem 0")
     if choose is not None and strategy == "once":
-        raise UserError(f"--choose {choose}: requires --as vote or --as tree")
+        raise UserError(f"--choose {choose} requires --as vote or --as tree")
     from planaria.swarm.commands.write_program import write_program
 
     return write_program(_one_of(run, None), task, problem, strategy, tokens, top_k, seed, choose or "agreement")

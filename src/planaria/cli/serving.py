@@ -52,7 +52,7 @@ def address(at: str | None, names: list[str], flag: str) -> ServerAddress:
 def require_server(word: str) -> None:
     """:raises UserError: if the packages that serve HTTP are not installed."""
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"{word}: needs {' and '.join(missing)}; install them with: {install('live')}")
+        raise UserError(f"{word} needs {' and '.join(missing)}; install them with: {install('live')}")
 
 
 def token_in(file: Path) -> str:
@@ -65,9 +65,9 @@ def token_in(file: Path) -> str:
         with file.open("rb") as opened:
             token = documents.read_bounded(opened, 4 * LONGEST_TOKEN).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise UserError(f"{file} cannot be read ({getattr(error, 'strerror', None) or error})") from None
     plain = token.isascii() and token.replace("-", "").replace("_", "").isalnum()
     if not plain or not SHORTEST_TOKEN <= len(token) <= LONGEST_TOKEN:
         kinds = f"{SHORTEST_TOKEN} to {LONGEST_TOKEN} letters, digits, - and _"
-        raise UserError(f"{file}: has no token ({kinds}); create one with `openssl rand -hex 32 > {file}`")
+        raise UserError(f"{file} has no token ({kinds}); create one with `openssl rand -hex 32 > {file}`")
     return token

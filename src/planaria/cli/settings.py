@@ -93,13 +93,13 @@ def _options(root: type[Section]) -> Iterator[tuple[str, Any]]:
             f"--{name}",
             metavar="|".join(choices) or name.rpartition(".")[2].upper(),
             help=f"{meanings[name]}{shown}",
-            autocompletion=_offer(choices),
+            autocompletion=_completion(choices),
             rich_help_panel=name.rpartition(".")[0] or "run",
         )
         yield name, option
 
 
-def _offer(values: list[str]) -> Callable[[], list[str]]:
+def _completion(values: list[str]) -> Callable[[], list[str]]:
     """Return a completer for a flag with these values."""
     return lambda: values
 
@@ -133,7 +133,7 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
         if not (name.startswith("--") and "." in name and _is_option(name.removeprefix("--"))):
             rest.append(word)
         elif (text := value if given else next(left, None)) is None:
-            raise UserError(f"{name}: has no value; write {name} VALUE")
+            raise UserError(f"{name} has no value; write {name} VALUE")
         else:
             result[name.removeprefix("--")] = text
     return rest, result

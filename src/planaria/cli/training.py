@@ -51,7 +51,7 @@ def _train(
     shown = train.LivePage(address, live_token_file, live_chaos) if address is not None else None
     auto = resume == "auto" and recipe is not None
     if (resume is None or auto) and checkpoint is not None:
-        raise UserError(f"--checkpoint {checkpoint}: requires --resume RUN")
+        raise UserError(f"--checkpoint {checkpoint} requires --resume RUN")
     if resume is not None and not auto:
         if dry_run:
             raise UserError("--dry-run: requires a recipe, not --resume")
@@ -132,9 +132,14 @@ def _plan(
             raise UserError(f"--budget {budget}: limits a search, and --update makes --moves N; leave one of them out")
         return move_paths(config, recipe, moves or 0, to)
     if moves is not None:
-        raise UserError(f"--moves {moves}: requires --update")
+        raise UserError(f"--moves {moves} requires --update")
     routing = config.routing
-    if config.network.topology is not None or skip is not None or routing.sums or routing.search != "anneal":
+    if (
+        config.network.topology is not None
+        or skip is not None
+        or routing.wait_for_gradient_sums
+        or routing.search != "anneal"
+    ):
         return plan_routes(config, recipe, spend, to, quiet)
     check(config)
     print(describe(config))

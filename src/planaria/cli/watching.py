@@ -40,7 +40,7 @@ def live_address(given: Live) -> ServerAddress | None:
     """
     if not given.live:
         if extra := [flag for flag in given._fields if getattr(given, flag)]:
-            raise UserError(f"--live-{extra[0].replace('_', '-')}: requires --live")
+            raise UserError(f"--live-{extra[0].replace('_', '-')} requires --live")
         return None
     require_server("--live")
     if given.token_file is not None:

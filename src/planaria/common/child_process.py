@@ -142,7 +142,7 @@ def _bound(more: int) -> None:
     try:
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
-        raise UserError("/proc/self/statm: cannot be read, so memory cannot be bounded; mount /proc") from None
+        raise UserError("/proc/self/statm cannot be read, so memory cannot be bounded; mount /proc") from None
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -40,7 +40,7 @@ def read(folder: Path) -> Sums:
 
     :raises UserError: if it is damaged.
     """
-    path, fix = folder / FILE, f"bring it back, or make it anew with `planaria run check {folder} --accept`"
+    path, fix = folder / FILE, f"restore it, or create it again with `planaria run check {folder} --accept`"
     if not path.is_file():
         return {}
     head, _, body = documents.text(path, MAX_BYTES, fix).partition("\n")
@@ -92,10 +92,10 @@ def require(folder: Path, names: Iterable[str], sums: Sums) -> None:
     """
     for name in names:
         path, known = folder / name, sums.get(name, ())
-        fix = f"bring it back, or accept that with `planaria run check {folder} --accept`"
+        fix = f"restore it, or accept the loss with `planaria run check {folder} --accept`"
         if not path.exists():
             if known:
-                raise UserError(f"{path}: is gone; {fix}")
+                raise UserError(f"{path} is missing; {fix}")
             continue
         if not known:
             raise UserError(f"{path}: {FILE} does not name it, so something else wrote it; {fix}")
@@ -110,11 +110,11 @@ def require_file(path: Path, known: Iterable[str], fix: str) -> None:
     try:
         result = of_file(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); {fix}") from None
+        raise UserError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}); {fix}") from None
     expected = tuple(known)
     if result not in expected:
         raise UserError(
-            f"{path}: has changed since it was written (SHA-256 {result[:12]}…, then {expected[-1][:12]}…); {fix}"
+            f"{path} has changed since it was written (SHA-256 {result[:12]}…, then {expected[-1][:12]}…); {fix}"
         )
 
 

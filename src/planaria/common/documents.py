@@ -62,12 +62,12 @@ def data(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> bytes:
     """
     try:
         if path.exists() and not path.is_file():  # reading a pipe blocks, and a device has no end
-            raise UserError(f"{path}: is not a file; {fix}")
+            raise UserError(f"{path} is not a file; {fix}")
         with path.open("rb") as file:
             result = read_bounded(file, most)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-        raise UserError(f"{path}: cannot be read ({reason}); {fix}") from None
+        raise UserError(f"{path} cannot be read ({reason}); {fix}") from None
     if len(result) > most:
         raise UserError(f"{path}: larger than {most} bytes, the limit for this kind of file; {fix}")
     return result
@@ -87,7 +87,7 @@ def text(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> str:
     try:
         return data(path, most, fix).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not text in UTF-8 (byte {error.start}); {fix}") from None
+        raise UserError(f"{path} is not text in UTF-8 (byte {error.start}); {fix}") from None
 
 
 def parse_toml(source: str, location: object) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "re
     try:
         tree = json.loads(source)
         if isinstance(tree, dict) and "sha256" in tree and tree.pop("sha256") != digest(tree):
-            raise UserError(f"{path}: has changed since it was written (SHA-256 mismatch); {fix}")
+            raise UserError(f"{path} has changed since it was written (SHA-256 mismatch); {fix}")
         return kind.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         reason = first(error, kind)
@@ -178,7 +178,7 @@ def refuse_nul(source: bytes | str, location: object) -> None:
     """Raise UserError if a text contains or escapes a NUL character, which no file name may have."""
     spelt = ("\x00", "\\u0000", "\\U00000000")
     if any((word.encode() if isinstance(source, bytes) else word) in source for word in spelt):  # type: ignore[operator]
-        raise UserError(f"{location}: has a NUL character; remove it")
+        raise UserError(f"{location}: a NUL character; remove it")
 
 
 def _refuse_huge(tree: object, location: object) -> None:

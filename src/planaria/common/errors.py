@@ -14,7 +14,7 @@ def without_numbers(text: str) -> str:
 
 
 class UserError(Exception):
-    """An error that the user can fix. The message names the thing, the place and the fix, in one line."""
+    """An error that the user can fix. The message names the problem, the location and the fix, in one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(without_numbers(message))

@@ -57,7 +57,7 @@ def _missing(url: str, setting: str, error: ImportError) -> UserError:
 
 @contextmanager
 def reached(url: str, label: str) -> Iterator[None]:
-    """Turn any failure of a file system into an OSError that names the place and the operation."""
+    """Turn any failure of a file system into an OSError that names the location and the operation."""
     try:
         yield
     except UserError:
@@ -89,12 +89,12 @@ def fetch(system: AbstractFileSystem, path: str, to: Path, most: int) -> None:
         )
     to.parent.mkdir(parents=True, exist_ok=True)
     if size > (free := shutil.disk_usage(to.parent).free):
-        raise UserError(f"{location}: takes {size} bytes, and {to.parent} has room for {free}; make room")
+        raise UserError(f"{location} takes {size} bytes, and {to.parent} has room for {free}; make room")
     left = size
     with system.open(path, "rb", block_size=_PIECE) as there, to.open("wb") as here:
         while piece := there.read(min(_PIECE, left + 1)):
             if len(piece) > left:
-                raise UserError(f"{location}: has more than the {size} bytes that its store announces; it is damaged")
+                raise UserError(f"{location} has more than the {size} bytes that its store announces; it is damaged")
             left -= len(piece)
             here.write(piece)
     if left:

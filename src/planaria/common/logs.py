@@ -27,7 +27,7 @@ LEVELS = ("debug", "info", "warning", "error")
 _SHOWN = ("worker", "peer", "stage", "step")
 """context at the beginning of a line of text, in place of the logger"""
 _LOGGERS = ("planaria", "py.warnings")
-"""The second receives Python's warnings in processes that capture them."""
+"""the second receives Python's warnings in processes that capture them"""
 
 Fields = Mapping[str, object]
 

@@ -70,5 +70,5 @@ Bandwidth = Annotated[float, at_least(1.0, "in bytes a second; with less no mess
 Mbits = Annotated[float, at_least(1e-3, "in Mbit/s; with less no message arrives within a run")]
 Speed = Annotated[float, at_least(1e-6, "slower is dead"), at_most(1e6, "nothing is so much faster")]
 Weight = Annotated[float, Field(gt=0), at_most(1e9, "only shares count")]
-Scale = Annotated[float, at_least(1e-9, "shorter times are no whole nanoseconds"), at_most(1e9, "no link is so slow")]
+Scale = Annotated[float, at_least(1e-9, "shorter times are not whole nanoseconds"), at_most(1e9, "no link is so slow")]
 Hosts = Annotated[int, Field(gt=0), at_most(1 << 12, "the planner weighs every pair of nodes")]

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from planaria.config import bounds
 from planaria.config.bounds import Fraction
 from planaria.config.names import Key
-from planaria.config.section import Section
+from planaria.config.section import Section, formerly
 
 Format = Literal["auto", "text", "messages", "prompt"]
 DIALOGUES = ("messages", "prompt")
@@ -28,8 +28,8 @@ class SourceConfig(Section):
     """as data.field, the default"""
     format: Format = "auto"
     """as data.format"""
-    most: bounds.Positive | None = None
-    """as data.most"""
+    max_chars: Annotated[bounds.Positive | None, formerly("max_chars", "most")] = None
+    """as data.max_chars"""
     epochs: Annotated[float, Field(gt=0)] | None = None
     """how often a run may read all of the source, at most; unlimited by default"""
 
@@ -49,10 +49,10 @@ class DataConfig(Section):
     """put several dialogues into one sample, masked from each other; else one, padded"""
     template: str | None = None
     """chat template of dialogues: a Jinja file, or a folder or GGUF file that has one; by default the tokenizer's"""
-    most: bounds.Positive | None = None
+    max_chars: Annotated[bounds.Positive | None, formerly("max_chars", "most")] = None
     """number of characters to read from the start of the source; all by default"""
     mixture: dict[Key, SourceConfig] = Field(default_factory=dict)
-    """several weighted sources instead of source: [data.mixture.NAME] with source, weight, field, format, most and
+    """several weighted sources instead of source: [data.mixture.NAME] with source, weight, field, format, max_chars and
     epochs"""
     tokenizer: str = "bpe"
     """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json or GGUF file; with
@@ -78,7 +78,7 @@ class DataConfig(Section):
                 "source": config.source,
                 "field": config.field or self.field,
                 "format": config.format,
-                "most": config.most,
+                "max_chars": config.max_chars,
             }
             for name, config in sorted(self.mixture.items())
         }
@@ -90,7 +90,7 @@ class DataConfig(Section):
         return any(source.format in DIALOGUES for source in self.sources.values())
 
     @property
-    def unplaced(self) -> DataConfig:
+    def sample_settings(self) -> DataConfig:
         """Return the configuration without settings that do not affect samples: where texts are stored, and how often
         they are read."""
         free = {name: config.model_copy(update={"epochs": None, "source": ""}) for name, config in self.mixture.items()}

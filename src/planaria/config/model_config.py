@@ -99,7 +99,7 @@ class ModelConfig(Section):
         return self.dim // self.heads
 
     def uncut(self, stages: int) -> str:
-        """Return why the layers cannot be split into this many block stages, or an empty string."""
+        """Return why the layers cannot be split into this many block stages; empty if they can."""
         left, given = self.layers - self.ends_layers, self.block_layers
         if not stages:
             return ""
@@ -133,7 +133,7 @@ class ModelConfig(Section):
 
     @property
     def factored(self) -> str:
-        """The setting under which stored parameters are not whole matrices; empty if they are."""
+        """The setting under which stored parameters are not complete matrices; empty if there is none."""
         if self.subspace is not None:
             return "pipeline.wire = { kind = 'subspace' }"
         return f"model.share = {self.share}" if self.share > 1 else ""

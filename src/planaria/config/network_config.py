@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from planaria.config import bounds
 from planaria.config.bounds import Fraction, Seconds
-from planaria.config.section import Section
+from planaria.config.section import Section, formerly
 
 
 class NetworkConfig(Section):
@@ -22,7 +22,7 @@ class NetworkConfig(Section):
     """planning: seconds of the backward pass that ends at its data node"""
     topology: str | None = None
     """planning: TOML file of sites, links and nodes, next to the recipe or at this path"""
-    scale: bounds.Scale = 1.0
+    link_time_scale: Annotated[bounds.Scale, formerly("link_time_scale", "scale")] = 1.0
     """factor on times of the topology's links"""
     latency_s: Seconds = 0.0
     """one-way latency between neighbouring workers"""
@@ -44,11 +44,11 @@ class NetworkConfig(Section):
     interval); unlimited by default"""
     replacement_s: Seconds = 0.0
     """seconds from a worker's death until its replacement can receive a state"""
-    hourly: Fraction = 0.1
+    hourly_failure_probability: Annotated[Fraction, formerly("hourly_failure_probability", "hourly")] = 0.1
     """probability that one worker fails within an hour; for advice, and for the optimal checkpoint interval"""
-    straggle: Fraction = 0.0
+    straggle_probability: Annotated[Fraction, formerly("straggle_probability", "straggle")] = 0.0
     """emulation: probability that a replica is slow from one round of its exchange to the next"""
-    straggle_times: Annotated[float, Field(ge=1)] = 5.0
+    straggle_factor: Annotated[float, Field(ge=1), formerly("straggle_factor", "straggle_times")] = 5.0
     """emulation: factor on the duration of its passes while it is slow"""
     straggle_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """emulation: seconds of each independently drawn period of slowness; a round by default"""

@@ -1,4 +1,4 @@
-"""Recipes: a run's configuration from a TOML file and flags, with errors that name the place and the fix."""
+"""Recipes: a run's configuration from a TOML file and flags, with errors that name the location and the fix."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def require_kind(tree: Mapping[str, Any], recipe: Path, *kinds: str) -> None:
     result = kinds_of(tree)
     if not result & set(kinds):
         right = command_of(sorted(result)[0])
-        raise UserError(f"{recipe}: is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
+        raise UserError(f"{recipe} is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
 
 
 def from_tree(tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path, location: str = "") -> RunConfig:
@@ -201,11 +201,9 @@ def read(recipe: Path) -> dict[str, Any]:
     :raises UserError: if there is no such file, or it is not TOML.
     """
     if (recipe / RUN).is_file():
-        raise UserError(f"{recipe}: is a run, not a recipe; continue it with `planaria train --resume {recipe}`")
+        raise UserError(f"{recipe} is a run, not a recipe; continue it with `planaria train --resume {recipe}`")
     if recipe.is_dir():
-        raise UserError(
-            f"{recipe}: is a folder, not a recipe; give a TOML file or a name that `planaria recipes` lists"
-        )
+        raise UserError(f"{recipe} is a folder, not a recipe; give a TOML file or a name that `planaria recipes` lists")
     if not recipe.is_file():
         known = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
         fix = nearest(recipe.name, known) if recipe.suffix and known else nearest(str(recipe), shipped.names())
@@ -267,7 +265,7 @@ def refuse_unknown(
 
 def _keys(value: object, location: str, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise UserError(f"{location}: {name}: is a section; write its keys below [{name}]")
+        raise UserError(f"{location}: {name} is a section; write its keys below [{name}]")
     return value
 
 
@@ -285,7 +283,7 @@ def table(kind: type[Kind], value: Any, name: str, recipe: Path) -> Kind:
     :raises UserError: naming file, key and the problem.
     """
     if not isinstance(value, Mapping):
-        raise UserError(f"{recipe}: {name}: is a section; write its keys below [{name}]")
+        raise UserError(f"{recipe}: {name} is a section; write its keys below [{name}]")
     refuse_unknown(value, kind, str(recipe), f"{name}.", kind)
     try:
         return kind.model_validate(dict(value))
@@ -344,7 +342,7 @@ def _explain(error: ValidationError, location: str, flags: Mapping[str, object])
     if first["type"] == "value_error":  # a rule about several fields names them itself
         return f"{location}{' with the given flags' if flags else ''}: {_reason(first)}"
     if first["type"] == "missing":
-        return f"{location}: {key}: is missing; give it"
+        return f"{location}: {key} is missing; give it"
     return f"{location}: {key} = {documents.shown(first['input'])}: {_reason(first)}"
 
 

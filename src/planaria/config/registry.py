@@ -82,9 +82,9 @@ class Registry(Generic[Chosen]):
             consent.require(module, named)
         result = _class(path, named)
         if not (isinstance(result, type) and issubclass(result, self.base)):
-            raise UserError(f"{named}: is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
+            raise UserError(f"{named} is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
         if inspect.isabstract(result):
-            raise UserError(f"{named}: lacks {', '.join(sorted(result.__abstractmethods__))}; define what is missing")
+            raise UserError(f"{named} lacks {', '.join(sorted(result.__abstractmethods__))}; define what is missing")
         for line in custom_choices([result]):
             for was in vars(line).keys() & result.former_members.keys() - line.model_fields.keys():
                 raise UserError(f"{named}: {line.__name__}.{was} is now called {result.former_members[was]}; rename it")
@@ -122,7 +122,7 @@ class Registry(Generic[Chosen]):
         own_options = options.get(name, {})
         if not isinstance(own_options, Mapping):
             raise UserError(
-                f"{self._location}.{name} = {documents.shown(own_options)}: is a table of the options of {name!r}"
+                f"{self._location}.{name} = {documents.shown(own_options)} is a table of the options of {name!r}"
             )
         if unknown := next((option for option in own_options if option not in chosen.model_fields), None):
             raise UserError(f"{self._location}.{name}.{unknown}: unknown; {nearest(unknown, chosen.model_fields)}")
@@ -139,7 +139,7 @@ class Registry(Generic[Chosen]):
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # from a user's validator
-            raise UserError(f"{self.setting} = {name!r}: cannot be made: {describe_error(error)}") from error
+            raise UserError(f"{self.setting} = {name!r} cannot be created: {describe_error(error)}") from error
 
     @property
     def _location(self) -> str:
@@ -174,7 +174,7 @@ def _imported(module: str, named: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # anything that a user's module raises on import
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             raise UserError(f"{named}: there is no module {error.name!r} on Python's path or in {here}") from None
-        raise UserError(f"{named}: cannot be imported: {describe_error(error)}") from None
+        raise UserError(f"{named} cannot be imported: {describe_error(error)}") from None
 
 
 def custom_choices(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
@@ -212,7 +212,7 @@ def blame(error: BaseException, own: Sequence[type[Choice]]) -> str:
 
 
 def describe_error(error: BaseException, at: traceback.FrameSummary | None = None) -> str:
-    """Return an error as one line: place (innermost, unless ``at`` is given), type and message."""
+    """Return an error as one line: location (innermost, unless ``at`` is given), type and message."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = at or (frames[-1] if frames else None)
     where = "" if frame is None else f"{frame.filename}:{frame.lineno}: "

@@ -20,6 +20,7 @@ from planaria.config.names import Name
 from planaria.config.network_config import NetworkConfig as NetworkConfig
 from planaria.config.options import Options
 from planaria.config.section import Section as Section
+from planaria.config.section import formerly
 
 
 class PipelineConfig(Section):
@@ -46,7 +47,7 @@ class PipelineConfig(Section):
         return self.microbatches * self.microbatch_size
 
     @property
-    def unlike(self) -> bool:
+    def has_uneven_stages(self) -> bool:
         """Whether block stages have different numbers of layers, now or later."""
         return self.layers == "auto" or len(set(self.layers or ())) > 1
 
@@ -73,11 +74,11 @@ class RoutingConfig(Section):
     """skipping and `planaria plan`: share of the block stages that each microbatch skips"""
     swaps: Natural = 2
     """skipping and `planaria plan`: steps back to the stage just before the furthest that a route may take"""
-    jump: Positive = 4
+    max_jump: Annotated[Positive, formerly("max_jump", "jump")] = 4
     """skipping and `planaria plan`: most stages that a route may advance beyond its furthest at once"""
     data_nodes: Positive = 1
     """`planaria plan`: ends workers, each of which handles its share of a step's microbatches"""
-    sums: bool = False
+    wait_for_gradient_sums: Annotated[bool, formerly("wait_for_gradient_sums", "sums")] = False
     """`planaria plan`: a step ends when all nodes have their stage's gradient sums, not with its passes"""
     search: Literal["anneal", "flows"] = "anneal"
     """`planaria plan`: anneal whole plans by their simulated step, or flows by their edge costs, without gradient sums
@@ -95,8 +96,11 @@ class RoutingConfig(Section):
             raise ValueError(
                 f"edge_cost = {self.edge_cost!r}: only search = 'flows' uses it; set routing.search, or leave it out"
             )
-        if self.search == "flows" and self.sums:
-            raise ValueError("search = 'flows' does not plan gradient sums; leave routing.sums out, or use 'anneal'")
+        if self.search == "flows" and self.wait_for_gradient_sums:
+            raise ValueError(
+                "search = 'flows' does not plan gradient sums; leave routing.wait_for_gradient_sums "
+                "out, or use 'anneal'"
+            )
         return self
 
 
@@ -170,7 +174,7 @@ class RecoveryConfig(Section):
 class ExchangeConfig(Section):
     replicas: bounds.Replicas = 1
     """copies of the model with separate samples, which agree as kind defines"""
-    most: bounds.Replicas | None = None
+    max_replicas: Annotated[bounds.Replicas | None, formerly("max_replicas", "most")] = None
     """fleet: largest number of replicas as machines join; replicas by default"""
     kind: str = "allreduce"
     """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, eager, noloco, pair_mean, gasloc,
@@ -189,7 +193,9 @@ class ExchangeConfig(Section):
     """gradient coding, which gives the exact gradient without late replicas: a scheme (gc, srsgc, msgc, none,
     'module:Class'), or a table of scheme, its options, jobs (parts of a step that are decoded separately) and slow
     (multiple of the fastest replica's time after which others are late)"""
-    inner: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
+    steps_between_rounds: Annotated[
+        tuple[Positive, ...], Field(strict=False), formerly("steps_between_rounds", "inner")
+    ] = ()
     """fleet: inner steps between rounds of each replica in turn, for machines of unequal speed"""
     patience_s: Seconds = 10.0
     """how long a replica waits for its group; then it continues with those present, or alone"""
@@ -199,7 +205,7 @@ class ExchangeConfig(Section):
     @property
     def several(self) -> bool:
         """Whether replicas exchange updates, now or once others have joined."""
-        return (self.most or self.replicas) > 1
+        return (self.max_replicas or self.replicas) > 1
 
 
 class CheckpointConfig(Section):
@@ -273,19 +279,22 @@ class RunConfig(Section):
         return self.pipeline.samples * self.exchange.replicas
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _derive_model(self) -> Self:
         if self.model.block_layers != self.pipeline.layers:
             if self.pipeline.layers is None:
                 raise ValueError("model.block_layers follows from pipeline.layers; give that")
             layers, left = self.pipeline.layers, self.model.layers - self.model.ends_layers
-            cut = (
-                even_layers(left, self.pipeline.stages) if layers == "auto" else layers
-            )  # until the machines are measured
+            # "auto" is even until the machines are measured.
+            cut = even_layers(left, self.pipeline.stages) if layers == "auto" else layers
             self.__dict__["model"] = self.model.model_copy(update={"block_layers": cut})
         if self.model.subspace != (space := self.pipeline.subspace(self.seed)):
             if self.model.subspace is not None:
                 raise ValueError("model.subspace follows from pipeline.wire and seed; leave it out")
             self.__dict__["model"] = self.model.model_copy(update={"subspace": space})
+        return self
+
+    @model_validator(mode="after")
+    def _check_stages(self) -> Self:
         if self.pipeline.stages == 0 and self.model.family != GROUP:
             raise ValueError("pipeline.stages = 0: give 1 or more")
         if why := self.model.uncut(self.pipeline.stages):
@@ -299,9 +308,13 @@ class RunConfig(Section):
                 f"{replicas} makes {passes} passes a step, each of which is planned (at most {bounds.MOST_PASSES}); "
                 "lower pipeline.microbatches and raise pipeline.microbatch_size"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_link_times(self) -> Self:
         for field in ("forward_s", "backward_s"):
             given = len(getattr(self.network, field))
-            if given == 1 and self.pipeline.unlike:
+            if given == 1 and self.pipeline.has_uneven_stages:
                 raise ValueError(
                     f"network.{field} has one number for stages of {self.pipeline.cut} layers; give one for each of "
                     f"the {self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
@@ -313,19 +326,24 @@ class RunConfig(Section):
                 )
         if self.network.staging_bandwidth is not None and self.routing.schedule is not None:
             raise ValueError("network.staging_bandwidth: a schedule has its own message times; leave it out")
-        if self.exchange.most is not None and self.exchange.most < self.exchange.replicas:
+        return self
+
+    @model_validator(mode="after")
+    def _check_replicas_and_training(self) -> Self:
+        if self.exchange.max_replicas is not None and self.exchange.max_replicas < self.exchange.replicas:
             raise ValueError(
-                f"exchange.most = {self.exchange.most} is less than exchange.replicas = {self.exchange.replicas}"
-            )
-        if len(self.exchange.inner) not in (0, self.exchange.replicas):
-            raise ValueError(
-                f"exchange.inner has {len(self.exchange.inner)} numbers; give one for each of exchange.replicas = "
+                f"exchange.max_replicas = {self.exchange.max_replicas} is less than exchange.replicas = "
                 f"{self.exchange.replicas}"
+            )
+        if len(self.exchange.steps_between_rounds) not in (0, self.exchange.replicas):
+            raise ValueError(
+                f"exchange.steps_between_rounds has {len(self.exchange.steps_between_rounds)} numbers; give one "
+                f"for each of exchange.replicas = {self.exchange.replicas}"
             )
         if 0 < self.train.schedule_steps < self.train.steps:
             raise ValueError(
                 f"train.schedule_steps = {self.train.schedule_steps} ends before train.steps = {self.train.steps} do; "
-                "give as many or more"
+                "set it to at least train.steps"
             )
         if self.train.precision == "bf16" and self.train.device == "cpu":
             raise ValueError("train.precision = 'bf16' needs train.device = 'cuda': on CPUs it is many times slower")

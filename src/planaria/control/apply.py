@@ -30,7 +30,7 @@ from planaria.control.apply_base import (
     written,
 )
 from planaria.control.fast_replace import fast_replace
-from planaria.control.replica import NOBODY, ReplicaState, updated
+from planaria.control.replica import NO_WORKERS, ReplicaState, updated
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import BackgroundWrite, RunState, UnsavedCheckpoint
 
@@ -71,12 +71,12 @@ def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.HostJoined, run: RunState) -> RunState:
-    return replace(set_host(run, fact.host, Host(fact.workers)), deserted=False)
+    return replace(set_host(run, fact.host, Host(fact.workers)), join_timed_out=False)
 
 
 @handles
-def _(fact: e.NobodyJoined, run: RunState) -> RunState:
-    return reconsider_all(replace(run, deserted=True))
+def _(fact: e.JoinTimedOut, run: RunState) -> RunState:
+    return reconsider_all(replace(run, join_timed_out=True))
 
 
 @handles
@@ -129,7 +129,7 @@ def _(fact: e.StageCopied, run: RunState) -> RunState:
 @handles
 def _(fact: e.StageSaved, run: RunState) -> RunState:
     if (part := _writing(run, fact)) is not None:
-        if run.wants(part):
+        if run.is_current_write(part):
             run = with_replica(run, _saved(run.replicas[part.replica], fact))
         return written(run, fact.worker)
     replica = _save_requested(run, fact)
@@ -166,7 +166,7 @@ def _(fact: e.SaveFailed, run: RunState) -> RunState:
         return run if run.unsealed is None or run.saved != fact.step else _unsaved(run.unsealed, fact, "")
     replica, part = _save_requested(run, fact), _writing(run, fact)
     if part is not None:
-        now, wanted = written(run, fact.worker), run.wants(part)
+        now, wanted = written(run, fact.worker), run.is_current_write(part)
     elif replica is not None:
         now, wanted = report(run, replica, fact.worker), run.saving == fact.step == replica.saved
     else:
@@ -182,7 +182,7 @@ def _(fact: e.SaveFailed, run: RunState) -> RunState:
 
 
 def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
-    """Cancel the current checkpoint; files still being written for it are useless."""
+    """Cancel the current checkpoint; files still being written for it are discarded."""
     for replica in run.replicas.values():
         run = with_replica(run, updated(replica, saved=-1))
     before = run.unsaved
@@ -245,8 +245,10 @@ def _(fact: e.RoundApplied, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.PatienceOver, run: RunState) -> RunState:
-    return reconsider_all(replace(run, late=run.late | {(fact.replica, fact.round, fact.in_round)}))
+def _(fact: e.RoundWaitExpired, run: RunState) -> RunState:
+    return reconsider_all(
+        replace(run, expired_round_waits=run.expired_round_waits | {(fact.replica, fact.round, fact.in_round)})
+    )
 
 
 @handles
@@ -268,10 +270,12 @@ def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> Run
 
 @handles
 def _(fact: e.StopRequested, run: RunState) -> RunState:
-    run = reconsider_all(replace(run, stopping=fact.reason, stops_before_repair=run.stops_before_repair or fact.prompt))
-    for replica in run.live.values() if fact.prompt else ():
+    run = reconsider_all(
+        replace(run, stopping=fact.reason, stops_before_repair=run.stops_before_repair or fact.skip_repairs)
+    )
+    for replica in run.live.values() if fact.skip_repairs else ():
         if replica.phase in ("link", "replan") and replica.whole:  # saving needs no edges
-            run = with_replica(run, updated(replica, phase="idle", waiting=NOBODY))
+            run = with_replica(run, updated(replica, phase="idle", waiting=NO_WORKERS))
     return run
 
 
@@ -280,7 +284,7 @@ def _(fact: e.StopOverdue, run: RunState) -> RunState:
     run = reconsider_all(replace(run, overdue=fact.detail))
     for replica in run.live.values():
         if replica.phase in ("idle", "link", "replan", "run", "evaluate"):
-            dropped = updated(out_of_round(replica), phase="idle", waiting=NOBODY, progress=None)
+            dropped = updated(out_of_round(replica), phase="idle", waiting=NO_WORKERS, progress=None)
             run = with_replica(run, dropped)
     return run
 
@@ -294,5 +298,5 @@ def _(fact: e.IntervalChosen, run: RunState) -> RunState:
 def _(fact: e.Replanned, run: RunState) -> RunState:
     (replica,) = run.replicas.values()  # only runs of one replica have schedules
     whole = set(fact.nodes) == replica.arrangement.stage.keys()
-    replica = replace(replica, offered=fact) if whole else replace(replica, detour=fact)
+    replica = replace(replica, candidate_plan=fact) if whole else replace(replica, plan_override=fact)
     return with_replica(run, replace(replica, phase="idle") if replica.phase == "replan" else replica)

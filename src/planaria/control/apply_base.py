@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from planaria.control import events as e
+from planaria.control.data_position import BlockAllocation
 from planaria.control.fast_replace import fast_replace
 from planaria.control.replica import OpenRound, ReplicaState, updated
 from planaria.control.roster import Host, WorkerState
-from planaria.control.sample_assignment import Allotment
 from planaria.control.state import RunState
 from planaria.exchange.registry import exchange
 
@@ -20,11 +20,11 @@ NOTHING: frozenset[int] = frozenset()
 
 
 @singledispatch
-def _unmoved(fact: e.Fact, run: RunState) -> RunState:
+def _ignore(fact: e.Fact, run: RunState) -> RunState:
     return run
 
 
-handles = _unmoved.register
+handles = _ignore.register
 """registers a handler of :func:`apply` for one or more kinds of events"""
 _handlers: dict[type, Callable[[Any, RunState], RunState]] = {}
 
@@ -33,7 +33,7 @@ def apply(fact: e.Fact, run: RunState) -> RunState:
     """Return the state after ``fact``; purely informative events leave it unchanged."""
     kind = type(fact)
     if (handler := _handlers.get(kind)) is None:  # cached, since singledispatch is as slow as the handlers
-        handler = _handlers[kind] = _unmoved.dispatch(kind)
+        handler = _handlers[kind] = _ignore.dispatch(kind)
     return handler(fact, run)
 
 
@@ -51,10 +51,12 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
     if waiting or replica.phase == "run":
         return updated(replica, waiting=waiting)
     if replica.phase == "commit":
-        step, inner, memory = replica.step + 1, replica.inner + 1, replica.memory
+        step, inner, memory = replica.step + 1, replica.steps_since_round + 1, replica.memory
         if memory is not None:
             memory = memory.committed(replica.step, replica.holders)
-        return updated(replica, waiting=waiting, phase="idle", step=step, inner=inner, attempts=0, memory=memory)
+        return updated(
+            replica, waiting=waiting, phase="idle", step=step, steps_since_round=inner, attempts=0, memory=memory
+        )
     if replica.phase == "evaluate":
         return updated(replica, waiting=waiting, phase="idle", evaluated=replica.step)
     if replica.phase == "link" and replica.leavers:
@@ -63,7 +65,7 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
 
 
 def out_of_round(replica: ReplicaState) -> ReplicaState:
-    """Return the replica after it can no longer take part in the current round, without traces of that.
+    """Return the replica without the current round, in which it can no longer take part.
 
     In synchronised exchanges the round remains ahead: it is repeated, or adopted if others settle it.
     """
@@ -71,11 +73,14 @@ def out_of_round(replica: ReplicaState) -> ReplicaState:
     if replica.open_round is None or not rule.synchronised:
         return replace(replica, open_round=None)
     return replace(
-        replica, open_round=None, rounds=replica.open_round.round, inner=replica.inner + (rule.interval or 0)
+        replica,
+        open_round=None,
+        rounds=replica.open_round.round,
+        steps_since_round=replica.steps_since_round + (rule.interval or 0),
     )
 
 
-def call_off(run: RunState, open_round: OpenRound | None) -> RunState:
+def leave_open_round(run: RunState, open_round: OpenRound | None) -> RunState:
     """Remove a departed replica from its round and notify the rest.
 
     A synchronised replica that remains alone joins a later round.
@@ -133,7 +138,7 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
         allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)
     if undecided is not None:
         undecided |= {replica.number}
-    return fast_replace(run, replicas=run.replicas.having(replica), allotment=allotment, undecided=undecided)
+    return fast_replace(run, replicas=run.replicas.with_replica(replica), allotment=allotment, undecided=undecided)
 
 
 def reconsider(run: RunState, replicas: Iterable[ReplicaState]) -> RunState:
@@ -144,8 +149,8 @@ def reconsider(run: RunState, replicas: Iterable[ReplicaState]) -> RunState:
 
 
 def with_unindexed_replica(run: RunState, replica: ReplicaState) -> RunState:
-    """Return the run with this replica's new state, of which no decision depends yet."""
-    return fast_replace(run, replicas=run.replicas.noting(replica))
+    """Return the run with this replica's new state, on which no decision depends yet."""
+    return fast_replace(run, replicas=run.replicas.with_unindexed(replica))
 
 
 def reconsider_all(run: RunState) -> RunState:
@@ -153,7 +158,7 @@ def reconsider_all(run: RunState) -> RunState:
     return replace(run, undecided=None)
 
 
-def step_started(run: RunState, allotment: Allotment) -> RunState:
+def step_started(run: RunState, allotment: BlockAllocation) -> RunState:
     """Return the run after a replica started a step, which affects no other."""
     return fast_replace(run, allotment=allotment)
 

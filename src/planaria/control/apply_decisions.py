@@ -21,7 +21,7 @@ from planaria.control.apply_base import (
 from planaria.control.apply_membership import invalidate_states
 from planaria.control.fast_replace import fast_replace
 from planaria.control.feature_state import initial_progress
-from planaria.control.replica import NOBODY, OpenRound, WorkerSet, after_commit, updated
+from planaria.control.replica import NO_WORKERS, OpenRound, WorkerSet, after_commit, updated
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import RunState
@@ -29,14 +29,14 @@ from planaria.control.state import RunState
 
 @handles
 def _(fact: d.Replan, run: RunState) -> RunState:
-    requested = replace(run.replicas[fact.replica], phase="replan", waiting=NOBODY, slow_links=tuple(fact.links))
+    requested = replace(run.replicas[fact.replica], phase="replan", waiting=NO_WORKERS, slow_links=tuple(fact.links))
     return with_replica(run, requested)
 
 
 @handles
 def _(fact: d.Reroute, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    return with_replica(run, replace(replica, detour=replica.offered, offered=None))
+    return with_replica(run, replace(replica, plan_override=replica.candidate_plan, candidate_plan=None))
 
 
 @handles
@@ -80,13 +80,13 @@ def _(fact: d.Commit, run: RunState) -> RunState:
     if replica.origins:  # of vacant nodes: their initial state is obsolete
         replica = replace(replica, lost=replica.lost | replica.origins.keys(), origins=freeze({}))
     copies = replica.settings.pairs_of(replica.number)
-    staleness, rested = after_commit(replica.staleness, replica.rested, replica.skipped, copies)
+    staleness, rested = after_commit(replica.staleness, replica.missed_steps, replica.skipped, copies)
     waiting = WorkerSet(replica.holders.values())
     changes = {
         "phase": "commit",
         "waiting": waiting,
         "staleness": freeze(dict(staleness)),
-        "rested": rested,
+        "missed_steps": rested,
         "trouble": "",
     }
     return with_replica(run, updated(replica, **changes))
@@ -98,10 +98,10 @@ def _(fact: d.BeginRound, run: RunState) -> RunState:
     for number in fact.members:
         replica = run.replicas[number]
         open_round = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
-        run = with_replica(run, updated(replica, open_round=open_round, rounds=fact.round + 1, inner=0))
+        run = with_replica(run, updated(replica, open_round=open_round, rounds=fact.round + 1, steps_since_round=0))
     # Some may have been in this round before and timed out.
     met = {(number, fact.round) for number in fact.members}
-    return replace(run, late=frozenset(key for key in run.late if key[:2] not in met))
+    return replace(run, expired_round_waits=frozenset(key for key in run.expired_round_waits if key[:2] not in met))
 
 
 @handles
@@ -115,9 +115,9 @@ def _(fact: d.Settle, run: RunState) -> RunState:
     run = reconsider(run, [run.replicas[number] for number in met])  # remaining members may continue, possibly alone
     for number in fact.members:
         replica = run.replicas[number]
-        inner = replica.inner if replica.open_round else 0
+        inner = replica.steps_since_round if replica.open_round else 0
         settling = updated(replica, phase="settle", waiting=WorkerSet(replica.holders.values()), open_round=None)
-        run = with_replica(run, updated(settling, rounds=fact.round + 1, inner=inner))
+        run = with_replica(run, updated(settling, rounds=fact.round + 1, steps_since_round=inner))
     return _forget_rounds(run)
 
 
@@ -127,9 +127,9 @@ def _forget_rounds(run: RunState) -> RunState:
     open_round = [replica.open_round.round for replica in run.live.values() if replica.open_round]
     first = min([behind, *open_round])
     groups = {number: groups for number, groups in run.groups.items() if number >= first}
-    introduced = {number: links for number, links in run.introduced.items() if number >= first}
-    late = frozenset(key for key in run.late if key[1] >= first)
-    return replace(run, groups=freeze(groups), introduced=freeze(introduced), late=late)
+    introduced = {number: links for number, links in run.links_with_open_prefetch.items() if number >= first}
+    late = frozenset(key for key in run.expired_round_waits if key[1] >= first)
+    return replace(run, groups=freeze(groups), links_with_open_prefetch=freeze(introduced), expired_round_waits=late)
 
 
 @handles
@@ -138,9 +138,9 @@ def _(fact: d.DrawGroups, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.Introduce, run: RunState) -> RunState:
-    known = run.introduced.get(fact.round, frozenset()) | {link.id for link in fact.links}
-    return replace(run, introduced=freeze({**run.introduced, fact.round: known}))
+def _(fact: d.OpenPrefetchLinks, run: RunState) -> RunState:
+    known = run.links_with_open_prefetch.get(fact.round, frozenset()) | {link.id for link in fact.links}
+    return replace(run, links_with_open_prefetch=freeze({**run.links_with_open_prefetch, fact.round: known}))
 
 
 @handles
@@ -163,7 +163,9 @@ def _(fact: d.Save, run: RunState) -> RunState:
     run = reconsider_all(
         replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), positions=positions)
     )
-    saved = updated(replica, phase="save", waiting=WorkerSet(keepers), saved=fact.step, saved_in=fact.generation)
+    saved = updated(
+        replica, phase="save", waiting=WorkerSet(keepers), saved=fact.step, saved_generation=fact.generation
+    )
     return with_replica(run, updated(saved, digests=freeze({}), weights=freeze({})))
 
 
@@ -195,10 +197,12 @@ def _(fact: d.Discard, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.Cannot, run: RunState) -> RunState:
+def _(fact: d.Unrecoverable, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     run = give_up_save(replace(run, saved=-1))
-    return with_replica(run, replace(replica, cannot=fact.reason, phase="idle", waiting=NOBODY, saved=-1))
+    return with_replica(
+        run, replace(replica, unrecoverable_reason=fact.reason, phase="idle", waiting=NO_WORKERS, saved=-1)
+    )
 
 
 @handles
@@ -211,7 +215,7 @@ def _(fact: d.Disband, run: RunState) -> RunState:
         phase="left",
         step=replica.step + (replica.phase == "commit"),
         holders=freeze({}),
-        waiting=NOBODY,
+        waiting=NO_WORKERS,
         open_round=None,
         links=freeze({}),
         lost=frozenset(replica.arrangement.stage),
@@ -246,7 +250,7 @@ def _(fact: d.ReplicaRestarted, run: RunState) -> RunState:
 def _(fact: d.Finish, run: RunState) -> RunState:
     run = replace(run, over=True)
     for replica in run.replicas.values():
-        run = with_replica(run, updated(replica, waiting=NOBODY))
+        run = with_replica(run, updated(replica, waiting=NO_WORKERS))
     return run
 
 
@@ -261,7 +265,7 @@ def _(fact: e.WorkerMeasurements, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.Blamed, run: RunState) -> RunState:
+def _(fact: d.SlowPartFound, run: RunState) -> RunState:
     return replace(run, blamed=freeze({**run.blamed, (fact.fault, tuple(fact.nodes)): fact}))
 
 
@@ -272,6 +276,6 @@ def _(fact: d.Cleared, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.Relieve, run: RunState) -> RunState:
+def _(fact: d.HandOverSlowStage, run: RunState) -> RunState:
     slow = replace(run.workers[fact.worker], slow=True)
-    return set_workers(replace(run, relieved=run.gauges.clock), {fact.worker: slow})
+    return set_workers(replace(run, last_handover_at=run.gauges.clock), {fact.worker: slow})

@@ -8,12 +8,12 @@ from dataclasses import replace
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply_base import (
-    call_off,
     failed_starts,
     freeze,
     give_up_if_none_is_saved,
     give_up_save,
     handles,
+    leave_open_round,
     out_of_round,
     reconsider_all,
     reported,
@@ -23,7 +23,7 @@ from planaria.control.apply_base import (
 )
 from planaria.control.fast_replace import fast_replace
 from planaria.control.memory_snapshots import MemorySnapshot
-from planaria.control.replica import NOBODY, ReplicaState, WorkerSet, updated
+from planaria.control.replica import NO_WORKERS, ReplicaState, WorkerSet, updated
 from planaria.control.roster import Status
 from planaria.control.state import RunState
 
@@ -58,7 +58,7 @@ def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
         replica = replace(replica, leavers=freeze({n: w for n, w in replica.leavers.items() if n not in handing}))
     waited_for = handing & replica.lost or worker in replica.lenders.values()
     if replica.phase == "link" and waited_for and replica.broken:
-        return replace(replica, phase="idle", waiting=NOBODY)
+        return replace(replica, phase="idle", waiting=NO_WORKERS)
     return replica
 
 
@@ -66,14 +66,14 @@ def _lose(run: RunState, replica: ReplicaState, worker: str, lost: frozenset[int
     """Record the death of a member that held the nodes ``lost``."""
     run = reconsider_all(replace(run, failed_starts=0))  # a lost spare may free a slot; retry the stage
     return give_up_if_none_is_saved(
-        call_off(with_replica(run, _without_holder(replica, worker, lost)), replica.open_round)
+        leave_open_round(with_replica(run, _without_holder(replica, worker, lost)), replica.open_round)
     )
 
 
 def _unwritten(run: RunState, worker: str) -> RunState:
     """Drop the unfinished file of a dead worker and its replica's part of the checkpoint."""
     part = run.writing[worker]
-    if run.wants(part):
+    if run.is_current_write(part):
         run = with_replica(run, updated(run.replicas[part.replica], saved=-1))
     return give_up_if_none_is_saved(written(run, worker))
 
@@ -96,9 +96,9 @@ def _without_holder(replica: ReplicaState, worker: str, missing: frozenset[int])
         return reported(replica, worker)
     if replica.phase == "save":  # and their open files, so that no file is written twice at once or removed meanwhile
         another = {replica.arrangement.stage[node] for node in missing} & set(replica.stateful.stages)
-        last = replica.cannot and not another
+        last = replica.unrecoverable_reason and not another
         return reported(replica if last else replace(replica, saved=-1), worker)
-    return replace(replica, phase="idle", waiting=NOBODY)
+    return replace(replica, phase="idle", waiting=NO_WORKERS)
 
 
 @handles
@@ -108,7 +108,7 @@ def _(fact: e.EdgeBroken, run: RunState) -> RunState:
         return run
     pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
     run = fast_replace(run, gauges=run.gauges.broken(*pair, fact.generation))
-    if fact.relay and fact.relay not in run.silent:
+    if fact.relay and fact.relay not in run.unreachable_relays:
         run = _silent(run, fact.relay, fact.cause)
         replica = run.replicas[replica.number]
     stalled = (*replica.stalled, fact) if fact.waited_s else replica.stalled
@@ -125,14 +125,14 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
     links = {pair: link for pair, link in replica.links.items() if pair not in replica.suspects}
     if links.keys() != replica.links.keys():  # workers drop received updates when they form
         replica = replace(out_of_round(replica), links=freeze(links), shunned=_shunned(replica))
-    handing = {node: w for node, w in replica.leavers.items() if (d.BEFORE, node) not in replica.suspects}
+    handing = {node: w for node, w in replica.leavers.items() if (d.PREDECESSOR, node) not in replica.suspects}
     replica = replace(replica, leavers=freeze(handing))
     # An edge that transferred a state may be blamed after the transfer is complete: nothing is lost. A commit uses no
-    # edges and must not be torn; it ends first.
+    # edges and must not be interrupted; it ends first.
     if replica.broken and replica.phase not in ("commit", "settle", "save"):
-        replica = replace(replica, phase="idle", waiting=NOBODY)
+        replica = replace(replica, phase="idle", waiting=NO_WORKERS)
     run = with_replica(run, replica)
-    return run if replica.open_round else call_off(run, open_round)
+    return run if replica.open_round else leave_open_round(run, open_round)
 
 
 @handles
@@ -142,23 +142,23 @@ def _(fact: e.RelaySilent, run: RunState) -> RunState:
 
 def _silent(run: RunState, relay: str, error: str) -> RunState:
     """Return the run after a relay stopped answering. Its edges move to another relay, if there is one."""
-    run = reconsider_all(replace(run, silent=freeze({**run.silent, relay: error})))
+    run = reconsider_all(replace(run, unreachable_relays=freeze({**run.unreachable_relays, relay: error})))
     for replica in run.live.values():
-        left = {pair: link for pair, link in replica.links.items() if replica.over.get(pair) != relay}
+        left = {pair: link for pair, link in replica.links.items() if replica.relay_of_edge.get(pair) != relay}
         if left.keys() == replica.links.keys() or run.cut_off:
             continue
         open_round, replica = replica.open_round, replace(out_of_round(replica), links=freeze(left))
         if replica.phase not in ("commit", "settle", "save"):  # these use no edges, and end first
-            replica = replace(replica, phase="idle", waiting=NOBODY)
+            replica = replace(replica, phase="idle", waiting=NO_WORKERS)
         run = with_replica(run, replica)
-        run = run if replica.open_round else call_off(run, open_round)
+        run = run if replica.open_round else leave_open_round(run, open_round)
     return run
 
 
 @handles
 def _(fact: e.RelayAnswers, run: RunState) -> RunState:
-    left = {relay: error for relay, error in run.silent.items() if relay != fact.relay}
-    return reconsider_all(replace(run, silent=freeze(left), relays_given_up=False))
+    left = {relay: error for relay, error in run.unreachable_relays.items() if relay != fact.relay}
+    return reconsider_all(replace(run, unreachable_relays=freeze(left), relays_given_up=False))
 
 
 @handles
@@ -169,7 +169,7 @@ def _(fact: e.RelaysGivenUp, run: RunState) -> RunState:
 def _shunned(replica: ReplicaState) -> frozenset[str]:
     """Return the relays to avoid, after edges over some of them failed: all blamed ones, or only these if that were
     all."""
-    blamed = frozenset(replica.over[pair] for pair in replica.suspects if pair in replica.over)
+    blamed = frozenset(replica.relay_of_edge[pair] for pair in replica.suspects if pair in replica.relay_of_edge)
     relays = replica.settings.relays.keys()
     return next((few for few in (replica.shunned | blamed, blamed) if few != relays), frozenset())
 
@@ -236,7 +236,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         phase="link",
         generation=form.generation,
         step=form.step,
-        formed=form.step,
+        formed_at_step=form.step,
         attempts=replica.attempts + (form.outcome != "handed over"),  # a planned handover is not a failed attempt
         holders=freeze(holders),
         skipped=frozenset(replica.arrangement.stage) - nodes,
@@ -246,14 +246,14 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         lenders=freeze({donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())}),
         leavers=freeze(leavers),
         links=freeze({(link.low, link.high): link.id for link in form.links}),
-        over=freeze({(link.low, link.high): link.over for link in form.links if link.over}),
+        relay_of_edge=freeze({(link.low, link.high): link.relay for link in form.links if link.relay}),
         suspects=frozenset(),
         stalled=(),
         routes=form.routes,
         waiting=WorkerSet(m.worker for m in form.members),
         evaluated=min(replica.evaluated, form.step),
         rounds=form.rounds,
-        inner=form.inner,
+        steps_since_round=form.inner,
         memory=replica.memory and _nodes_with_snapshot(replica.memory, form),
     )
 

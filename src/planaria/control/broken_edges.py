@@ -1,4 +1,4 @@
-"""Broken edges: which were reported, and when the edge itself is blamed instead of one of its ends.
+"""Broken edges: the reported ones, and when the edge itself is blamed instead of one of its ends.
 
 A broken edge is handled in this order:
 

@@ -4,7 +4,7 @@ A failed save does not stop the run, which continues with the previous checkpoin
 The last save of a run is retried several times; if all fail, the run fails with a message.
 
 In the background, a save ends for a replica as soon as its workers hold copies; the checkpoint is sealed when the last
-file is written. At most one is under way: another that becomes due meanwhile is made at the first step afterwards.
+file is written. At most one is in progress: another that becomes due meanwhile is made at the first step afterwards.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
         generation=replica.generation,
         step=name,
         whole=list(there.firsts) if own and several and not run.settings.lockstep_replicas else [],
-        compared=others if run.rule.equal and several else [],
-        background=run.settings.save_in_background and not is_ending(run) and not replica.cannot,
+        compared=others if run.rule.bit_identical and several else [],
+        background=run.settings.save_in_background and not is_ending(run) and not replica.unrecoverable_reason,
     )
 
 
@@ -91,13 +91,13 @@ def save_awaiting_retry(run: RunState) -> int | None:
     last = run.unsaved
     if run.over or last is None or last.rested or last.tries >= LAST_TRIES:
         return None
-    if not is_ending(run) and not any(replica.cannot for replica in run.troubled):
+    if not is_ending(run) and not any(replica.unrecoverable_reason for replica in run.troubled):
         return None
     return last.step if last.step == run.progress else None
 
 
 def final_save_error(run: RunState) -> str:
-    """Return why the final state could not be saved after all attempts; empty otherwise."""
+    """Return why the final state could not be saved after all attempts; empty if it was, or may still be."""
     last = run.unsaved
     if last is None or last.step != run.progress or last.tries < LAST_TRIES or not last.discarded:
         return ""
@@ -114,7 +114,7 @@ def nothing_to_save(run: RunState) -> bool:
     """Return whether every replica is at the newest checkpoint or the run's start, so that a stop need not save."""
     if run.saving >= 0 or run.writing or run.saved not in (-1, run.progress):
         return False
-    if any(replica.cannot for replica in run.troubled):
+    if any(replica.unrecoverable_reason for replica in run.troubled):
         return False
     moving = any(replica.phase in ("commit", "settle", "save") for replica in run.live.values())
     return not moving and all(run.durable.positions.get(n) == replica.position for n, replica in run.live.items())
@@ -166,7 +166,7 @@ def seal(run: RunState) -> d.Seal | None:
     if any(r.saved != run.saving or r.phase == "save" for r in replicas):
         return None
     stages = sorted(set.intersection(*(set(r.stateful.stages) for r in replicas)))
-    cannot = any(replica.cannot for replica in replicas)
+    cannot = any(replica.unrecoverable_reason for replica in replicas)
     if not cannot:
         stages = list(range(run.settings.stages + 1))
     elif not stages:  # the last survivor died during its save
@@ -197,7 +197,7 @@ def _positions(run: RunState) -> dict[int, ReplicaPosition]:
 def _weights(run: RunState) -> dict[int, dict[int, str]]:
     """Return stage → replica → digest of the saved weights, if all replicas of a step must be equal."""
     result: dict[int, dict[int, str]] = {}
-    for replica in run.live.values() if run.rule.equal else ():
+    for replica in run.live.values() if run.rule.bit_identical else ():
         for node, digest in sorted(replica.weights.items()):
             stage = replica.arrangement.stage[node]
             result.setdefault(stage, {})[replica.arrangement.peers(node).index(node)] = digest
@@ -207,7 +207,7 @@ def _weights(run: RunState) -> dict[int, dict[int, str]]:
 def stages_with_unequal_weights(weights: Mapping[int, Mapping[int, str]]) -> list[d.UnequalReplicas]:
     """Return the stages whose replicas reported different digests of their weights.
 
-    The odd ones differ from more than half of at least three replicas; of two, neither can be identified.
+    Deviating replicas differ from more than half of at least three replicas; of two, neither can be identified.
 
     :param weights: stage → replica → digest.
     """
@@ -230,7 +230,7 @@ def folder_name(step: int, partial: bool = False) -> str:
 
 
 PROBE = 10
-"""steps before the checkpoint that measures the cost of one"""
+"""number of steps before the checkpoint whose cost is measured"""
 
 
 class CheckpointCadence:

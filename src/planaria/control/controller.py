@@ -23,16 +23,16 @@ from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
 from planaria.control.broken_edges import BrokenEdges
 from planaria.control.checkpoint_decisions import CheckpointCadence
-from planaria.control.deadlines import Deadlines, RoundWaits, underlying_error
 from planaria.control.decide import decide
 from planaria.control.decisions import state_link
 from planaria.control.failover import FailoverState
-from planaria.control.feature_facts import Ordered
+from planaria.control.feature_facts import FeatureOrder
 from planaria.control.log_lines import log_fact
 from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.state import RunState
 from planaria.control.state_file import STATE, StateWriter
+from planaria.control.wait_deadlines import Deadlines, RoundWaits, underlying_error
 from planaria.control.worker_assignment import machine_loss_costs
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointManifest, CheckpointStore, replica_file
 from planaria.runtime.fleet.base import Elastic, FaultRequested, Joined, Leaving, Left, Notice, Reported, WorkerEnded
@@ -60,7 +60,7 @@ class Controller:
         """:param started: start of this part of the run.
         :param failover: continue a run whose controller was lost.
         :param planner: replans the routes of runs with a schedule when nodes are lost.
-        :param relays: watches relays, in runs that use them.
+        :param relays: watches relays, if the run uses them.
         """
         self.state = RunState.start(started) if failover is None else failover.state
         self._failover = failover
@@ -70,17 +70,19 @@ class Controller:
         self._store = CheckpointStore(folder / "checkpoints")
         measure = config.checkpoint.every == "best"
         self._deadlines = Deadlines(config)
-        self._cadence = CheckpointCadence(config.network.hourly, len(started.stage_of)) if measure else None
+        self._cadence = (
+            CheckpointCadence(config.network.hourly_failure_probability, len(started.stage_of)) if measure else None
+        )
         self._ending: d.Finish | None = None
         self._broken_edges = BrokenEdges()
         self._waits = RoundWaits(config)
         self._state_file = StateWriter(folder / STATE, lambda: time.monotonic())
-        self._stated = True
-        """whether the state file could be written the last time"""
+        self._state_file_written = True
+        """whether the last write of the state file succeeded"""
         self._zombies: set[tuple[str, int]] = set()
         self._exposed: dict[str, str] = {}
         self._reported: dict[str, str] = {}
-        """worker → why an edge of it has not opened yet"""
+        """worker → why one of its edges has not opened yet"""
 
     def run(self, stop_asked: Callable[[], str]) -> d.Finish:
         """Lead the run to its end and return how it ended.
@@ -98,10 +100,10 @@ class Controller:
             self._chaos.strike(now)
             if self._planner is not None and (answer := self._planner.answer()):
                 self._process_event(answer)
-            self._look_at_the_clock(now)
+            self._report_expired_waits(now)
             self._write_state()
             if not self.state.stopping and (reason := stop_asked() or self._observer.trouble):
-                self._process_event(e.StopRequested(reason=reason, prompt=True))
+                self._process_event(e.StopRequested(reason=reason, skip_repairs=True))
         self._write_state()
         assert self._ending is not None
         return self._ending
@@ -115,7 +117,7 @@ class Controller:
         )  # fmt: skip
         self._record(now, started)
         for replica in self.state.live.values():
-            self._deadlines.ask(now, replica.waiting)
+            self._deadlines.record_order(now, replica.waiting)
         for decision in failover.repeat:
             self._carry_out(decision)
         self._decide_all(self._lost_machines())
@@ -130,13 +132,13 @@ class Controller:
             *(e.WorkerLost(worker=w, incarnation=n, cause="connection", detail=detail) for w, n in lost),
         ]
 
-    def _look_at_the_clock(self, now: float) -> None:
+    def _report_expired_waits(self, now: float) -> None:
         """Report waits that exceeded their deadlines."""
         for blamed in self._broken_edges.blamed(now, self.state):
             self._process_event(blamed)
-        for news in self._relays.news(now, self.state.silent) if self._relays is not None else ():
+        for news in self._relays.news(now, self.state.unreachable_relays) if self._relays is not None else ():
             self._process_event(news)
-        for event in self._waits.over(now, lambda: self.state):
+        for event in self._waits.expired(now, lambda: self.state):
             if isinstance(event, e.StopOverdue) and (error := underlying_error(self.state, self._reported)):
                 event = e.StopOverdue(detail=f"{event.detail} ({error})")
             self._process_event(event)
@@ -181,13 +183,13 @@ class Controller:
                 return
             if isinstance(report, e.Heartbeat):
                 self._beats(notice, report)
-            elif isinstance(report, e.Worked):
-                self._deadlines.learn(report)
+            elif isinstance(report, e.WorkReport):
+                self._deadlines.record_durations(report)
                 self._observer.on_worked(time.monotonic(), report)
             else:
                 self._process_event(report, notice.number)
         else:
-            self._turn_away(notice)
+            self._dismiss_replaced_worker(notice)
 
     def _beats(self, report: Reported, beat: e.Heartbeat) -> None:
         """Process a heartbeat; a worker whose main thread is stuck is killed and counts as dead."""
@@ -206,9 +208,11 @@ class Controller:
             e.WorkerLost(worker=report.worker, incarnation=report.incarnation, cause=cause, detail=detail)
         )
 
-    def _turn_away(self, report: Reported) -> None:
+    def _dismiss_replaced_worker(self, report: Reported) -> None:
         """Dismiss a worker that counts as dead and reported again; its stage has a new holder."""
-        self._fleet.send_to_incarnation(report.worker, report.incarnation, d.Leave().model_dump_json().encode())
+        self._fleet.send_to_incarnation(
+            report.worker, report.incarnation, d.UnassignWorker().model_dump_json().encode()
+        )
         if (report.worker, report.incarnation) not in self._zombies:
             self._zombies.add((report.worker, report.incarnation))
             kind = "an invalid report"
@@ -257,7 +261,7 @@ class Controller:
         self._write_state()
 
     def _warnings(self) -> list[e.Event]:
-        """Return warnings about machines that hold more than the others could recover; one per machine and holding."""
+        """Return warnings about machines whose stages the others could not recover; one per machine and stages."""
         now = machine_loss_costs(self.state)
         new = [text for host, text in now.items() if self._exposed.get(host) != text]
         self._exposed = now
@@ -270,36 +274,36 @@ class Controller:
         try:
             self._state_file.write(self.state)
         except OSError as error:
-            if self._stated:
-                self._stated = False
+            if self._state_file_written:
+                self._state_file_written = False
                 self._process_event(e.Trouble(detail=write_error(self._folder / STATE, error)))
         else:
-            self._stated = True
+            self._state_file_written = True
 
     def _carry_out(self, decision: d.Decision) -> None:
         match decision:
             case d.Spawn():
                 self._fleet.spawn(decision.worker, decision.incarnation, decision.host)
             case d.Release():
-                self._order(d.Leave(), [decision.worker])
+                self._order(d.UnassignWorker(), [decision.worker])
             case d.RemoveMachine():
                 self._fleet.remove_machine(decision.host, decision.reason)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
                 requested = self.state.replicas[decision.replica].waiting
                 to_write = isinstance(decision, d.Save) and decision.background
-                self._deadlines.ask(time.monotonic(), requested, to_write)
+                self._deadlines.record_order(time.monotonic(), requested, to_write)
                 if isinstance(decision, d.Save):
                     self._collect(decision)
                 self._order(decision, requested)
                 if isinstance(decision, d.Form):
-                    self._borrow(decision)
-            case _ if isinstance(decision, d.LeaveOut | Ordered):
+                    self._order_transfers(decision)
+            case _ if isinstance(decision, d.LeaveOut | FeatureOrder):
                 self._order(decision, self.state.replicas[decision.replica].holders.values())
-            case d.Introduce() | d.BeginRound() | d.Settle():
+            case d.OpenPrefetchLinks() | d.BeginRound() | d.Settle():
                 for number in decision.members:
                     members = self.state.replicas[number].holders.values()
                     if isinstance(decision, d.Settle):
-                        self._deadlines.ask(time.monotonic(), members)
+                        self._deadlines.record_order(time.monotonic(), members)
                     self._order(decision, members)
             case d.Disband():
                 self._order(decision, decision.workers)
@@ -315,20 +319,20 @@ class Controller:
                 self._store.discard_unfinished(decision.step)
             case d.Finish():
                 self._ending = decision
-                self._order(d.Leave(), [w for w, s in self.state.workers.items() if s.status != "dead"])
+                self._order(d.UnassignWorker(), [w for w, s in self.state.workers.items() if s.status != "dead"])
 
     def _order(self, order: d.Order, workers: Iterable[str]) -> None:
         text = order.model_dump_json().encode()
         for worker in workers:
             self._fleet.send(worker, text)
 
-    def _borrow(self, form: d.Form) -> None:
+    def _order_transfers(self, form: d.Form) -> None:
         """Order workers of another replica, or leaving ones, to transfer their stages. Each has all earlier orders."""
         holders = self.state.holders
         for member in form.members:
             if isinstance(member.source, d.Handover):
-                link = state_link(form.generation, d.BEFORE, member.node)
-                order = d.Donate(donor=d.BEFORE, to=member.node, stage=member.stage, link=link, at=member.at)
+                link = state_link(form.generation, d.PREDECESSOR, member.node)
+                order = d.Donate(donor=d.PREDECESSOR, to=member.node, stage=member.stage, link=link, at=member.at)
                 self._order(order, [member.source.worker])
             for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
                 if donor in self.state.replicas[form.replica].lenders:
@@ -362,7 +366,7 @@ class Controller:
             exchange=self._config.exchange,
             block=None if settings.lockstep_replicas else settings.block_samples,
         )
-        generations = {number: replica.saved_in for number, replica in self.state.replicas.items()}
+        generations = {number: replica.saved_generation for number, replica in self.state.replicas.items()}
         if settings.lockstep_replicas:
             generations = dict.fromkeys(range(settings.lockstep_replicas), generations[0])
         try:

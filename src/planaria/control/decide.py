@@ -8,7 +8,7 @@ decides a replica's next phase and the end of a run. Other modules decide:
 - ``control/rounds.py``: rounds of the exchange and their groups;
 - ``control/features.py``: features such as gradient coding, whose steps continue without stragglers;
 - ``control/exclusion.py``: the removal of members whose updates are repeatedly invalid;
-- ``exchange/robust/controller.py``: steps that continue without Byzantine replicas;
+- ``exchange/robust/exclusion_decisions.py``: steps that continue without Byzantine replicas;
 - ``control/worker_assignment.py``: workers to start and to release;
 - ``control/diagnosis.py``, ``control/slow_parts.py``: slow workers and links, and reactions to them.
 """
@@ -49,7 +49,7 @@ from planaria.control.worker_assignment import (
     restart_replica,
     spawn_if_needed,
 )
-from planaria.exchange.robust.controller import disagreement, left_out
+from planaria.exchange.robust.exclusion_decisions import disagreement, left_out
 
 MAX_ATTEMPTS = 20
 
@@ -80,7 +80,7 @@ def decide(run: RunState) -> d.Decision | None:
 def _replicas_to_decide(run: RunState) -> list[ReplicaState]:
     """Return the replicas that may need a decision, in order: those that changed since ``decide`` last returned None,
     and those that other replicas' changes affect."""
-    if run.undecided is None or is_ending(run) or saving_affects_all(run) or _begins_together(run):
+    if run.undecided is None or is_ending(run) or saving_affects_all(run) or _before_joint_first_step(run):
         return list(run.live.values())
     numbers = run.undecided | run.replicas.troubled | stale_replicas(run)
     if run.roster.leaving:
@@ -95,7 +95,7 @@ def _decide_for(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Return a replica's next decision that does not involve others."""
     cannot_cancel = replica.phase in ("commit", "settle", "save")
     stops = run.stops_before_repair and replica.whole
-    if not (stops or replica.cannot or cannot_cancel):
+    if not (stops or replica.unrecoverable_reason or cannot_cancel):
         if run.overdue:
             return end_overdue_wait(run, replica)
         if replica.attempts >= MAX_ATTEMPTS:
@@ -105,19 +105,19 @@ def _decide_for(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if replica.phase == "run" and not replica.waiting:
         if (different := disagreement(run, replica)) is not None:
             return different
-        progress = run.settings.progress(run.allotment.out[replica.number])
+        progress = run.settings.progress(run.allotment.in_progress[replica.number])
         return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
     if replica.phase == "run" and replica.progress is not None:
         return next_feature_decision(run, replica)
     if replica.phase != "idle" or has_leaving_workers(run, replica):
         return None
-    if replica.cannot:
+    if replica.unrecoverable_reason:
         return save_survivors(run, replica)
     unfilled = replica.skipped & set(replica.vacant) and count_suitable_spares(run)
     if replica.broken or unfilled:
         if stops:
             return _decide_idle(run, replica)
-        return (None if run.silent else stuck_link(run, replica)) or form_generation(run, replica)
+        return (None if run.unreachable_relays else stuck_link(run, replica)) or form_generation(run, replica)
     about_slowness = diagnose(run, replica) or relieve_slow_worker(run, replica) or reroute(run, replica)
     return (
         about_slowness or exclude_member(run, replica) or hand_over_stages(run, replica) or _decide_idle(run, replica)
@@ -142,28 +142,28 @@ def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:
             return d.RunStep(replica=number, generation=replica.generation, step=step, mode="evaluate")
         if (saved := save(run, replica)) is not None:
             return saved
-    if block is None or run.stopping or _gathers(run):
+    if block is None or run.stopping or _waits_for_first_copies(run):
         return None
     without = left_out(run)
     return d.RunStep(replica=number, generation=replica.generation, step=step, block=block, left_out=without)
 
 
-def _gathers(run: RunState) -> bool:
+def _waits_for_first_copies(run: RunState) -> bool:
     """Return whether the first step waits for workers that start from the first one's weights."""
-    waits = _begins_together(run) and not run.deserted and not run.allotment.out
+    waits = _before_joint_first_step(run) and not run.join_timed_out and not run.allotment.in_progress
     return waits and any(not replica.whole for replica in run.live.values())
 
 
-def _begins_together(run: RunState) -> bool:
+def _before_joint_first_step(run: RunState) -> bool:
     """Return whether no step is made yet in a run whose first step waits for all."""
-    return run.settings.copies_first and len(run.allotment.used) == 0
+    return run.settings.start_from_first_worker and len(run.allotment.used) == 0
 
 
 def _finish(run: RunState) -> d.Finish | None:
     """End the run when all is done and saved, or when the last replica cannot continue or be saved."""
     if run.writing:  # otherwise a truncated file would remain
         return None
-    reason = next((replica.cannot for replica in run.troubled if replica.cannot), "")
+    reason = next((replica.unrecoverable_reason for replica in run.troubled if replica.unrecoverable_reason), "")
     if not reason and (run.saving >= 0 or not is_ending(run)):
         return None
     unsaved = final_save_error(run)

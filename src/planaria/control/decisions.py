@@ -1,7 +1,7 @@
 """Decisions of the controller, as plain data.
 
 ``control.decide`` derives them from the run's state alone, so that a log can be replayed; workers receive
-:class:`Form`, :class:`RunStep`, :class:`Commit`, :class:`Save` and :class:`Leave` as their orders.
+:class:`Form`, :class:`RunStep`, :class:`Commit`, :class:`Save` and :class:`UnassignWorker` as their orders.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from pydantic import Field, TypeAdapter
 
 from planaria.common.documents import former_names, renamed_to
 from planaria.control.events import Fact, Mode
-from planaria.control.feature_facts import Ordered
+from planaria.control.feature_facts import FeatureOrder
 from planaria.control.gauges import SlowLink as SlowLink
-from planaria.control.members import BEFORE as BEFORE
 from planaria.control.members import PEER as PEER
+from planaria.control.members import PREDECESSOR as PREDECESSOR
 from planaria.control.members import Adopt as Adopt
 from planaria.control.members import BeginRound as BeginRound
 from planaria.control.members import DrawGroups as DrawGroups
 from planaria.control.members import Fresh as Fresh
 from planaria.control.members import Handover as Handover
-from planaria.control.members import Introduce as Introduce
 from planaria.control.members import Keep as Keep
 from planaria.control.members import Load as Load
 from planaria.control.members import Member as Member
 from planaria.control.members import MemberLink as MemberLink
+from planaria.control.members import OpenPrefetchLinks as OpenPrefetchLinks
 from planaria.control.members import Rebuild as Rebuild
 from planaria.control.members import Recall as Recall
 from planaria.control.members import Settle as Settle
 from planaria.control.members import Source as Source
 from planaria.control.members import state_link as state_link
 from planaria.control.run_started import ReplicaPosition
-from planaria.control.verdicts import Blamed as Blamed
-from planaria.control.verdicts import Cleared as Cleared
-from planaria.control.verdicts import Relieve as Relieve
-from planaria.control.verdicts import Reroute as Reroute
-from planaria.control.verdicts import UnequalReplicas as UnequalReplicas
+from planaria.control.slowness_events import Cleared as Cleared
+from planaria.control.slowness_events import HandOverSlowStage as HandOverSlowStage
+from planaria.control.slowness_events import Reroute as Reroute
+from planaria.control.slowness_events import SlowPartFound as SlowPartFound
+from planaria.control.slowness_events import UnequalReplicas as UnequalReplicas
 
 
 class Save(Fact):
@@ -75,7 +75,7 @@ class Seal(Fact):
     digests: dict[int, dict[str, str]] = Field(default_factory=dict)
     """replica → file → SHA-256 reported by its writer"""
     unequal: list[UnequalReplicas] = Field(default_factory=list)
-    """stages whose replicas should be equal and were not"""
+    """stages whose replicas differ although they must be equal"""
 
 
 class Discard(Fact):
@@ -243,9 +243,9 @@ class Donate(Fact):
 class InjectFault(Fact):
     """Inject a fault of a trace at the next matching action (:class:`planaria.faults.trace.Fault`)."""
 
-    kind: Literal["blow"] = "blow"
+    kind: Annotated[Literal["inject_fault", "blow"], renamed_to("inject_fault")] = "inject_fault"
     number: int
-    """of the fault in its trace"""
+    """index of the fault in its trace"""
     signal: str
     moment: str
     offset: float
@@ -256,10 +256,10 @@ class InjectFault(Fact):
     peer: int | None = None
 
 
-class Cannot(Fact):
+class Unrecoverable(Fact):
     """The recovery strategy cannot rebuild the lost stages: save the others, then stop."""
 
-    kind: Literal["cannot"] = "cannot"
+    kind: Annotated[Literal["unrecoverable", "cannot"], renamed_to("unrecoverable")] = "unrecoverable"
     replica: int = 0
     lost: list[int]
     reason: str
@@ -275,10 +275,10 @@ class Finish(Fact):
     """cause that prevented progress when the run was stopped"""
 
 
-class Leave(Fact):
+class UnassignWorker(Fact):
     """Exit (sent to workers at the end, and to those that wake up after they were declared dead)."""
 
-    kind: Literal["leave"] = "leave"
+    kind: Annotated[Literal["unassign_worker", "leave"], renamed_to("unassign_worker")] = "unassign_worker"
     interrupts: ClassVar[bool] = True
 
 
@@ -291,13 +291,13 @@ Decision = Annotated[
     | RunStep
     | LeaveOut
     | Commit
-    | Ordered
-    | Blamed
+    | FeatureOrder
+    | SlowPartFound
     | Cleared
-    | Relieve
+    | HandOverSlowStage
     | Reroute
     | DrawGroups
-    | Introduce
+    | OpenPrefetchLinks
     | BeginRound
     | Settle
     | Adopt
@@ -307,7 +307,7 @@ Decision = Annotated[
     | Save
     | Seal
     | Discard
-    | Cannot
+    | Unrecoverable
     | Finish,
     Field(discriminator="kind"),
 ]
@@ -315,16 +315,16 @@ Order = Annotated[
     Form
     | RunStep
     | LeaveOut
-    | Ordered
+    | FeatureOrder
     | Commit
-    | Introduce
+    | OpenPrefetchLinks
     | BeginRound
     | Settle
     | Donate
     | Disband
     | Save
     | InjectFault
-    | Leave,
+    | UnassignWorker,
     Field(discriminator="kind"),
 ]
 

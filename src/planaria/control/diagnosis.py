@@ -20,13 +20,13 @@ from planaria.control import decisions as d
 from planaria.control.gauges import RECENT, Gauges, NodeGauge, Pair
 from planaria.control.replica import ReplicaState
 from planaria.control.slow_parts import Known, SlowPart, slow_data, slow_workers, threshold_factor
+from planaria.control.slowness_events import Fault
 from planaria.control.state import RunState
-from planaria.control.verdicts import Fault
 
-HOT = 3.0
+SLOW_EDGE_FACTOR = 3.0
 """slow edge: multiple of the initial and of the others' travel time"""
-LEAST_WAY_S = 0.005
-"""slow edge: least extra travel time"""
+MIN_EXTRA_TRAVEL_S = 0.005
+"""slow edge: minimum extra travel time"""
 SCATTER = 8.0
 """slow edge: median absolute deviations from the others"""
 OF_HOTTEST = 0.4
@@ -34,12 +34,12 @@ OF_HOTTEST = 0.4
 LATE = 10.0
 """flaky edge: multiple of the median travel time reached by its slowest activations"""
 LATE_S = 0.05
-"""flaky edge: least time of its slowest activations"""
+"""flaky edge: minimum time of its slowest activations"""
 BREAKS = 3
 """breaks of an edge tolerated in ten minutes"""
 
 
-def diagnose(run: RunState, replica: ReplicaState) -> d.Blamed | d.Cleared | None:
+def diagnose(run: RunState, replica: ReplicaState) -> d.SlowPartFound | d.Cleared | None:
     """Return the next finding about a replica: something is slow, or no longer slow."""
     if run.settings.diagnose == "off":
         return None
@@ -56,11 +56,11 @@ def diagnose(run: RunState, replica: ReplicaState) -> d.Blamed | d.Cleared | Non
         if (verdict.fault, verdict.nodes) not in known:
             workers = [replica.holders[node] for node in verdict.nodes if node in replica.holders]
             fields = verdict._replace(nodes=list(verdict.nodes))._asdict()  # type: ignore[arg-type]
-            return d.Blamed(replica=replica.number, step=step, workers=workers, **fields)
+            return d.SlowPartFound(replica=replica.number, step=step, workers=workers, **fields)
     return None
 
 
-def stuck_link(run: RunState, replica: ReplicaState) -> d.Blamed | None:
+def stuck_link(run: RunState, replica: ReplicaState) -> d.SlowPartFound | None:
     """Return the link whose missing message blocks all waiting workers.
 
     Waits form chains that end in a cycle, such as two workers that wait for each other. In a cycle the link of the
@@ -76,13 +76,13 @@ def stuck_link(run: RunState, replica: ReplicaState) -> d.Blamed | None:
         index = awaited[index].peer
     if index not in seen:
         return None
-    first = min((awaited[node] for node in seen[seen.index(index) :]), key=lambda stall: stall.since_s)
+    first = min((awaited[node] for node in seen[seen.index(index) :]), key=lambda stall: stall.wait_began_s)
     nodes = (first.peer, first.node)
     if ("stuck link", nodes) in run.blamed or not set(nodes) <= replica.holders.keys():
         return None
-    return d.Blamed(
+    return d.SlowPartFound(
         replica=replica.number, step=replica.step, fault="stuck link", nodes=list(nodes),
-        workers=[replica.holders[node] for node in nodes], seconds=first.waited_s, past=0.0, usual=0.0,
+        workers=[replica.holders[node] for node in nodes], seconds=first.waited_s, initial_s=0.0, peer_median_s=0.0,
     )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def verdicts(
     at = dict(hosts)
     slow = (*slow_workers(own, work, known, at), *slow_data(own, known))
     edges = travel_times(own, at)
-    hot, lately = _hot(edges, known)
+    hot, lately = _slow_edges(edges, known)
     return (*slow, *_sides(hot, lately, edges), *_flaky(gauges, own, edges, hot, known))
 
 
@@ -109,13 +109,13 @@ class TravelTimes(NamedTuple):
     """Travel times of activations over an edge in one direction, in seconds."""
 
     low: float
-    """most of them, by two of three reports"""
+    """25th percentile, median of the latest reports"""
     last: float
-    """most of them, by the last report"""
+    """25th percentile, in the last report"""
     high: float
-    """the slowest of them, by every report; ``low`` rises first if an edge becomes slow"""
+    """95th percentile, minimum of the latest reports, so that ``low`` rises first if an edge becomes slow"""
     past: float
-    """most of them, initially"""
+    """25th percentile, initially"""
 
 
 def travel_times(own: Mapping[int, NodeGauge], hosts: Mapping[int, str]) -> dict[Pair, TravelTimes]:
@@ -141,7 +141,7 @@ def travel_times(own: Mapping[int, NodeGauge], hosts: Mapping[int, str]) -> dict
     return result
 
 
-def _hot(edges: Mapping[Pair, TravelTimes], known: Known) -> tuple[set[Pair], set[Pair]]:
+def _slow_edges(edges: Mapping[Pair, TravelTimes], known: Known) -> tuple[set[Pair], set[Pair]]:
     """Return edges with slow activations, and edges whose last activations were slow."""
     if len(edges) < 3:
         return set(), set()
@@ -151,7 +151,7 @@ def _hot(edges: Mapping[Pair, TravelTimes], known: Known) -> tuple[set[Pair], se
     for pair, times in edges.items():
         eased = min(threshold_factor(known, fault, pair) for fault in ("slow link", "slow sender", "slow receiver"))
         usual = max(middle, times.past, 0.0)
-        limit = eased * max(middle + SCATTER * scatter, HOT * usual, usual + LEAST_WAY_S)
+        limit = eased * max(middle + SCATTER * scatter, SLOW_EDGE_FACTOR * usual, usual + MIN_EXTRA_TRAVEL_S)
         if times.low > limit and times.low > OF_HOTTEST * hottest:
             hot.add(pair)
         if times.last > limit:

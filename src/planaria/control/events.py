@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from planaria.common.documents import former_names
-from planaria.control.feature_facts import Happened
+from planaria.common.documents import former_names, renamed_to
+from planaria.control.feature_facts import FeatureEvent
 from planaria.control.gauges import WorkerMeasurements as WorkerMeasurements
 from planaria.control.reports import CONTROLLER as CONTROLLER
 from planaria.control.reports import REPORT as REPORT
@@ -29,9 +29,9 @@ from planaria.control.reports import StageCommitted as StageCommitted
 from planaria.control.reports import StageCopied as StageCopied
 from planaria.control.reports import StageReady as StageReady
 from planaria.control.reports import StageSaved as StageSaved
-from planaria.control.reports import Worked as Worked
 from planaria.control.reports import WorkerFailed as WorkerFailed
 from planaria.control.reports import WorkerJoined as WorkerJoined
+from planaria.control.reports import WorkReport as WorkReport
 from planaria.control.run_started import Fact as Fact
 from planaria.control.run_started import Recut as Recut
 from planaria.control.run_started import ReplicaPosition as ReplicaPosition
@@ -91,11 +91,13 @@ class GraceExpired(Fact):
     generation: int
 
 
-class PatienceOver(Fact):
+class RoundWaitExpired(Fact):
     """A replica has waited ``exchange.patience_s`` for its group to arrive or, if ``in_round``, for its updates."""
 
     _former = former_names(in_round="meeting")
-    kind: Literal["patience_over"] = "patience_over"
+    kind: Annotated[Literal["round_wait_expired", "patience_over"], renamed_to("round_wait_expired")] = (
+        "round_wait_expired"
+    )
     replica: int
     round: int
     in_round: bool
@@ -106,7 +108,7 @@ class WorkersStarting(Fact):
 
     kind: Literal["workers_starting"] = "workers_starting"
     workers: list[str]
-    """that have not reported ready"""
+    """workers that have not reported that they are ready"""
     ready: int
     waited_s: float
     limit_s: float
@@ -118,7 +120,7 @@ class RelaySilent(Fact):
 
     kind: Literal["relay_silent"] = "relay_silent"
     relay: str
-    """its name"""
+    """the relay's name"""
     detail: str
     """its address and the error"""
 
@@ -136,11 +138,12 @@ class RelaysGivenUp(Fact):
     kind: Literal["relays_given_up"] = "relays_given_up"
 
 
-class NobodyJoined(Fact):
+class JoinTimedOut(Fact):
     """The run lacks workers, and the wait for machines to join timed out."""
 
-    kind: Literal["nobody_joined"] = "nobody_joined"
-    lacking: int
+    _former = former_names(missing_workers="lacking")
+    kind: Annotated[Literal["join_timed_out", "nobody_joined"], renamed_to("join_timed_out")] = "join_timed_out"
+    missing_workers: int
     """workers"""
 
 
@@ -162,9 +165,10 @@ class Trouble(Fact):
 class StopRequested(Fact):
     """A stop of the run was requested (Ctrl-C, SIGTERM)."""
 
+    _former = former_names(skip_repairs="prompt")
     kind: Literal["stop_requested"] = "stop_requested"
     reason: str
-    prompt: bool = False
+    skip_repairs: bool = False
     """a replica whose stages are all held is saved without repairs; false in logs of an older planaria"""
 
 
@@ -208,7 +212,7 @@ class RoundSettled(Fact):
 
     kind: Literal["round_settled"] = "round_settled"
     step: int
-    """steps committed"""
+    """number of committed steps"""
     number: int
     groups: list[list[int]]
     blocking_bytes: int
@@ -272,7 +276,7 @@ Event = Annotated[
     | EdgeBroken
     | GraceExpired
     | StageReady
-    | Happened
+    | FeatureEvent
     | StageCommitted
     | StageCopied
     | StageSaved
@@ -281,7 +285,7 @@ Event = Annotated[
     | RelaySilent
     | RelayAnswers
     | RelaysGivenUp
-    | NobodyJoined
+    | JoinTimedOut
     | RetryDue
     | Trouble
     | WorkerFailed
@@ -291,7 +295,7 @@ Event = Annotated[
     | Replanned
     | RoundSettled
     | ReplicasEvaluated
-    | PatienceOver
+    | RoundWaitExpired
     | UpdateReceived
     | UpdateRejected
     | UpdatesWeighted

@@ -47,6 +47,6 @@ def _others(run: RunState, workers: Collection[str]) -> bool:
 
 
 def _dispensable(run: RunState) -> bool:
-    """Return whether the others can continue with one replica less; those that make each step together cannot."""
+    """Return whether the others can continue with one replica fewer; those that make each step together cannot."""
     left = len(run.live) - 1
     return bool(run.rule.interval) and left > 0 and not run.rule.why_unsupported(left)

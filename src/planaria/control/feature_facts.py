@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from planaria.exchange.coded.facts import CloseRound, ResultsSent, RoundLate
 
-Reported = ResultsSent
-Happened = ResultsSent | RoundLate
-Ordered = CloseRound
-NOT_SHOWN = ResultsSent, RoundLate, CloseRound
+FeatureReport = ResultsSent
+FeatureEvent = ResultsSent | RoundLate
+FeatureOrder = CloseRound
+HIDDEN_FACTS = ResultsSent, RoundLate, CloseRound
 """those that the live page does not show"""

@@ -9,7 +9,7 @@ from planaria.control.decisions import Decision
 from planaria.control.events import Event
 from planaria.control.replica import ReplicaState
 from planaria.control.state import RunState
-from planaria.exchange.coded.controller import CODED_STEPS
+from planaria.exchange.coded.coded_steps import CODED_STEPS
 
 
 class FeatureTimers(Protocol):
@@ -22,8 +22,8 @@ class FeatureTimers(Protocol):
     def note(self, now: float, run: RunState) -> None:
         """Start and stop timers after a change of the run's state."""
 
-    def over(self, now: float, state: Callable[[], RunState]) -> Iterator[Event]:
-        """Yield an event for each expired timer; each event may change the ``state``."""
+    def expired(self, now: float, state: Callable[[], RunState]) -> Iterator[Event]:
+        """Yield an event for each expired timer. Read ``state`` again for each, since applying one may change it."""
 
 
 class Feature(Protocol):
@@ -32,10 +32,10 @@ class Feature(Protocol):
     ``feature_facts.py`` registers its events and orders, ``feature_state.py`` its state.
     """
 
-    def lead(self, run: RunState, replica: ReplicaState) -> Decision | None:
+    def next_decision(self, run: RunState, replica: ReplicaState) -> Decision | None:
         """Return the next decision in the current step, if any."""
 
-    def clock(self) -> FeatureTimers:
+    def new_timers(self) -> FeatureTimers:
         """Return new timers for a run."""
 
 
@@ -44,4 +44,4 @@ FEATURES: tuple[Feature, ...] = (CODED_STEPS,)
 
 def next_feature_decision(run: RunState, replica: ReplicaState) -> Decision | None:
     """Return the next decision of any feature in the current step."""
-    return next((result for feature in FEATURES if (result := feature.lead(run, replica)) is not None), None)
+    return next((result for feature in FEATURES if (result := feature.next_decision(run, replica)) is not None), None)

@@ -62,7 +62,7 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return None
     if answer.reason:
         return end_replica(run, replica, answer.reason, sorted(lost))
-    if answer.rollback and run.settings.copies_first:  # other first weights would be another model
+    if answer.rollback and run.settings.start_from_first_worker:  # other first weights would be another model
         return end_replica(run, replica, "all members with the group's weights are lost", sorted(lost))
     holders = fill_vacancies(run, replica)
     short = len(holders) < len(replica.holders) + len(replica.vacant)
@@ -83,7 +83,7 @@ def _without_relays(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Wait for the relays; end a replica that has waited too long."""
     if not run.relays_given_up:
         return None
-    named = ", ".join(f"{relay} ({error})" for relay, error in sorted(run.silent.items()))
+    named = ", ".join(f"{relay} ({error})" for relay, error in sorted(run.unreachable_relays.items()))
     reason = f"no relay has answered for as long as fleet.join_s allows: {named}"
     return end_replica(run, replica, reason, _unheld(replica))
 
@@ -91,11 +91,11 @@ def _without_relays(run: RunState, replica: ReplicaState) -> d.Decision | None:
 def hand_over_stages(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Hand over the stages of slow or leaving workers unchanged.
 
-    If no worker can take over from a leaving machine, the replica disbands in good order; the last one stays as long as
-    it can.
+    If no worker can take over from a leaving machine, the replica disbands between steps; the last replica stays as
+    long as it can.
     """
     leaving = [n for n, w in replica.holders.items() if w in run.roster.leaving] if run.roster.leaving else []
-    slow = [n for n, w in replica.holders.items() if run.workers[w].slow] if run.relieved is not None else []
+    slow = [n for n, w in replica.holders.items() if run.workers[w].slow] if run.last_handover_at is not None else []
     if not (leaving or slow) or replica.open_round or run.stopping or run.allotment.done:
         return None
     taking = {
@@ -124,7 +124,7 @@ def _sources(
     of, alive, there = replica.arrangement.stage, replica.stateful, replica.arrangement.of(holders)
     begins = {of[node]: (node, source) for node, source in replica.origins.items() if node in replica.holders}
     sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
-    for node, source in sources.items() if replica.settings.copies_first else ():
+    for node, source in sources.items() if replica.settings.start_from_first_worker else ():
         first = there.nodes(of[node])[0]
         if isinstance(source, d.Fresh) and node != first:
             sources[node] = d.Rebuild(by=d.PEER, donors=[first])
@@ -135,7 +135,7 @@ def _sources(
         elif not alive.nodes(stage) and stage in begins:
             first, source = begins[stage]
             # Other nodes of a stage copy the state that its first node has in memory.
-            copies = isinstance(source, d.Recall) or replica.settings.copies_first
+            copies = isinstance(source, d.Recall) or replica.settings.start_from_first_worker
             sources[node] = d.Rebuild(by=d.PEER, donors=[first]) if copies else source
         elif stage in lent:
             sources[node] = d.Rebuild(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])
@@ -151,7 +151,7 @@ def _any_copyable(run: RunState, replica: ReplicaState) -> bool:
 
 def _position_after_orders(replica: ReplicaState) -> ReplicaPosition:
     """Return the replica's position after its workers carried out their current orders."""
-    step, inner = replica.step, replica.inner
+    step, inner = replica.step, replica.steps_since_round
     if replica.phase == "commit":
         step, inner = step + 1, inner + 1
     return ReplicaPosition(step=step, rounds=replica.rounds, inner=inner)
@@ -211,7 +211,7 @@ def _may_skip(run: RunState, replica: ReplicaState) -> bool:
     schedule can leave out nodes but no stage.
     """
     settings = run.settings
-    if settings.recovery.meanwhile != "skip" or replica.formed < 0:
+    if settings.recovery.meanwhile != "skip" or replica.formed_at_step < 0:
         return False
     if not replica.lost >= set(replica.vacant) and not (no_more_workers(run) and settings.arrangement):
         return False
@@ -220,7 +220,7 @@ def _may_skip(run: RunState, replica: ReplicaState) -> bool:
 
 
 def _outcome(replica: ReplicaState) -> str:
-    if replica.formed < 0:
+    if replica.formed_at_step < 0:
         return "started"
     return "recovered" if replica.lost or replica.vacant or replica.origins else "relinked"
 
@@ -245,7 +245,7 @@ def _formation(
     kept = {pair: known for pair, known in replica.links.items() if not set(pair) & new}
     at = {node: run.workers[worker].at for node, worker in holders.items()}
     pairs = replica.pairs_of(holders)
-    over = assign_relays(replica, pairs, kept, routes, run.silent)
+    over = assign_relays(replica, pairs, kept, routes, run.unreachable_relays)
     return d.Form(
         replica=replica.number,
         generation=generation,
@@ -268,8 +268,8 @@ def end_if_unstaffed(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """End the replica if a node lacks a worker and none will come."""
     if more_to_come(run):
         return None
-    if run.deserted:
-        reason = f"{len(replica.vacant)} workers are lacking, and no machine has joined in time (fleet.join_s)"
+    if run.join_timed_out:
+        reason = f"{len(replica.vacant)} workers are missing, and no machine has joined in time (fleet.join_s)"
     elif run.failed_starts >= MAX_FAILED_STARTS:
         reason = f"{run.failed_starts} workers in a row died before they were ready"
     else:
@@ -287,7 +287,7 @@ def end_overdue_wait(run: RunState, replica: ReplicaState) -> d.Decision:
     """End the wait of a stopped run for a replica's missing stages: save the others, if any."""
     lost = sorted(set(replica.arrangement.stages) - set(replica.stateful.stages))
     reason = f"stopped by {run.stopping} before its lost stages were replaced: {run.overdue}"
-    if len(run.live) == 1 and replica.formed < 0:
+    if len(run.live) == 1 and replica.formed_at_step < 0:
         return d.Finish(outcome="cannot", reason=reason)
     return end_replica(run, replica, reason, lost)
 
@@ -302,9 +302,9 @@ def end_replica(run: RunState, replica: ReplicaState, reason: str, lost: list[in
         others = [other for number, other in run.live.items() if number != replica.number]
         first = others[0] if all(other.is_stateless for other in others) else replica  # replicas without state go first
         return d.Disband(replica=first.number, workers=sorted(first.holders.values()), reason=reason)
-    if replica.formed < 0:
+    if replica.formed_at_step < 0:
         return d.Finish(outcome="failed", reason=reason)
-    return d.Cannot(replica=replica.number, lost=lost, reason=reason)
+    return d.Unrecoverable(replica=replica.number, lost=lost, reason=reason)
 
 
 _ENDS = ("one end", "the other")
@@ -327,7 +327,7 @@ def assign_relays(
     avoided = next((a for a in (replica.shunned | {*silent}, frozenset(silent)) if not a >= relays.keys()), frozenset())
     network, flows = relay_paths(relays, avoided), edge_flows(pairs, routes)
     paths = {path.id: path for path in network.paths[_ENDS]}
-    before = [paths.get(replica.over.get(pair, "")) if pair in kept else None for pair in flows]
+    before = [paths.get(replica.relay_of_edge.get(pair, "")) if pair in kept else None for pair in flows]
     sizes = list(flows.values())
     chosen = shifted(sizes, network, before, ()) if any(before) else plan(sizes, network)
     return {pair: path.id for pair, path in zip(flows, chosen, strict=True)}

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import Field
 
+from planaria.common.documents import renamed_to
 from planaria.control.run_started import Fact
 
 EVERY = 2
@@ -20,9 +21,9 @@ EVERY = 2
 RECENT = 3
 """reports used for a judgement"""
 PAST = 6
-"""reports of a worker that form its past: twelve steps"""
-BREAKS_S = 600.0
-"""seconds of training after which a broken edge is forgotten"""
+"""reports of a worker that define its initial speed: twelve steps"""
+FORGET_BROKEN_EDGE_S = 600.0
+"""training time (s) after which a broken edge is no longer counted"""
 
 Found = TypeVar("Found")
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -51,7 +52,7 @@ class EdgeTravelTimes(Fact):
 class WorkerMeasurements(Fact):
     """A worker's measurements of its last steps."""
 
-    kind: Literal["gauged"] = "gauged"
+    kind: Annotated[Literal["worker_measurements", "gauged"], renamed_to("worker_measurements")] = "worker_measurements"
     worker: str
     node: int
     stage: int
@@ -60,7 +61,7 @@ class WorkerMeasurements(Fact):
     """the last of them"""
     steps: Annotated[int, Field(ge=1, lt=1 << 31)]
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """total, from the order to completion, including waits"""
+    """total duration, from the order to completion, including waits"""
     passes: dict[Literal["forward", "backward"], PassDurations]
     waited: dict[int, Finite]
     """node → seconds spent waiting for its frames"""
@@ -99,7 +100,7 @@ class NodeGauge:
     recent: tuple[WorkerMeasurements, ...]
     """the latest ones, oldest first"""
 
-    def then(self, fact: WorkerMeasurements) -> NodeGauge:
+    def with_report(self, fact: WorkerMeasurements) -> NodeGauge:
         past = self.past if len(self.past) == PAST else (*self.past, fact)
         return NodeGauge(self.worker, past, (*self.recent, fact)[-RECENT:])
 
@@ -159,7 +160,11 @@ class Gauges:
     def measured(self, fact: WorkerMeasurements) -> Gauges:
         """Return the gauges after a worker's measurement."""
         before = self.nodes.get(fact.node)
-        new = before.then(fact) if before and before.worker == fact.worker else NodeGauge(fact.worker, (fact,), (fact,))
+        new = (
+            before.with_report(fact)
+            if before and before.worker == fact.worker
+            else NodeGauge(fact.worker, (fact,), (fact,))
+        )
         clock = self.clock + (fact.seconds if fact.stage == 0 and fact.node == min(self._ends(fact)) else 0.0)
         return replace(self, nodes=MappingProxyType({**self.nodes, fact.node: new}), clock=clock)
 
@@ -169,7 +174,7 @@ class Gauges:
     def broken(self, one: int, other: int, generation: int) -> Gauges:
         """Record that the edge between two nodes broke; both may report it."""
         pair = min(one, other), max(one, other)
-        times = {g: t for g, t in self.breaks.get(pair, {}).items() if t > self.clock - BREAKS_S}
+        times = {g: t for g, t in self.breaks.get(pair, {}).items() if t > self.clock - FORGET_BROKEN_EDGE_S}
         times.setdefault(generation, self.clock)
         return replace(self, breaks=MappingProxyType({**self.breaks, pair: MappingProxyType(times)}))
 

@@ -9,7 +9,7 @@ from planaria.control import events as e
 
 _IMPORTANT = (
     *(e.WorkerJoined, e.WorkerLost, e.WorkerLeaving, e.WorkerFailed, e.HostJoined, e.HostLeft, e.EdgeBroken),
-    *(e.GraceExpired, e.SaveFailed, e.UpdateRejected, e.RelaySilent, e.RelayAnswers, e.RelaysGivenUp, e.NobodyJoined),
+    *(e.GraceExpired, e.SaveFailed, e.UpdateRejected, e.RelaySilent, e.RelayAnswers, e.RelaysGivenUp, e.JoinTimedOut),
     *(e.Trouble, e.StopRequested, e.StopOverdue, e.FaultInjected, e.ZombieIgnored),
     *(d.Spawn, d.Form, d.Seal, d.Discard, d.RemoveMachine, d.Disband, d.ExcludeMember, d.Finish),
 )

@@ -25,7 +25,7 @@ FULL = 1 << 20
 """bytes per segment; about 600 steps of five workers"""
 LONGEST_LINE = 16 << 20
 LARGEST = FULL + LONGEST_LINE
-"""most bytes of an inflated segment: only its last line may exceed the limit"""
+"""maximum bytes of an inflated segment: only its last line may exceed the limit"""
 
 
 class LogLine(NamedTuple):
@@ -73,7 +73,7 @@ def uncompressed_path(path: Path, number: int) -> Path:
     return packed(path, number).with_suffix("")
 
 
-def numbers(path: Path, suffix: str) -> set[int]:
+def segment_numbers(path: Path, suffix: str) -> set[int]:
     """Return the numbers of the log's segments with this suffix."""
     names = (file.name for file in (path.parent / FOLDER).glob(f"{path.stem}-*{path.suffix}{suffix}"))
     digits = (name.removeprefix(f"{path.stem}-").removesuffix(path.suffix + suffix) for name in names)
@@ -82,7 +82,7 @@ def numbers(path: Path, suffix: str) -> set[int]:
 
 def end_of_log(path: Path) -> LogEnd:
     """Return the current end of the log ``path``, also during writes."""
-    segments = max(numbers(path, ".gz") | numbers(path, ""), default=0)
+    segments = max(segment_numbers(path, ".gz") | segment_numbers(path, ""), default=0)
     while True:
         try:
             tail = path.stat().st_size
@@ -107,7 +107,7 @@ def read_on(path: Path, upto: LogEnd, since: LogPosition) -> Iterator[tuple[LogP
     for number in range(since.segments + 1, upto.segments + 1):
         result = _segment(path, number)
         if result is None:
-            raise UserError(f"{packed(path, number)}: missing; without it the log has a gap: bring it back")
+            raise UserError(f"{packed(path, number)}: missing, so the log has a gap; restore it from a backup")
         yield from _whole(*result, LARGEST, True, _within(since, number))
     try:
         last: tuple[Path, BinaryIO] | None = path, path.open("rb")
@@ -144,11 +144,11 @@ def _inflated(file: Path, data: bytes) -> bytes:
     try:
         result = reader.decompress(data, LARGEST + 1)
     except zlib.error as error:
-        raise UserError(f"{file}: damaged ({error}); bring back a copy of it") from None
+        raise UserError(f"{file}: damaged ({error}); restore it from a copy") from None
     if len(result) > LARGEST or len(data) > LARGEST:
-        raise UserError(f"{file}: holds more than {LARGEST >> 20} MB, so it is no segment of a log; remove it")
+        raise UserError(f"{file} holds more than {LARGEST >> 20} MB, so it is not a segment of a log; remove it")
     if not reader.eof or reader.unused_data:
-        raise UserError(f"{file}: damaged (not one whole gzip stream); bring back a copy of it")
+        raise UserError(f"{file}: damaged (not a complete gzip stream); restore it from a copy")
     return result
 
 
@@ -165,7 +165,7 @@ def _whole(
             if len(text) > LONGEST_LINE:
                 raise UserError(f"{file}:{number}: longer than {LONGEST_LINE >> 20} MB, so no line of a log; remove it")
             if closed and text and not text.endswith(b"\n"):
-                raise UserError(f"{file}:{number}: torn off; bring back a copy of the file")
+                raise UserError(f"{file}:{number}: truncated line; restore the file from a copy")
             if not text.endswith(b"\n") or (end > size and not closed):
                 return
             yield LogPosition(since.segments, end, number), LogLine(file, number, text[:-1])
@@ -174,15 +174,15 @@ def _whole(
 class RotatingLog:
     """Appends lines to the log ``path``. When :meth:`write` returns, the operating system has the line.
 
-    A thread compresses segments; the writer waits for a rename at most.
+    A thread compresses segments; the writer waits at most for a rename.
     """
 
     def __init__(self, path: Path, full: int = FULL) -> None:
-        """Create or reopen the log; a line torn by an earlier crash is removed."""
+        """Create or reopen the log; a line truncated by an earlier crash is removed."""
         self._path, self._full = path, full
         for unfinished in (path.parent / FOLDER).glob(f".{path.stem}-*"):
             unfinished.unlink()
-        self._number = max(numbers(path, ".gz") | numbers(path, ""), default=0)
+        self._number = max(segment_numbers(path, ".gz") | segment_numbers(path, ""), default=0)
         """number of the last segment"""
         self._packing: threading.Thread | None = None
         _cut_torn_line(path)
@@ -193,12 +193,12 @@ class RotatingLog:
     def write(self, line: str) -> None:
         """Append a line.
 
-        :raises OSError: naming the file; the log then contains nothing of the line, and writing may be retried.
+        :raises OSError: naming the file; the log then contains no part of the line, and the write may be retried.
         """
         data = line.encode() + b"\n"
         try:
             if self._size and self._size + len(data) > self._full:
-                self._begin_anew()
+                self._rotate()
             self._append(data)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
@@ -225,7 +225,7 @@ class RotatingLog:
             raise
         self._size += len(data)
 
-    def _begin_anew(self) -> None:
+    def _rotate(self) -> None:
         """Turn the current file into a segment. If no new file can be created, keep appending."""
         segment = uncompressed_path(self._path, self._number + 1)
         segment.parent.mkdir(exist_ok=True)
@@ -242,7 +242,7 @@ class RotatingLog:
 
     def _pack(self) -> None:
         """Compress full segments in a thread; if one is running, the next call handles the rest."""
-        if (self._packing is None or not self._packing.is_alive()) and numbers(self._path, ""):
+        if (self._packing is None or not self._packing.is_alive()) and segment_numbers(self._path, ""):
             self._packing = threading.Thread(target=pack, args=(self._path,), name=f"pack {self._path.stem}")
             self._packing.start()
 
@@ -250,9 +250,9 @@ class RotatingLog:
 def pack(path: Path) -> None:
     """Compress the full segments of the log ``path``, each atomically."""
     try:
-        for number in sorted(numbers(path, "")):
+        for number in sorted(segment_numbers(path, "")):
             full = uncompressed_path(path, number)
-            if number not in numbers(path, ".gz"):
+            if number not in segment_numbers(path, ".gz"):
                 if full.stat().st_size > LARGEST:  # one large file of an older version: too much to inflate at once
                     continue
                 with atomic.replacing(packed(path, number)) as unfinished, unfinished.open("wb") as file:

@@ -19,7 +19,7 @@ from planaria.common import digests, documents
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Commit, Decision, Form
-from planaria.control.events import Event, Fact, FaultInjected, RunStarted, Worked
+from planaria.control.events import Event, Fact, FaultInjected, RunStarted, WorkReport
 from planaria.control.log_segments import FULL, START, LogLine, RotatingLog, end_of_log, read, read_on
 from planaria.control.run_record import Metric, StreamedSequence, Timed
 from planaria.control.run_record import RunRecord as RunRecord
@@ -46,7 +46,7 @@ def write_identity(folder: Path, known: bytes | None = None) -> None:
     digests.put(folder, {ID: known or secrets.token_hex(16).encode()})
 
 
-Turn = RunStarted | Form | Commit
+StepBoundary = RunStarted | Form | Commit
 """events that start, continue or undo steps"""
 
 
@@ -59,14 +59,14 @@ class SurvivingSteps:
     _now: tuple[str, int] = ("", -1)
 
     @classmethod
-    def of(cls, turns: Iterable[Turn]) -> SurvivingSteps:
+    def of(cls, turns: Iterable[StepBoundary]) -> SurvivingSteps:
         """Fold a run's log, oldest event first; of several consecutive commits, the last suffices."""
         result = cls()
         for turn in turns:
             result.take(turn)
         return result
 
-    def take(self, turn: Turn) -> None:
+    def take(self, turn: StepBoundary) -> None:
         """Fold the next event."""
         match turn:
             case RunStarted():
@@ -111,7 +111,7 @@ class RunLog:
     def decision(self, t: float, decision: Decision) -> None:
         self._events.write(f'{{"t": {t!r}, "decision": {decision.model_dump_json()}}}')
 
-    def worked(self, t: float, worked: Worked) -> None:
+    def worked(self, t: float, worked: WorkReport) -> None:
         self._spans.write(f'{{"t": {t!r}, "worked": {worked.model_dump_json()}}}')
 
     def metric(self, metric: Metric) -> None:
@@ -146,7 +146,7 @@ class _HistoryLine(Fact):
 
 class _WorkedLine(Fact):
     t: float
-    worked: Worked
+    worked: WorkReport
 
 
 class _MetricLine(RootModel[Metric]):
@@ -208,9 +208,9 @@ def _require_beginning(path: Path, began: bool) -> None:
     """Raise UserError if a run that has started has no record of its start, which is required to interpret it."""
     first = next(map(_entry, read(path, end_of_log(path))), None)
     if first is None and began:
-        raise UserError(f"{path}: is missing or empty although the run has started; restore it")
+        raise UserError(f"{path} is missing or empty although the run has started; restore it")
     if first is not None and not isinstance(first.timed()[1], RunStarted):
-        raise UserError(f"{path}: does not begin with the run's start; bring back what was removed from it")
+        raise UserError(f"{path} does not begin with the start of the run; restore the removed lines")
 
 
 def history_of(folder: Path) -> Sequence[Timed]:
@@ -240,7 +240,7 @@ def last_notice(folder: Path) -> int:
     return number
 
 
-def turns_of(folder: Path) -> Iterator[Turn]:
+def turns_of(folder: Path) -> Iterator[StepBoundary]:
     """Yield a run's starts and generations in order, and the last commit before each of these and before the end.
 
     :raises UserError: naming file and line of a damaged line.
@@ -250,9 +250,9 @@ def turns_of(folder: Path) -> Iterator[Turn]:
         if entry.kind == "commit":
             commit = [entry]
         elif entry.kind in ("run_started", "form"):
-            yield from (cast(Turn, line.timed()[1]) for line in (*commit, entry))
+            yield from (cast(StepBoundary, line.timed()[1]) for line in (*commit, entry))
             commit = []
-    yield from (cast(Turn, line.timed()[1]) for line in commit)
+    yield from (cast(StepBoundary, line.timed()[1]) for line in commit)
 
 
 def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:
@@ -262,7 +262,7 @@ def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Seq
     return list(sequence) if upto.size <= IN_MEMORY else sequence
 
 
-News = Event | Decision | Worked | Metric
+LogItem = Event | Decision | WorkReport | Metric
 
 
 class LogFollower:
@@ -279,7 +279,7 @@ class LogFollower:
         result, position = end_of_log(self.folder / EVENTS), self._places[EVENTS]
         return (result.segments - position.segments) * FULL + result.tail - position.tail
 
-    def more(self, without: frozenset[str] = frozenset()) -> Iterator[tuple[float, News]]:
+    def more(self, without: frozenset[str] = frozenset()) -> Iterator[tuple[float, LogItem]]:
         """Yield new items of all logs in order of time, except events of the kinds ``without``. An incomplete last line
         is left for later.
 
@@ -316,7 +316,7 @@ def _config(folder: Path) -> RunConfig:
     try:
         return RunConfig.model_validate_json(documents.data(path))
     except ValidationError as error:
-        raise UserError(f"{path}: {_reason(error)}; it must be as the run wrote it") from error
+        raise UserError(f"{path}: {_reason(error)}; restore the file that the run wrote") from error
 
 
 def _parsed(line: LogLine, kind: type[Parsed]) -> Parsed:

@@ -62,8 +62,8 @@ class Handover(Fact):
 
 PEER = "peer"
 
-BEFORE = -1
-"""instead of a node: its previous holder"""
+PREDECESSOR = -1
+"""stands for a node's previous holder where an edge expects a node"""
 
 
 Source = Annotated[Keep | Fresh | Load | Recall | Rebuild | Handover, Field(discriminator="origin")]
@@ -83,16 +83,17 @@ class Member(Fact):
 class MemberLink(Fact):
     """An edge between two nodes. A link that keeps its id stays open."""
 
+    _former = former_names(relay="over")
     low: int
     high: int
     id: str
     at: str = ""
     """address at which the connecting end finds the other"""
     calls: Literal["low", "high"] = "high"
-    over: str = ""
+    relay: str = ""
     """name of the relay between the ends; empty: a direct connection, or at the controller"""
 
-    def at_for(self, node: int) -> str:
+    def address_for(self, node: int) -> str:
         """Return the address to which ``node``, one of the ends, connects; empty: it waits for the other end."""
         return self.at if node == (self.high if self.calls == "high" else self.low) else ""
 
@@ -110,10 +111,12 @@ class DrawGroups(Fact):
     groups: list[list[int]]
 
 
-class Introduce(Fact):
+class OpenPrefetchLinks(Fact):
     """The members of a group will meet in this round: prefetched parts are sent from now on."""
 
-    kind: Literal["introduce"] = "introduce"
+    kind: Annotated[Literal["open_prefetch_links", "introduce"], renamed_to("open_prefetch_links")] = (
+        "open_prefetch_links"
+    )
     round: int
     members: list[int]
     """replicas"""
@@ -163,5 +166,5 @@ class Adopt(Fact):
 def link(link_id: str, low: int, low_at: str, high: int, high_at: str, over: str = "") -> MemberLink:
     """Return the edge between two nodes at these addresses of their workers, via the relay ``over``."""
     if waits_best(low_at, high_at):
-        return MemberLink(low=low, high=high, id=link_id, at=low_at, over=over)
-    return MemberLink(low=low, high=high, id=link_id, at=high_at, calls="low", over=over)
+        return MemberLink(low=low, high=high, id=link_id, at=low_at, relay=over)
+    return MemberLink(low=low, high=high, id=link_id, at=high_at, calls="low", relay=over)

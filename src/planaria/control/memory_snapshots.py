@@ -24,7 +24,7 @@ class MemorySnapshot:
     versions: SnapshotVersions = NONE_YET
     nodes: frozenset[int] = frozenset()
     coming: frozenset[int] = frozenset()
-    """nodes that will hold theirs after the current generation is linked"""
+    """nodes that will hold their part once the current generation is linked"""
 
     @property
     def step(self) -> int:

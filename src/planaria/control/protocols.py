@@ -17,7 +17,7 @@ class Observer(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Reason why events cannot be recorded; empty if they can."""
+        """Why events cannot be recorded; empty if they can."""
         ...
 
     def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
@@ -26,7 +26,7 @@ class Observer(Protocol):
 
     def on_decision(self, t: float, decision: d.Decision) -> None: ...
 
-    def on_worked(self, t: float, worked: e.Worked) -> None: ...
+    def on_worked(self, t: float, worked: e.WorkReport) -> None: ...
 
 
 class FaultSource(Protocol):

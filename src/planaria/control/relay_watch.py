@@ -22,7 +22,7 @@ class ProbeResult(NamedTuple):
     relay: str
     began: float
     error: str
-    """empty if it answered"""
+    """error; empty if it answered"""
 
 
 class RelayWatch:
@@ -53,7 +53,7 @@ class RelayWatch:
                 yield event
 
     def validate(self, result: ProbeResult) -> e.RelaySilent | e.RelayAnswers | None:
-        """Return the change that one probe reveals together with the ones before."""
+        """Return the change that a probe and the earlier ones show."""
         relay, since = result.relay, self._silent_since.get(result.relay)
         if not result.error:
             self._failures[relay] = 0

@@ -73,7 +73,7 @@ class WorkerSet(Set[str]):
         return f"WorkerSet({list(self)})"
 
 
-NOBODY = WorkerSet()
+NO_WORKERS = WorkerSet()
 
 
 Phase = Literal["idle", "replan", "link", "run", "evaluate", "commit", "settle", "save", "left"]
@@ -89,7 +89,7 @@ class OpenRound:
     members: Group
     """replicas, itself included"""
     settle_at: int
-    """its own step by which it waits for the others"""
+    """the replica's own step at which it waits for the others"""
     received: Mapping[tuple[int, int], str] = field(default_factory=lambda: MappingProxyType({}))
     """(own node, replica) of updates received or made there → digest, empty if not compared"""
     refused: frozenset[tuple[int, int]] = frozenset()
@@ -124,7 +124,7 @@ class ReplicaState:
     phase: Phase = "idle"
     step: int = 0
     generation: int = 0
-    formed: int = -1
+    formed_at_step: int = -1
     """``step`` when the current generation was formed"""
     holders: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """node → its living worker, present or assigned"""
@@ -138,20 +138,20 @@ class ReplicaState:
     """node → the living worker that hands its stage over, which keeps it until the generation is linked"""
     staleness: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """node → commits during which its current or last holder kept its copies of others up to date"""
-    rested: frozenset[int] = frozenset()
+    missed_steps: frozenset[int] = frozenset()
     """nodes skipped since the last commit of the whole replica: their copies have missed steps"""
     skipped: frozenset[int] = frozenset()
     """nodes that the current generation does without"""
-    detour: Replanned | None = None
+    plan_override: Replanned | None = None
     """the last plan for the remaining nodes, or around slow links"""
-    offered: Replanned | None = None
+    candidate_plan: Replanned | None = None
     """a plan around slow links, to be used if it pays"""
     slow_links: tuple[SlowLink, ...] = ()
     """slow links considered by plans, as measured"""
     routes: Routes = field(default_factory=list)
     """of the current generation, with a schedule"""
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
-    over: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
+    relay_of_edge: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     """edges that use a relay → its name"""
     shunned: frozenset[str] = frozenset()
     """relays over which an edge broke without a dead worker; avoided while there are others"""
@@ -159,7 +159,7 @@ class ReplicaState:
     """edges that broke in this generation"""
     stalled: tuple[EdgeBroken, ...] = ()
     """reports of messages that did not arrive in this generation"""
-    waiting: WorkerSet = NOBODY
+    waiting: WorkerSet = NO_WORKERS
     """workers that have not reported the current phase yet"""
     attempts: int = 0
     """generations formed since the last committed step"""
@@ -168,7 +168,7 @@ class ReplicaState:
     evaluated: int = -1
     saved: int = -1
     """name (a step) of the last checkpoint that contains it"""
-    saved_in: int = -1
+    saved_generation: int = -1
     """generation of that save"""
     digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """file of that save → SHA-256"""
@@ -176,7 +176,7 @@ class ReplicaState:
     """node → digest of its weights then, if nodes of a stage must be equal"""
     rounds: int = 0
     """rounds of the exchange, settled or cancelled"""
-    inner: int = 0
+    steps_since_round: int = 0
     """steps since the last round"""
     open_round: OpenRound | None = None
     progress: Any = None
@@ -187,7 +187,7 @@ class ReplicaState:
     """replica → replicas whose updates it rejected in the current step"""
     memory: MemorySnapshot | None = None
     """snapshots in its workers' memory; None if no strategy keeps them"""
-    cannot: str = ""
+    unrecoverable_reason: str = ""
     """why the strategy cannot continue"""
 
     @classmethod
@@ -204,17 +204,17 @@ class ReplicaState:
             generation=settings.first_generation,
             evaluated=position.step or -1,
             rounds=position.rounds,
-            inner=position.inner,
+            steps_since_round=position.inner,
             memory=settings.memory,
         )
         nodes, memory = state.arrangement.stage, settings.memory
-        if settings.recalled >= 0 and memory is not None:
-            recall = Recall(by=memory.by, step=settings.recalled, file=settings.recalled_from)
+        if settings.snapshot_step >= 0 and memory is not None:
+            recall = Recall(by=memory.by, step=settings.snapshot_step, file=settings.recalled_from)
             there = settings.snapshot_nodes
-            memory = memory.resumed(settings.recalled, there)
+            memory = memory.resumed(settings.snapshot_step, there)
             lost = frozenset(nodes.keys() - set(there))
             return replace(state, origins=MappingProxyType(dict.fromkeys(there, recall)), lost=lost, memory=memory)
-        if settings.copies_first and number:
+        if settings.start_from_first_worker and number:
             return replace(state, lost=frozenset(nodes))
         origins = {node: first_origin(settings, stage) for node, stage in nodes.items()}
         return replace(state, origins=MappingProxyType(origins))
@@ -237,8 +237,8 @@ class ReplicaState:
     def routes_over(self, present: Collection[int]) -> Routes | None:
         """Return the routes of microbatches over the present nodes; None if they need planning."""
         missing = self.arrangement.stage.keys() - set(present)
-        if self.detour and set(self.detour.nodes) == set(present):
-            return self.detour.routes
+        if self.plan_override and set(self.plan_override.nodes) == set(present):
+            return self.plan_override.routes
         if missing and not self.settings.stages:
             return [route for route in self.settings.routes if not missing & set(route)]
         if not missing or not self.settings.arrangement:
@@ -270,7 +270,9 @@ class ReplicaState:
     @cached_property
     def troubled(self) -> bool:
         """Whether it is incomplete or about to change, so that changes of other replicas may affect it."""
-        return bool(self.lost or self.origins or self.skipped or self.leavers or self.cannot) or self.broken
+        return (
+            bool(self.lost or self.origins or self.skipped or self.leavers or self.unrecoverable_reason) or self.broken
+        )
 
     @property
     def whole(self) -> bool:
@@ -289,10 +291,12 @@ class ReplicaState:
 
     @property
     def position(self) -> ReplicaPosition:
-        return ReplicaPosition(step=self.step, rounds=self.rounds, inner=self.inner)
+        return ReplicaPosition(step=self.step, rounds=self.rounds, inner=self.steps_since_round)
 
 
-BUILT_OF = frozenset({"holders", "origins", "lost", "skipped", "leavers", "links", "detour", "routes", "cannot"})
+BUILT_OF = frozenset(
+    {"holders", "origins", "lost", "skipped", "leavers", "links", "plan_override", "routes", "unrecoverable_reason"}
+)
 """fields from which the cached properties above are derived"""
 _STEADY = frozenset(ReplicaState.__dataclass_fields__) - BUILT_OF
 

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from planaria.common.documents import former_names
 from planaria.config.names import STAGE_FILE
-from planaria.control.feature_facts import Reported
+from planaria.control.feature_facts import FeatureReport
 from planaria.control.gauges import WorkerMeasurements
 from planaria.control.run_started import Fact
 from planaria.control.update_reports import (
@@ -22,7 +22,7 @@ from planaria.control.update_reports import (
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 SpanKind = Literal["forward", "backward", "exchange", "optimizer", "rebuild", "save", "write", "copy"]
-"""save: the pause of training; write: a file written in the background; copy: the stage's copy is made and handed over
+"""save: pause of training; write: background write of a file; copy: creation and transfer of the stage's copy
 """
 
 
@@ -36,7 +36,7 @@ class Span(Fact):
     end: float
 
 
-class Worked(Fact):
+class WorkReport(Fact):
     """A worker's actions in one finished or dropped step, and the payload bytes sent to each neighbour.
 
     Kept in ``spans.jsonl``, thinned (``report/observe/watch.py``); no influence on the run.
@@ -60,7 +60,7 @@ class Worked(Fact):
 
 
 class Heartbeat(Fact):
-    """Sign of life with the position of the worker's main thread. Never logged."""
+    """A heartbeat with the current action of the worker's main thread. Never logged."""
 
     kind: Literal["heartbeat"] = "heartbeat"
     doing: str = "orders"
@@ -71,11 +71,11 @@ class Heartbeat(Fact):
     """whether it waits for a message"""
     trouble: str = ""
     """why an edge that is being opened has not opened yet"""
-    for_s: float = 0.0
+    action_s: float = 0.0
     """seconds since it began this, or since the last message arrived"""
     cpu_s: float = 0.0
     """processor seconds used in that time"""
-    writing: int = -1
+    checkpoint_being_written: int = -1
     """step of the checkpoint that another thread writes; -1: none"""
     writing_s: float = 0.0
     """seconds since that write began"""
@@ -120,6 +120,7 @@ class Linked(Fact):
 class EdgeBroken(Fact):
     """A neighbour was unreachable or did not deliver in time; ``detail`` names peer, stage, step and generation."""
 
+    _former = former_names(wait_began_s="since_s")
     kind: Literal["edge_broken"] = "edge_broken"
     worker: str
     node: int
@@ -129,7 +130,7 @@ class EdgeBroken(Fact):
     detail: str
     waited_s: float = 0.0
     """seconds waited for a message; 0 if the connection itself broke"""
-    since_s: float = 0.0
+    wait_began_s: float = 0.0
     """seconds from the start of the worker's step to the start of the wait"""
     cause: str = ""
     """such as the operating system's error; empty in logs of older versions"""
@@ -212,7 +213,7 @@ class SaveFailed(Fact):
 
 
 class WorkerFailed(Fact):
-    """A worker failed on its own: out of memory, a non-finite loss. The run must stop."""
+    """A worker failed by its own error, such as a lack of memory or a non-finite loss. The run must stop."""
 
     kind: Literal["worker_failed"] = "worker_failed"
     worker: str
@@ -242,7 +243,7 @@ Report = Annotated[
     | Linked
     | EdgeBroken
     | StageReady
-    | Reported
+    | FeatureReport
     | StageCommitted
     | StageCopied
     | StageSaved
@@ -255,7 +256,7 @@ Report = Annotated[
     | WorkerFailed
     | FaultInjected
     | WorkerMeasurements
-    | Worked
+    | WorkReport
     | Heartbeat,
     Field(discriminator="kind"),
 ]

@@ -17,7 +17,7 @@ Origin = Fresh | Load | Recall
 
 def first_origin(settings: RunStarted, stage: int) -> Origin:
     """Return the state that the nodes of a stage start from when their run starts or resumes."""
-    return Load(folder=settings.load[stage]) if stage in settings.load else Fresh()
+    return Load(folder=settings.checkpoint_of_stage[stage]) if stage in settings.checkpoint_of_stage else Fresh()
 
 
 def _durable_step(settings: RunStarted) -> int:
@@ -46,7 +46,9 @@ class RollbackPoint:
     def begin(cls, settings: RunStarted) -> RollbackPoint:
         """Return the rollback target at the start of a run: initial weights, or the loaded ones."""
         stages = range(settings.stages + 1)
-        whole = settings.load.keys() == set(stages) and len(set(settings.load.values())) == 1
+        whole = (
+            settings.checkpoint_of_stage.keys() == set(stages) and len(set(settings.checkpoint_of_stage.values())) == 1
+        )
         return cls(
             {stage: first_origin(settings, stage) for stage in stages},
             {number: _durable_position(settings, number) for number in range(settings.replicas)},

@@ -15,11 +15,11 @@ from planaria.control.members import link
 from planaria.control.replica import Group, ReplicaState
 from planaria.control.state import RunState
 from planaria.control.worker_assignment import can_be_copied, settled_rounds
-from planaria.exchange.robust.controller import equivocating_replicas, excluded_replicas, settle_weights
+from planaria.exchange.robust.exclusion_decisions import equivocating_replicas, excluded_replicas, settle_weights
 
-LENIENCE = 50
-"""steps that a replica may lag before others help it, without rounds"""
-LENIENCE_IN_TROUBLE = 1
+HELP_LAG_STEPS = 50
+"""number of steps that a replica may lag before others take its blocks, without rounds"""
+HELP_LAG_STEPS_AFTER_LOSS = 1
 """the same after a replica was lost or joined"""
 
 
@@ -28,9 +28,9 @@ def is_round_due(run: RunState, replica: ReplicaState) -> bool:
     if replica.open_round or run.settings.most_replicas == 1:
         return False
     rule, config = run.rule, run.settings.exchange
-    own = config.inner[replica.number : replica.number + 1]  # replicas that join later have none
+    own = config.steps_between_rounds[replica.number : replica.number + 1]  # replicas that join later have none
     every = own[0] if rule.interval and own else rule.interval
-    return bool(every) and replica.inner >= (every or 0)
+    return bool(every) and replica.steps_since_round >= (every or 0)
 
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
@@ -39,27 +39,27 @@ def next_block(run: RunState, replica: ReplicaState) -> int | None:
 
 
 def _lenience(run: RunState, replica: ReplicaState) -> int:
-    """Return the steps that others may lag before the replica helps them.
+    """Return how many steps others may lag before the replica helps them.
 
-    Many, as long as each has been formed only once, so that small speed differences do not change a run's results.
+    Many while each has been formed only once, so that small speed differences do not change a run's results.
     """
     settings = run.settings
     if replica.number >= settings.replicas:  # it joined later and has no samples
         return 0
     if run.replicas.generation > settings.first_generation + settings.replicas:
-        return LENIENCE_IN_TROUBLE
-    return 2 * (run.rule.interval or LENIENCE)
+        return HELP_LAG_STEPS_AFTER_LOSS
+    return 2 * (run.rule.interval or HELP_LAG_STEPS)
 
 
-def decide_round(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | None:
+def decide_round(run: RunState, candidates: Collection[ReplicaState]) -> d.Decision | None:
     """Return the next decision about rounds for these replicas, or for all if samples run out, because a missing
     replica may then block others."""
     if run.settings.most_replicas == 1:
         return None
-    if not run.allotment.plenty:
-        concerned = run.live.values()
+    if not run.allotment.has_block_for_every_replica:
+        candidates = run.live.values()
     rule = run.rule
-    for replica in _with_groups(run, concerned) if rule.prefetches else concerned:
+    for replica in _with_groups(run, candidates) if rule.prefetches else candidates:
         decision: d.Decision | None = None
         if _to_settle(run, replica):
             decision = _settle(run, replica)
@@ -73,7 +73,7 @@ def decide_round(run: RunState, concerned: Collection[ReplicaState]) -> d.Decisi
 
 
 def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[ReplicaState]:
-    """Return these replicas and their groups' members, in order; replicas that reached a round introduce no one."""
+    """Return these replicas and their groups' members, in order; none that has reached a round starts a prefetch."""
     groups = (_group(run.groups.get(replica.rounds, ()), replica.number) for replica in replicas)
     numbers = {number for group in groups for number in group} - run.replicas.gone
     return [run.replicas[number] for number in sorted(numbers)]
@@ -97,7 +97,7 @@ def waiting_replica(run: RunState, replica: ReplicaState) -> tuple[int, int, boo
         result = replica.number, replica.open_round.round, True
     elif _ready(run, replica):
         result = replica.number, replica.rounds, False
-    return None if result in run.late else result
+    return None if result in run.expired_round_waits else result
 
 
 def has_quorum(run: RunState, replica: ReplicaState) -> bool:
@@ -135,7 +135,7 @@ def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
     group = tuple(live) if rule.synchronised else _group(run.groups[round], replica.number)
     expected = [n for n in group if n in live and live[n].rounds <= round and _will_come(run, live[n])]
     present = [n for n in expected if live[n].rounds == round and _ready(run, live[n])]
-    if present != expected and not any((n, round, False) in run.late for n in present):
+    if present != expected and not any((n, round, False) in run.expired_round_waits for n in present):
         return None
     generations = [live[n].generation for n in present]
     if len(present) == 1:
@@ -155,10 +155,10 @@ def _introduce(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if len(members) == 1 or away or any(live[n].phase == "link" for n in members):
         return None
     links = _links(run, round, members)
-    if {known.id for known in links} <= run.introduced.get(round, frozenset()):
+    if {known.id for known in links} <= run.links_with_open_prefetch.get(round, frozenset()):
         return None
     generations = [live[n].generation for n in members]
-    return d.Introduce(round=round, members=members, generations=generations, links=links)
+    return d.OpenPrefetchLinks(round=round, members=members, generations=generations, links=links)
 
 
 def _draw(run: RunState, round: int) -> d.DrawGroups:
@@ -210,26 +210,26 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         rest = [live[n] for n in open_round.members if n in live and n not in party]
         if ahead := [r for r in rest if r.rounds > open_round.round and not r.is_stateless]:
             return _catch_up(replica, open_round.round, ahead)
-    useless = excluded_replicas(run)
-    party = [n for n in _accepted(run, party) if n not in useless] or [replica.number]
+    excluded = excluded_replicas(run)
+    party = [n for n in _accepted(run, party) if n not in excluded] or [replica.number]
     if replica.number not in party:  # the others continue first, without its update
         return None
     resting = [n for n in party if _to_settle(run, live[n])]
-    late = any((n, open_round.round, True) in run.late for n in party)
+    late = any((n, open_round.round, True) in run.expired_round_waits for n in party)
     if late and resting:
         party = _all_received(run, resting)
     elif resting != party or _all_received(run, party) != party:
         return None
     result = equivocating_replicas(run, party)
     party = [n for n in party if n not in result.left_out] or [replica.number]
-    useless = {n: why for n, why in useless.items() if n in open_round.members and n not in party}
+    excluded = {n: why for n, why in excluded.items() if n in open_round.members and n not in party}
     coefficients, rivals = settle_weights(run, open_round.round, party)
     return d.Settle(
         round=open_round.round,
         members=party,
         generations=[live[n].generation for n in party],
-        left_out={**result.left_out, **useless},
-        byzantine=sorted({*result.byzantine, *useless}),
+        left_out={**result.left_out, **excluded},
+        byzantine=sorted({*result.byzantine, *excluded}),
         counted=coefficients,
         rivals=rivals,
     )
@@ -246,9 +246,9 @@ def _accepted(run: RunState, party: list[int]) -> list[int]:
     }
     while any(refusals[n] for n in party):
         refused = {n: sum(n in refusals[other] for other in party) for n in party}
-        odds = {n: sum(n in refusals[other] or other in refusals[n] for other in party) for n in party}
-        worst = max(party, key=lambda n: (odds[n], refused[n], n))
-        if not odds[worst]:
+        conflicts = {n: sum(n in refusals[other] or other in refusals[n] for other in party) for n in party}
+        worst = max(party, key=lambda n: (conflicts[n], refused[n], n))
+        if not conflicts[worst]:
             break
         party = [n for n in party if n != worst]
     return party

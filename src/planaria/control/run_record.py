@@ -13,19 +13,20 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Decision
-from planaria.control.events import Event, RunStarted, Worked
+from planaria.control.events import Event, RunStarted, WorkReport
 
 Timed = tuple[float, Event | Decision]
 """an event or decision, and the time at which the controller learned or made it"""
 
 REPORTS = frozenset(
     {
-        "stage_ready", "stage_committed", "stage_copied", "stage_saved", "offer_heard", "offers_counted",
-        "message_compressed", "round_made", "results_sent", "gauged",
+        "stage_ready", "stage_committed", "stage_copied", "stage_saved", "update_received", "updates_weighted",
+        "message_compressed", "round_applied", "results_sent", "worker_measurements",
+        "offer_heard", "offers_counted", "round_made", "gauged",  # in logs of older versions
     }
 )  # fmt: skip
 """reports that every stage repeats each step: the bulk of a log"""
-ROUTINE = REPORTS | {"run_step", "commit", "close_round", "round_late", "offer_refused"}
+ROUTINE = REPORTS | {"run_step", "commit", "close_round", "round_late", "update_rejected", "offer_refused"}
 
 Raw = TypeVar("Raw")
 Item = TypeVar("Item")
@@ -132,7 +133,7 @@ class RunRecord:
     config: RunConfig
     history: Sequence[Timed]
     """events and decisions in the controller's order, with faults from other terminals merged in"""
-    worked: Sequence[tuple[float, Worked]]
+    worked: Sequence[tuple[float, WorkReport]]
     metrics: Sequence[Metric]
     _known: dict[Callable[[RunRecord], Any], Any] = field(default_factory=dict, repr=False)
 

@@ -99,7 +99,17 @@ class SnapshotLabel(Fact):
 class RunStarted(Fact):
     """The controller is up: the settings that its decisions depend on."""
 
-    _former = former_names(positions="standings", snapshot_nodes="remembering", stage_work="work")
+    _former = former_names(
+        positions="standings",
+        snapshot_nodes="remembering",
+        stage_work="work",
+        nodes_by_replica="columns",
+        checkpoint_of_stage="load",
+        snapshot_step="recalled",
+        start_from_first_worker="copies_first",
+        local_workers="own",
+        extra_edges="pairs",
+    )
     kind: Literal["run_started"] = "run_started"
     name: str
     part: str = ""
@@ -120,7 +130,7 @@ class RunStarted(Fact):
     """used blocks beyond it, of replicas that were ahead"""
     replicas: int = 1
     """replicas at the start that train separately and meet as ``exchange`` configures"""
-    columns: list[list[int]] = []
+    nodes_by_replica: list[list[int]] = []
     """nodes of each replica, including ones that may join, in order of stage; empty if node n is stage n"""
     positions: dict[int, ReplicaPosition] = {}
     """replica → position at which it resumes, unless all resume at ``first_step``"""
@@ -129,9 +139,9 @@ class RunStarted(Fact):
     """seconds since 1970, UTC"""
     provenance: Provenance | None = None
     """None in logs of versions before 0.2"""
-    load: dict[int, str] = {}
+    checkpoint_of_stage: dict[int, str] = {}
     """stage → checkpoint folder it starts from; other stages start from the seed's initial weights"""
-    recalled: int = -1
+    snapshot_step: int = -1
     """step of the snapshot in memory from which the nodes in ``snapshot_nodes`` start; -1: none"""
     recalled_from: SnapshotLabel | None = None
     """label of that snapshot"""
@@ -146,20 +156,20 @@ class RunStarted(Fact):
     """initial number of steps between checkpoints"""
     saves: bool = True
     """whether the run writes checkpoints; members of a group save their own models"""
-    copies_first: bool = False
+    start_from_first_worker: bool = False
     """whether all start from the weights of the first worker of a stage, since theirs are not drawn from the seed; the
     first step waits for them"""
     save_in_background: bool = False
     """whether training waits only for copies of the stages, not for their files"""
     spares: int = 0
-    own: int | None = None
-    """workers that the run's own machines have room for, if fewer or more than needed: others must join"""
+    local_workers: int | None = None
+    """number of workers that local machines can hold, if it differs from the number needed; the others must join"""
     replace: bool = True
     """whether dead workers are replaced"""
     routes: list[list[int]] = []
     """all distinct routes of microbatches in training, over stages; with an arrangement, each microbatch's route over
     its nodes"""
-    pairs: list[tuple[int, int]] = []
+    extra_edges: list[tuple[int, int]] = []
     """stages (low, high) that need an edge besides those on routes: one keeps a copy of the other"""
     arrangement: list[list[int]] = []
     """a schedule's nodes of each stage; empty if node n is stage n"""
@@ -171,7 +181,7 @@ class RunStarted(Fact):
     relays: dict[str, float] = {}
     """relay → bytes per second; empty: ends connect to each other directly"""
     memory_needs: list[int] = []
-    """least bytes of a CUDA device for stages 0..S; empty if all have as many layers, and on CPUs"""
+    """minimum bytes of a CUDA device for stages 0..S; empty if all have as many layers, and on CPUs"""
     predicted_bytes: list[int] = []
     """predicted peaks of stages 0..S, for reports: of processes on CPUs, of tensors on CUDA devices; empty: unknown"""
 
@@ -216,12 +226,12 @@ class RunStarted(Fact):
     @property
     def most_replicas(self) -> int:
         """Largest number of replicas at once."""
-        return max(self.replicas, len(self.columns))
+        return max(self.replicas, len(self.nodes_by_replica))
 
     @cached_property
     def own_workers(self) -> int:
         """Workers that the run's own machines have room for: ``own``, or all."""
-        return self.all_workers if self.own is None else self.own
+        return self.all_workers if self.local_workers is None else self.local_workers
 
     @cached_property
     def all_workers(self) -> int:
@@ -279,14 +289,14 @@ class RunStarted(Fact):
     def pairs_of(self, replica: int) -> list[tuple[int, int]]:
         """Return pairs of a replica's nodes that need an edge besides those on routes."""
         if self.arrangement:
-            return self.pairs
+            return self.extra_edges
         column = self._column(replica)
-        return [(column[low], column[high]) for low, high in self.pairs]
+        return [(column[low], column[high]) for low, high in self.extra_edges]
 
     def _column(self, replica: int) -> list[int]:
         if self.arrangement:
             return [nodes[0] for nodes in self.arrangement]
-        return self.columns[replica] if self.columns else list(range(self.stages + 1))
+        return self.nodes_by_replica[replica] if self.nodes_by_replica else list(range(self.stages + 1))
 
     @cached_property
     def stage_of(self) -> dict[int, int]:

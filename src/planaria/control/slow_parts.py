@@ -13,11 +13,11 @@ from typing import NamedTuple
 from planaria.control import decisions as d
 from planaria.control.gauges import RECENT, NodeGauge
 from planaria.control.replica import ReplicaState
+from planaria.control.slowness_events import Fault
 from planaria.control.state import RunState
-from planaria.control.verdicts import Fault
 from planaria.control.worker_assignment import assign_spares, is_slow
 
-EASE = 0.7
+HYSTERESIS_FACTOR = 0.7
 """factor on thresholds of parts already blamed, for hysteresis"""
 
 Known = frozenset[tuple[str, tuple[int, ...]]]
@@ -25,7 +25,7 @@ Known = frozenset[tuple[str, tuple[int, ...]]]
 
 
 class SlowPart(NamedTuple):
-    """A slow part; fields as in :class:`planaria.control.verdicts.Blamed`."""
+    """A slow part; fields as in :class:`planaria.control.slowness_events.SlowPartFound`."""
 
     fault: Fault
     nodes: tuple[int, ...]
@@ -37,21 +37,21 @@ class SlowPart(NamedTuple):
 def threshold_factor(known: Known, fault: Fault, nodes: Iterable[int]) -> float:
     """Return the factor on thresholds."""
     blamed = any(kind == fault and set(nodes) <= {*of} for kind, of in known)
-    return EASE if blamed else 1.0
+    return HYSTERESIS_FACTOR if blamed else 1.0
 
 
-SLOW = 1.5
+SLOW_FACTOR = 1.5
 """slow worker: multiple of its initial passes and of its peers' median"""
-ALWAYS = 2.0
+SLOW_FROM_START_FACTOR = 2.0
 """worker that was slow from the start: multiple of its peers' median"""
 LEAST_PASS_S = 0.02
-"""least duration of passes considered"""
-LATE = 3.0
+"""minimum duration of passes considered"""
+LATE_BATCH_FACTOR = 3.0
 """late batches: multiple of the initial time"""
 LEAST_READ_S = 0.02
-"""late batches: least extra seconds per step"""
+"""late batches: minimum extra seconds per step"""
 OF_STEP = 0.05
-"""late batches: least share of a step"""
+"""late batches: minimum share of a step"""
 
 
 def slow_workers(
@@ -97,16 +97,16 @@ def _limit(past: float, usual: float, eased: float) -> float:
 
     Passes that initially took no time only forward activations and give no threshold.
     """
-    over_past = SLOW * past if past > 0 else math.inf
+    over_past = SLOW_FACTOR * past if past > 0 else math.inf
     if not usual:
         return eased * max(over_past, LEAST_PASS_S)
-    return eased * max(SLOW * usual, min(over_past, ALWAYS * usual), LEAST_PASS_S)
+    return eased * max(SLOW_FACTOR * usual, min(over_past, SLOW_FROM_START_FACTOR * usual), LEAST_PASS_S)
 
 
 def _all_slower(own: Mapping[int, NodeGauge], blocks: Collection[int]) -> bool:
     """Return whether most block stages are slower than initially: the machine is busy, and no worker is to blame."""
     ratios = [own[node].pass_s / own[node].past_s if own[node].past_s > 0 else 1.0 for node in blocks]
-    return bool(ratios) and median(ratios) > (1 + SLOW) / 2
+    return bool(ratios) and median(ratios) > (1 + SLOW_FACTOR) / 2
 
 
 def _by_host(slow: Mapping[int, SlowPart], lately: set[int], hosts: Mapping[int, str], known: Known) -> list[SlowPart]:
@@ -134,20 +134,20 @@ def slow_data(own: Mapping[int, NodeGauge], known: Known) -> list[SlowPart]:
     for node, gauge in own.items():
         now, past = gauge.read_s, gauge.past_read_s
         eased = threshold_factor(known, "slow data", [node])
-        limit = eased * max(LATE * past, past + LEAST_READ_S, OF_STEP * gauge.step_s)
+        limit = eased * max(LATE_BATCH_FACTOR * past, past + LEAST_READ_S, OF_STEP * gauge.step_s)
         if len(gauge.recent) == RECENT and now > limit:
             others = [other.read_s for peer, other in own.items() if peer != node and other.read_s > 0]
             result.append(SlowPart("slow data", (node,), now, past, median(others) if others else 0.0))
     return result
 
 
-PAYS = 2.0
-"""least ratio of time saved to the cost of a handover"""
-PAUSE_S = 30.0
+MIN_GAIN_PER_COST = 2.0
+"""minimum ratio of the time saved by a handover to its cost"""
+MIN_S_BETWEEN_HANDOVERS = 30.0
 """seconds of training between two actions"""
 
 
-def relieve_slow_worker(run: RunState, replica: ReplicaState) -> d.Relieve | None:
+def relieve_slow_worker(run: RunState, replica: ReplicaState) -> d.HandOverSlowStage | None:
     """Return the next slow worker that should hand its stage to a spare."""
     if run.settings.diagnose != "act" or run.stopping or run.allotment.done or replica.open_round:
         return None
@@ -159,9 +159,9 @@ def relieve_slow_worker(run: RunState, replica: ReplicaState) -> d.Relieve | Non
         return None
     step_s, cost = max(gauge.step_s for gauge in gauges.values()), run.gauges.linking_s
     predicted = step_s * remaining_share(gauges, nodes)
-    if (step_s - predicted) * (run.settings.steps - replica.step) <= PAYS * cost * len(nodes):
+    if (step_s - predicted) * (run.settings.steps - replica.step) <= MIN_GAIN_PER_COST * cost * len(nodes):
         return None
-    return d.Relieve(
+    return d.HandOverSlowStage(
         replica=replica.number,
         step=replica.step,
         node=nodes[0],
@@ -188,9 +188,9 @@ def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None
 
 def _taken(run: RunState, replica: ReplicaState) -> d.Reroute | None:
     """Return the change to the last plan found, if it pays."""
-    offered, cost = replica.offered, run.gauges.linking_s
+    offered, cost = replica.candidate_plan, run.gauges.linking_s
     left = run.settings.steps - replica.step
-    if offered is None or (offered.before_s - offered.step_s) * left <= PAYS * cost:
+    if offered is None or (offered.before_s - offered.step_s) * left <= MIN_GAIN_PER_COST * cost:
         return None
     return d.Reroute(
         replica=replica.number,
@@ -219,11 +219,11 @@ def remaining_share(gauges: Mapping[int, NodeGauge], nodes: Sequence[int]) -> fl
     relieved = []
     for gauge in (gauges[node] for node in nodes):
         share = gauge.past_s / gauge.pass_s if gauge.pass_s > 0 else 1.0
-        relieved.append(gauge.busy_s * share if share < 1 / SLOW else usual)
+        relieved.append(gauge.busy_s * share if share < 1 / SLOW_FACTOR else usual)
     busiest = max(gauge.busy_s for gauge in gauges.values())
     left = max(*relieved, *(gauge.busy_s for gauge in others.values()))
     return min(1.0, left / busiest) if busiest > 0 else 1.0
 
 
 def _too_soon(run: RunState) -> bool:
-    return run.relieved is not None and run.gauges.clock < run.relieved + PAUSE_S
+    return run.last_handover_at is not None and run.gauges.clock < run.last_handover_at + MIN_S_BETWEEN_HANDOVERS

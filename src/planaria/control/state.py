@@ -9,13 +9,13 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
+from planaria.control.data_position import BlockAllocation, BlockSet
 from planaria.control.events import ReplicaPosition, RunStarted
 from planaria.control.gauges import Gauges
 from planaria.control.replica import BUILT_OF, Group, ReplicaState
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, Roster, Status, WorkerState
-from planaria.control.sample_assignment import Allotment, BlockSet
-from planaria.control.verdicts import Blamed
+from planaria.control.slowness_events import SlowPartFound
 from planaria.exchange.base import Exchange
 from planaria.exchange.registry import exchange
 from planaria.exchange.robust.suspicion import Suspicion
@@ -41,16 +41,16 @@ class Replicas(Mapping[int, ReplicaState]):
         self.gone = self.gone | one if ended else self.gone - one
         self.troubled = self.troubled | one if replica.troubled and not ended else self.troubled - one
 
-    def having(self, replica: ReplicaState) -> Replicas:
+    def with_replica(self, replica: ReplicaState) -> Replicas:
         """Return the replicas with this one's new state."""
-        before, after = self._all[replica.number], self.noting(replica)
+        before, after = self._all[replica.number], self.with_unindexed(replica)
         after.generation = max(self.generation, replica.generation)
         if "left" in (before.phase, replica.phase) or _built(before) != _built(replica):
             after.__dict__.pop("replica_of_worker", None)
             after._note(replica)
         return after
 
-    def noting(self, replica: ReplicaState) -> Replicas:
+    def with_unindexed(self, replica: ReplicaState) -> Replicas:
         """Return the replicas with this one's new state, in which no indexed property changed."""
         after = object.__new__(Replicas)
         after.__dict__ = self.__dict__ | {"_all": self._all | {replica.number: replica}}
@@ -123,7 +123,7 @@ class RunState:
 
     settings: RunStarted
     replicas: Replicas
-    allotment: Allotment
+    allotment: BlockAllocation
     roster: Roster = field(default_factory=Roster)
     failed_starts: int = 0
     """consecutive workers that died on the run's own machines before they joined"""
@@ -144,23 +144,23 @@ class RunState:
     """the newest complete checkpoint of this run"""
     groups: Mapping[int, tuple[Group, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """round → its groups, drawn when the first replica reached it"""
-    introduced: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    links_with_open_prefetch: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     """round → ids of the links between members that know each other"""
     suspicion: Suspicion = field(default_factory=Suspicion)
     """evidence against replicas from earlier steps and rounds"""
-    late: frozenset[tuple[int, int, bool]] = frozenset()
+    expired_round_waits: frozenset[tuple[int, int, bool]] = frozenset()
     """(replica, round, whether it is meeting already) of expired waits"""
-    silent: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    unreachable_relays: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """relay that does not answer → the error"""
     relays_given_up: bool = False
     """whether no relay answered for ``fleet.join_s``, so that the run stops waiting"""
-    deserted: bool = False
+    join_timed_out: bool = False
     """whether no machine joined for ``fleet.join_s``, so that the run stops waiting for workers"""
     gauges: Gauges = field(default_factory=Gauges)
     """measurements of workers"""
-    blamed: Mapping[tuple[str, tuple[int, ...]], Blamed] = field(default_factory=lambda: MappingProxyType({}))
+    blamed: Mapping[tuple[str, tuple[int, ...]], SlowPartFound] = field(default_factory=lambda: MappingProxyType({}))
     """(fault, nodes) → the part that is currently slow"""
-    relieved: float | None = None
+    last_handover_at: float | None = None
     """when, by the gauges' clock, a worker last had to hand over its stage because it was slow"""
     stopping: str = ""
     """reason for a requested stop"""
@@ -180,9 +180,9 @@ class RunState:
     def start(cls, settings: RunStarted) -> RunState:
         """Return the state of a run that is being started or resumed."""
         used, durable = BlockSet.of(*settings.used), RollbackPoint.begin(settings)
-        allotment = Allotment(settings.replicas, settings.last_block, used)
+        allotment = BlockAllocation(settings.replicas, settings.last_block, used)
         if settings.durable_step is not None:
-            allotment = allotment.begun_after(settings.first_step - settings.durable_step)
+            allotment = allotment.started_past_checkpoint(settings.first_step - settings.durable_step)
         return cls(
             settings=settings,
             replicas=Replicas({n: ReplicaState.start(settings, n) for n in range(settings.most_replicas)}),
@@ -197,7 +197,7 @@ class RunState:
         """The exchange between replicas."""
         return exchange(self.settings.exchange)
 
-    def wants(self, part: BackgroundWrite) -> bool:
+    def is_current_write(self, part: BackgroundWrite) -> bool:
         """Return whether this write still belongs to the checkpoint in progress. A replica is not saved again before it
         is written."""
         return part.replica in self.live and part.step == self.saving == self.replicas[part.replica].saved
@@ -205,7 +205,7 @@ class RunState:
     @property
     def cut_off(self) -> bool:
         """Whether no relay answers, so that no edge can be opened."""
-        return bool(self.settings.relays) and self.silent.keys() >= self.settings.relays.keys()
+        return bool(self.settings.relays) and self.unreachable_relays.keys() >= self.settings.relays.keys()
 
     def can_save(self, replica: ReplicaState) -> bool:
         """Return whether the replica can be saved now. A prompt stop needs every stage's state but no edges."""

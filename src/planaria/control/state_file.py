@@ -127,7 +127,7 @@ def read_state(folder: Path) -> StateFile:
     path = folder / STATE
     if not path.exists():
         raise UserError(f"{folder}: no live run here (it has no state.json); start one with `planaria train`")
-    return documents.unsealed(path, StateFile, fix="bring it back, or remove it")
+    return documents.unsealed(path, StateFile, fix="restore it, or remove it")
 
 
 def start_ticks(pid: int) -> int | None:

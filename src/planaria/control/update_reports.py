@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
-from planaria.common.documents import former_names
+from planaria.common.documents import former_names, renamed_to
 from planaria.control.run_started import Fact
 
 Full = Literal["beginning", "rebuilt", "replicas"]
@@ -17,7 +17,7 @@ Full = Literal["beginning", "rebuilt", "replicas"]
 class UpdateReceived(Fact):
     """A worker has received all of another replica's update for its stage in this round."""
 
-    kind: Literal["offer_heard"] = "offer_heard"
+    kind: Annotated[Literal["update_received", "offer_heard"], renamed_to("update_received")] = "update_received"
     worker: str
     node: int
     generation: int
@@ -37,7 +37,7 @@ class UpdateRejected(Fact):
     Replicas that exchange gradients have a round in every step and may also reject their own.
     """
 
-    kind: Literal["offer_refused"] = "offer_refused"
+    kind: Annotated[Literal["update_rejected", "offer_refused"], renamed_to("update_rejected")] = "update_rejected"
     worker: str
     node: int
     stage: int = -1
@@ -55,7 +55,7 @@ class UpdatesWeighted(Fact):
     One node reports for all nodes of its stage, which received the same unless a member equivocated.
     """
 
-    kind: Literal["offers_counted"] = "offers_counted"
+    kind: Annotated[Literal["updates_weighted", "offers_counted"], renamed_to("updates_weighted")] = "updates_weighted"
     worker: str
     node: int
     stage: int
@@ -82,11 +82,11 @@ class MessageCompressed(Fact):
     generation: int
     round: int
     sent_bytes: int
-    """to each of the others"""
+    """bytes sent to each other node"""
     dense_bytes: int
-    """of the same numbers in fp32"""
+    """bytes of the same numbers in fp32"""
     norm: float
-    """of the exact vector"""
+    """norm of the exact vector"""
     lost: float
     """‖C(v) − v‖²/‖v‖² for the encoded vector v: 1 − δ"""
     residual: float | None = None
@@ -101,7 +101,7 @@ class RoundApplied(Fact):
     """A worker has settled a round: its stage continues with the result."""
 
     _former = former_names(spread="apart")
-    kind: Literal["round_made"] = "round_made"
+    kind: Annotated[Literal["round_applied", "round_made"], renamed_to("round_applied")] = "round_applied"
     worker: str
     node: int
     stage: int

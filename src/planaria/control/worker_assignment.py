@@ -1,4 +1,4 @@
-"""Workers: where to start or release them, which spare takes over a node, and which replica lends a stage.
+"""Workers: where to start or release them, which spare takes over a node, and which replica sends a stage.
 
 Pure. The run's own machines have room for the workers of its first replicas and for spares. Joined machines have room
 of their own, which is used at once. A dead worker is replaced on its own machine.
@@ -17,9 +17,9 @@ from planaria.recovery.chain import Chain
 
 
 def lending_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> dict[int, ReplicaState] | None:
-    """Return stage → lending replica, if some have the ``lost`` stages; None while these are not ready.
+    """Return stage → replica that sends it, if any has the ``lost`` stages; None while none is ready.
 
-    A complete replica lends all; each attempt asks the next one. If every replica lost something, they help each other.
+    A complete replica sends all; each attempt uses the next one. If every replica lost stages, they send each other's.
     A replica without any stage waits for a complete one to copy.
     """
     synchronised, hollow = run.rule.synchronised, lost == set(replica.arrangement.stages)
@@ -118,12 +118,12 @@ def count_suitable_spares(run: RunState) -> int:
 def spawn_if_needed(run: RunState) -> d.Spawn | None:
     """Start a worker if nodes lack one, or if spares do and the run is moving, since a start costs CPU time.
 
-    Spares are optional: if they die before they are ready, the run continues without.
+    Spares are optional: if they die before they are ready, the run continues without them.
     """
     if run.stops_before_repair and (run.overdue or all(replica.whole for replica in run.live.values())):
         return None
     joined = run.roster.with_room(run.settings.replace)
-    if not (joined or _has_room(run)) or any(replica.cannot for replica in run.troubled):
+    if not (joined or _has_room(run)) or any(replica.unrecoverable_reason for replica in run.troubled):
         return None
     ending = run.stopping or run.allotment.done
     if joined and not (ending and missing_workers(run) <= 0):
@@ -132,7 +132,7 @@ def spawn_if_needed(run: RunState) -> d.Spawn | None:
         return None
     if not any(r.phase == "run" or (r.phase == "idle" and r.vacant) for r in run.live.values()):
         return None
-    moving = all(replica.formed < 0 or replica.step > replica.formed for replica in run.live.values())
+    moving = all(replica.formed_at_step < 0 or replica.step > replica.formed_at_step for replica in run.live.values())
     wanted = run.settings.spares if moving else 0
     return _start(run, "") if missing_workers(run) + wanted > 0 else None
 
@@ -152,8 +152,8 @@ def count_leaving_nodes(run: RunState) -> int:
 
 
 def no_more_workers(run: RunState) -> bool:
-    """Return whether no workers will come besides those of the run's own machines."""
-    return not run.settings.replace and all(replica.formed >= 0 for replica in run.live.values())
+    """Return whether no workers can join besides those of the run's own machines."""
+    return not run.settings.replace and all(replica.formed_at_step >= 0 for replica in run.live.values())
 
 
 def more_to_come(run: RunState) -> bool:
@@ -172,9 +172,9 @@ def workers_to_join(run: RunState) -> int:
 
 
 def _awaits_machines(run: RunState) -> bool:
-    """Return whether the run depends on joining machines, and any joined lately or still may."""
+    """Return whether the run depends on joining machines, and one joined recently or still may."""
     settled_for_less = no_more_workers(run) and len(run.live) > 1
-    return run.settings.own_workers < run.settings.all_workers and not (run.deserted or settled_for_less)
+    return run.settings.own_workers < run.settings.all_workers and not (run.join_timed_out or settled_for_less)
 
 
 def _has_room(run: RunState) -> bool:
@@ -200,7 +200,7 @@ def release_leaving(run: RunState) -> d.Release | d.RemoveMachine | None:
 
 
 def handing_over(run: RunState) -> set[str]:
-    """Return the workers that still have something to hand over, to others or to a disk."""
+    """Return the workers that still have a state to hand over or to write."""
     handing = {worker for replica in run.live.values() for worker in replica.leavers.values()}
     lending = {w for replica in run.live.values() if replica.phase == "link" for w in replica.lenders.values()}
     return handing | lending | run.writing.keys()

@@ -47,20 +47,22 @@ def of_source(name: str) -> Iterator[None]:
     except UserError as error:
         if not name:
             raise
-        raise UserError(re.sub(r"\bdata\.(source|field|most)\b", rf"data.mixture.{name}.\1", str(error))) from error
+        raise UserError(
+            re.sub(r"\bdata\.(source|field|max_chars)\b", rf"data.mixture.{name}.\1", str(error))
+        ) from error
 
 
 def documents(config: DataConfig, on_progress: Callable[[str], None] | None = None) -> Iterator[str]:
     """Yield the texts of ``config.source``; files by name, records in file order.
 
-    Yield at most ``config.most`` characters; the last text is cut there, and nothing is read beyond it. Blank documents
-    are skipped. In a folder, files without readable text and hidden files are skipped; ``on_progress`` receives their
-    names and the reasons.
+    Yield at most ``config.max_chars`` characters; the last text is cut there, and nothing is read beyond it. Blank
+    documents are skipped. In a folder, files without readable text and hidden files are skipped; ``on_progress``
+    receives their names and the reasons.
 
     :raises UserError: for a source that is missing, unreadable or empty, and for invalid records, possibly after some
         texts.
     """
-    result, most, passed = 0, config.most, defaultdict[str, list[str]](list)
+    result, most, passed = 0, config.max_chars, defaultdict[str, list[str]](list)
     for text in _texts(config, passed):
         if text and not text.isspace():
             part = text if most is None else text[: most - result]
@@ -80,7 +82,8 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
 def records_of(config: DataConfig, on_progress: Callable[[str], None] | None = None) -> Iterator[tuple[Record, str]]:
     """Yield the records of a source of dialogues with their places; files by name, records in file order.
 
-    Records end with the one that exceeds ``config.most`` characters. In a folder, files without records are skipped.
+    Records end with the one that exceeds ``config.max_chars`` characters. In a folder, files without records are
+    skipped.
 
     :raises UserError: for a source that is missing, unreadable or empty, and for damaged records.
     """
@@ -88,9 +91,9 @@ def records_of(config: DataConfig, on_progress: Callable[[str], None] | None = N
     for record, location in _records(config, passed):
         yield record, location
         empty = False
-        if config.most is not None:
+        if config.max_chars is not None:
             result += sum(map(len, _strings(record, KEYS[config.format])))
-            if result >= config.most:
+            if result >= config.max_chars:
                 return
     lines = _lines(passed)
     if empty:
@@ -165,8 +168,8 @@ def fingerprint(config: DataConfig) -> str:
         for name in names:
             status = (root / name).stat()
             facts.append([name, status.st_size, status.st_mtime_ns, *_how(root / name)])
-    if config.most is not None:
-        facts.append(config.most)
+    if config.max_chars is not None:
+        facts.append(config.max_chars)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -181,7 +184,7 @@ def may_exceed(config: DataConfig, characters: int) -> bool:
 
     :raises UserError: if the source is missing.
     """
-    if config.most is not None and config.most <= characters:
+    if config.max_chars is not None and config.max_chars <= characters:
         return False
     if _is_remote(config.source) or config.source.startswith(PREFIX):
         return True

@@ -132,7 +132,7 @@ def _messages(value: object, location: str) -> list[Message]:
 
 
 def _kind(value: object) -> str:
-    return "an empty list" if value == [] else f"holds {type(value).__name__}"
+    return "an empty list" if value == [] else f"a value of type {type(value).__name__}"
 
 
 def _segments(
@@ -158,4 +158,4 @@ def _segments(
     except UserError as error:
         raise UserError(f"{location}: {error}") from None
     except RecursionError:
-        raise UserError(f"{location}: is nested too deeply; fix or remove the record") from None
+        raise UserError(f"{location}: nested too deeply; fix or remove the record") from None

@@ -44,7 +44,7 @@ def opened(source: bytes, location: str) -> tuple[tokenizers.Tokenizer, float]:
     :raises UserError: naming ``location``, if it is invalid or fails the trial.
     """
     if len(source) > documents.MAX_BYTES:
-        raise UserError(f"{location}: has more than {documents.MAX_BYTES} bytes; {FIX}")
+        raise UserError(f"{location} has more than {documents.MAX_BYTES} bytes; {FIX}")
     try:
         tree = json.loads(source)
         source = json.dumps(tree).encode()  # without repeated keys: tried as loaded

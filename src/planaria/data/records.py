@@ -129,11 +129,11 @@ def _read_lines(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
             for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE + 1), b""), start=1):
                 location = f"{path}:{number}"
                 if len(line) > MOST_LINE:
-                    raise UserError(f"{location}: has more than {MOST_LINE >> 20} MiB, too many for a record; cut it")
+                    raise UserError(f"{location}: more than {MOST_LINE >> 20} MiB, too many for a record; cut it")
                 if line.strip():
                     yield _record(line, location), location
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}:{number + 1}: cannot be read ({error}); repair or remove the file") from error
+        raise UserError(f"{path}:{number + 1}: unreadable ({error}); repair or remove the file") from error
 
 
 def _read_json(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
@@ -144,7 +144,7 @@ def _read_json(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
             for number, record in enumerate(_values(file), start=1):
                 location = f"{path}, record {number}"
                 if not isinstance(record, dict):
-                    reason = f"holds a JSON {type(record).__name__}, not an object with the field of data.field"
+                    reason = f"a JSON {type(record).__name__}, not an object with the field of data.field"
                     if number == 1:
                         raise PassedOver(path, reason, "set data.field, or convert the file to JSON Lines")
                     raise UserError(f"{location}: {reason}")
@@ -155,7 +155,7 @@ def _read_json(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
             raise PassedOver(path, f"not JSON records ({error})", fix) from error
         raise UserError(f"{path}, record {number + 1}: not a JSON record ({error}); repair or remove it") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}, record {number + 1}: cannot be read ({error}); repair or remove the file") from error
+        raise UserError(f"{path}, record {number + 1}: unreadable ({error}); repair or remove the file") from error
 
 
 def _values(file: BinaryIO) -> Iterator[object]:
@@ -238,7 +238,7 @@ def _read_parquet(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tupl
                     number += 1
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}, row {number}: cannot be read ({reason}); repair or remove the file") from error
+        raise UserError(f"{path}, row {number}: unreadable ({reason}); repair or remove the file") from error
 
 
 @contextmanager
@@ -254,5 +254,5 @@ def _record(line: bytes, location: str) -> Record:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{location}: not a JSON record ({error}); fix or remove the line") from error
     if not isinstance(record, dict):
-        raise UserError(f"{location}: holds a JSON {type(record).__name__}, not an object with the field of data.field")
+        raise UserError(f"{location}: a JSON {type(record).__name__}, not an object with the field of data.field")
     return record

@@ -66,7 +66,7 @@ def remote_files(source: str) -> list[RemoteFile]:
         info = system.info(root)
         result = dict(_below(system, root)) if info["type"] == "directory" else {root: info}
     if len(result) > MOST_FILES:
-        raise UserError(f"data.source = {shown(source)!r}: has more than {MOST_FILES} files; name a folder with fewer")
+        raise UserError(f"data.source = {shown(source)!r} has more than {MOST_FILES} files; name a folder with fewer")
     alone = list(result) == [root]
     return [
         RemoteFile(

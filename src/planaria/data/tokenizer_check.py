@@ -134,7 +134,7 @@ def _check_tokens(inner: tokenizers.Tokenizer, model: Mapping[str, Any]) -> None
     vocab = inner.get_vocab(with_added_tokens=True)
     longest = max(map(len, vocab), default=0)
     if longest > LONGEST:
-        raise UserError(f"one of its tokens has {longest} characters, of at most {LONGEST}")
+        raise UserError(f"one of its tokens has {longest} characters; the limit is {LONGEST}")
     if not vocab:
         raise UserError("it has no tokens")
     kind, own = model["type"], model["vocab"]

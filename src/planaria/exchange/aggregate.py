@@ -60,7 +60,7 @@ def _mean(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tensor
     return total.div_(sum(weights[member] for member in tensors))
 
 
-CANCELLED = 1e-6
+MIN_DIRECTION_NORM = 1e-6
 """norm of a mean of unit vectors below which they count as cancelled: what remains is rounding error"""
 
 
@@ -77,11 +77,11 @@ def rda(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str
     result = {}
     for name in next(iter(values.values())):
         tensors = {member: value[name] for member, value in values.items()}
-        result[name] = _mean(tensors, weights) if "embed" in name else _radial(tensors, weights)
+        result[name] = _mean(tensors, weights) if "embed" in name else _rda_of_tensor(tensors, weights)
     return result
 
 
-def _radial(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tensor:
+def _rda_of_tensor(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tensor:
     """Return the radial–directional average of the members' tensors, in their dtype."""
     like = next(iter(tensors.values()))
     direction, radius, total = torch.zeros_like(like, dtype=torch.float64), 0.0, 0.0
@@ -91,7 +91,7 @@ def _radial(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tens
             direction.add_(tensor, alpha=weight / norm)
         radius, total = radius + weight * norm, total + weight
     left = math.sqrt(squared_norm(direction))
-    return direction.mul_(radius / total / left if left > CANCELLED * total else 0.0).to(like.dtype)
+    return direction.mul_(radius / total / left if left > MIN_DIRECTION_NORM * total else 0.0).to(like.dtype)
 
 
 def senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
@@ -109,7 +109,7 @@ def senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict
 
 def clipped_senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
     """Return :func:`senders` of messages clipped, tensor by tensor, to the median norm of the members that sent any of
-    its coordinates. It is no robust rule: a single sender is not clipped."""
+    its coordinates. It is not a robust rule: a single sender is not clipped."""
     result: dict[int, dict[str, Tensor]] = {member: {} for member in values}
     for name in next(iter(values.values())):
         norms = {member: math.sqrt(squared_norm(value[name])) for member, value in values.items()}
@@ -127,7 +127,7 @@ AGGREGATORS: dict[str, Aggregator] = {
 }
 
 
-CENTRE = "centre"
+LAST_ROBUST_VALUE = "centre"
 """the part of an outer state that holds the last value of an iterative robust rule"""
 
 
@@ -140,7 +140,7 @@ def _known(name: str) -> str:
 class AggregatingExchange(Exchange, ABC):
     """An exchange whose members each send one value, optionally compressed, and aggregate them."""
 
-    follows: ClassVar[bool] = False
+    receives_all: ClassVar[bool] = False
     """whether every member receives every message of all others, so that they can keep estimates of each other"""
 
     bits: Literal[4, 8, 16, 32] = 32
@@ -163,10 +163,10 @@ class AggregatingExchange(Exchange, ABC):
         """
         if self.bits != 32:
             raise UserError(f"exchange.compress together with exchange.options.bits = {self.bits}: give one of them")
-        if by.feedback.estimates and not self.follows:
+        if by.feedback.estimates and not self.receives_all:
             raise UserError(
-                "exchange.compress: this feedback has estimates of every member, and here some may be missing in a "
-                "round; take ef14, or exchange.kind = 'allreduce'"
+                "exchange.compress: this feedback keeps an estimate of every member, but some may be missing from a "
+                "round of this exchange; use ef14, or exchange.kind = 'allreduce'"
             )
         if by.feedback.estimates and self.aggregator != "mean":
             raise UserError(
@@ -206,7 +206,7 @@ class AggregatingExchange(Exchange, ABC):
         return made
 
     def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
-        """Return why the exchange does not support this rule, or an empty string."""
+        """Return why the exchange does not support this rule; empty if it does."""
         if by.continues and not self.synchronised:
             return "such a rule continues from a value that all members share, and here each has its own; use another"
         if by.scope == "replica" and not self.interval:
@@ -245,7 +245,7 @@ class AggregatingExchange(Exchange, ABC):
     def weighing(self) -> Weighing | None:
         if self._robust is None or self._robust.scope == "stage":
             return None
-        return Weighing(self._robust, not self.synchronised, CENTRE, self.decoded_values)
+        return Weighing(self._robust, not self.synchronised, LAST_ROBUST_VALUE, self.decoded_values)
 
     def decoded_values(self, outer: StageOuterState, updates: Updates) -> dict[int, dict[str, Tensor]]:
         """Return the values of valid ``updates`` of the round after ``outer`` as a rule sees them, by member."""
@@ -254,7 +254,7 @@ class AggregatingExchange(Exchange, ABC):
     @property
     def parts(self) -> Parts:
         continues = self._robust is not None and self._robust.continues
-        return {**self.compression.parts, **({CENTRE: "shared"} if continues else {})}
+        return {**self.compression.parts, **({LAST_ROBUST_VALUE: "shared"} if continues else {})}
 
     def codec(self, outer: StageOuterState) -> Compressor:
         return self.compression.codec(outer)
@@ -270,16 +270,16 @@ class AggregatingExchange(Exchange, ABC):
         if self._robust is None:
             return self.aggregate(decoded)
         like = next(iter(decoded.values()))
-        last = {name: tensor for name, tensor in outer[CENTRE].items() if name in like}
+        last = {name: tensor for name, tensor in outer[LAST_ROBUST_VALUE].items() if name in like}
         return self._robust.aggregate(decoded, outer.rounds, last)
 
     def remembered(self, joined: Weights) -> dict[str, Weights]:
         """Return the parts of the outer state that depend on the aggregate; shares memory."""
-        return {CENTRE: joined} if CENTRE in self.parts else {}
+        return {LAST_ROBUST_VALUE: joined} if LAST_ROBUST_VALUE in self.parts else {}
 
     def aggregate(self, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
         """Return the aggregate of several members' values (member → tensors by name) with equal weights."""
-        return AGGREGATORS[self.aggregator](decoded, equal(decoded))
+        return AGGREGATORS[self.aggregator](decoded, equal_weights(decoded))
 
     def spread(self, outer: StageOuterState, updates: Updates) -> float:
         return weight_message.rms_spread(updates, self.codec(outer), outer.rounds)
@@ -296,6 +296,6 @@ class AggregatingExchange(Exchange, ABC):
         return meeting_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes))
 
 
-def equal(members: Iterable[int]) -> dict[int, float]:
+def equal_weights(members: Iterable[int]) -> dict[int, float]:
     """Return equal weights for ``members``."""
     return dict.fromkeys(members, 1.0)

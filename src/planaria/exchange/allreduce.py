@@ -20,14 +20,14 @@ class AllReduce(AggregatingExchange):
     """Messages are gradients. Only feedback and robust rules need outer state."""
 
     synchronised: ClassVar[bool] = True
-    follows: ClassVar[bool] = True
+    receives_all: ClassVar[bool] = True
 
     @property
     def interval(self) -> int:
         return 0
 
     @property
-    def equal(self) -> bool:
+    def bit_identical(self) -> bool:
         """False with a robust rule, since Byzantine members need not apply the result."""
         return self.tolerated == 0
 

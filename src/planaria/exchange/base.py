@@ -202,7 +202,7 @@ class Exchange(Choice, ABC):
 
     former_members: ClassVar[Mapping[str, str]] = {
         "anew": "after_member_change", "apart": "spread", "lasting": "fixed_on_resume",
-        "witnessed": "detects_equivocation", "objection": "why_unsupported",
+        "witnessed": "detects_equivocation", "objection": "why_unsupported", "equal": "bit_identical",
     }  # fmt: skip
     synchronised: ClassVar[bool] = False
     """whether all replicas share one outer state, so that a replica that missed a round must copy another's"""
@@ -291,12 +291,12 @@ class Exchange(Choice, ABC):
         return self.synchronised and members > 2 and (self.tolerated > 0 or bool(self.interval))
 
     @property
-    def equal(self) -> bool:
+    def bit_identical(self) -> bool:
         """Whether all members' weights are bit-identical after every step; if so, saves compare them."""
         return False
 
     def why_unsupported(self, members: int) -> str:
-        """Return why the exchange does not support this number of replicas, or an empty string."""
+        """Return why the exchange does not support this number of replicas; empty if it does."""
         return ""
 
     def start(self, weights: Weights) -> StageOuterState:

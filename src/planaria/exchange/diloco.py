@@ -47,15 +47,15 @@ class DiLoCo(AggregatingExchange):
     def start(self, weights: Weights) -> StageOuterState:
         return StageOuterState({"slow": weight_message.slow_copy(weights), "momentum": weight_message.zeros(weights)})
 
-    def about(self, outer: StageOuterState) -> Weights:
+    def slow_weights_before_round(self, outer: StageOuterState) -> Weights:
         """Return the slow weights that the round after ``outer`` changes."""
         return outer["slow"]
 
     def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
-        return self.compression.update(outer, pseudo_gradient(self.about(outer), fast))
+        return self.compression.update(outer, pseudo_gradient(self.slow_weights_before_round(outer), fast))
 
     def decoded_values(self, outer: StageOuterState, updates: Updates) -> dict[int, dict[str, Tensor]]:
-        return self.decoded(outer, updates, self.about(outer))
+        return self.decoded(outer, updates, self.slow_weights_before_round(outer))
 
     def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         slow, settled = self._stepped(outer, updates, me)
@@ -66,7 +66,7 @@ class DiLoCo(AggregatingExchange):
 
         If a robust rule has too few updates, no weights change and the outer state only counts the round.
         """
-        part = self.about(outer)
+        part = self.slow_weights_before_round(outer)
         decoded, kept = self.compression.receive(outer, updates, me, part)
         try:
             drift = self.joined(outer, decoded)

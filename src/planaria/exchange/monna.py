@@ -57,7 +57,7 @@ class MoNNA(SlowWeightExchange):
         return "'monna' already selects neighbours; leave it out, and set exchange.options.byzantine"
 
     def quorum(self, members: int) -> int:
-        """Return n − f − 1: a silent Byzantine member delays no one."""
+        """Return n − f − 1: a silent Byzantine member delays no other."""
         return max(0, members - self.byzantine - 1)
 
     def drift_of(self, outer: StageOuterState, fast: Weights) -> dict[str, Tensor]:

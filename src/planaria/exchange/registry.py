@@ -51,11 +51,11 @@ def exchange(config: ExchangeConfig) -> Exchange:
         if not isinstance(made, AggregatingExchange):
             raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
         made = made.compressed(compression_of(config.compress))
-        if config.several and (wrong := made.compression.feedback.objection_to(config.replicas)):
+        if config.several and (wrong := made.compression.feedback.why_members_unsupported(config.replicas)):
             raise UserError(f"exchange.compress: {wrong}")
     if config.robust:
         if not isinstance(made, AggregatingExchange):
-            raise UserError(f"exchange.robust: {config.kind!r} makes no one value of several; leave it out")
+            raise UserError(f"exchange.robust: {config.kind!r} does not aggregate several values; leave it out")
         made = made.with_rule(robust_of(config.robust, config.replicas), config.replicas)
     with blaming(lambda: custom_choices([type(made)])):
         every, overlap = made.interval, made.overlap

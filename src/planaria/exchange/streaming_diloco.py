@@ -60,7 +60,7 @@ class Streaming(DiLoCo):
     def overlap(self) -> int:
         return self.delay
 
-    def about(self, outer: StageOuterState) -> Weights:
+    def slow_weights_before_round(self, outer: StageOuterState) -> Weights:
         slow = outer["slow"]
         return {name: slow[name] for name in fragments(slow, self.fragments)[outer.rounds % self.fragments]}
 
@@ -83,7 +83,7 @@ def mixture(fast: Tensor, slow: Tensor, mix: float) -> Tensor:
 
 
 def fragments(names: Iterable[str], count: int) -> list[tuple[str, ...]]:
-    """Return the parameter ``names`` in ``count`` fragments; layers are dealt in turn, so that each has early and late
+    """Return the parameter ``names`` in ``count`` fragments; layers alternate, so that each has early and late
     ones.
 
     A layer is the set of names with the same prefix up to the first number (``layers.3``); a parameter without a number

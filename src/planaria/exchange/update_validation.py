@@ -31,7 +31,7 @@ class ValidUpdates(NamedTuple):
     updates: dict[int, Update]
     """by replica"""
     refused: dict[int, str]
-    """replica whose update is invalid → the reason"""
+    """replica whose update is invalid → why"""
 
 
 def _ignore(counted: UpdateWeights) -> None:
@@ -72,7 +72,7 @@ def invalid_updates(updates: Updates, like: Update, codec: Compressor) -> dict[i
 
 
 def flaw(name: str, part: Tensor | None, like: Tensor | None, codec: Compressor) -> str:
-    """Return why this part of an update is invalid, or an empty string."""
+    """Return why this part of an update is invalid; empty if it is valid."""
     if part is None or like is None:
         wrong = "" if part is like else "missing" if part is None else "not expected"
     else:

@@ -61,7 +61,7 @@ def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) ->
 
 def _unused(config: RunConfig) -> str:
     """Return why replicas receive no updates of a single replica; empty if they do."""
-    if config.exchange.replicas == 1 and config.exchange.most is None:
+    if config.exchange.replicas == 1 and config.exchange.max_replicas is None:
         return "there is one replica"
     if exchange(config.exchange).interval is None:
         return f"exchange.kind = {config.exchange.kind!r} exchanges no updates"

@@ -24,13 +24,13 @@ MOST_DRAWS = 10**8
 """maximum random numbers per trace, about ten seconds"""
 
 
-LASTING = ("stop", "stuck", "slow", "slow_host", "slow_data", "delay", "cut", "disk_full", "disk_slow")
+WITH_END = ("stop", "stuck", "slow", "slow_host", "slow_data", "delay", "cut", "disk_full", "disk_slow")
 """faults that may have an end"""
 FATAL = ("kill", "stop", "stuck")
 """faults that destroy the worker's state, unless they end in time"""
 LAGGING = ("slow", "slow_data")
 """faults that delay a worker's results"""
-STRONG = ("slow", "slow_host", "slow_data", "delay", "lie")
+WITH_STRENGTH = ("slow", "slow_host", "slow_data", "delay", "lie")
 """faults that have a strength"""
 
 
@@ -71,9 +71,9 @@ class Fault(Section):
     def _only_what_lasts_ends(self) -> Self:
         if self.signal == "kill" and self.resume_after_s is not None:
             raise ValueError("a killed worker cannot resume; remove resume_after_s or use signal 'stop'")
-        if self.signal not in LASTING and self.resume_after_s is not None:
+        if self.signal not in WITH_END and self.resume_after_s is not None:
             raise ValueError(f"signal '{self.signal}' does not last; remove resume_after_s")
-        if self.signal not in STRONG and self.strength is not None:
+        if self.signal not in WITH_STRENGTH and self.strength is not None:
             raise ValueError(f"signal '{self.signal}' has no strength; remove it")
         if self.signal == "slow_data" and (self.moment, self.offset) != ("any", 0.0):
             raise ValueError("signal 'slow_data' begins with its step; remove moment and offset")
@@ -93,7 +93,7 @@ class Fault(Section):
             if self.signal != "lie" and getattr(self, name) is not None:
                 raise ValueError(f"signal '{self.signal}' has no {name}; remove it, or use signal 'lie'")
         if self.until is not None and self.until <= self.step:
-            raise ValueError(f"until = {self.until}: the lie begins in step {self.step}; give a later one")
+            raise ValueError(f"until = {self.until} must be after the fault's first step, {self.step}")
         if self.attack is not None or (self.strength is not None and self.signal == "lie"):
             from planaria.exchange.attacks import attack_of  # imports torch, which most traces do not need
 
@@ -253,7 +253,7 @@ def digest(trace: Trace) -> str:
 
 
 def first_complaint(error: ValidationError) -> str:
-    """Describe the first error in one line: place, reason and value."""
+    """Describe the first error in one line: location, reason and value."""
     problems = error.errors(include_url=False)
     # A misspelt key is also a missing one; the spelling is the cause.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])

@@ -180,7 +180,7 @@ class _Edges:
                 edges = list(self._links.edges.values())[:1]  # the first neighbour, unless one is named
                 self._reset(edges if injection.peer is None else filter(None, [self._links.edges.get(injection.peer)]))
             case "cut":
-                self._links.transport.shut(lasts_s)
+                self._links.transport.partition(lasts_s)
                 self._reset(self._links.edges.values())
             case "delay":
                 hold_s = _HOLD_S if injection.strength is None else injection.strength

@@ -46,7 +46,7 @@ def lead(config: RunConfig, key: bytes, awaited: str, answer: Any) -> None:
     :raises UserError: if the folder or the port cannot be used.
     """
     resolved, folder = ResolvedRun(config), run_folders.create(config)
-    started = run_started(resolved, START).model_copy(update={"saves": False, "copies_first": True})
+    started = run_started(resolved, START).model_copy(update={"saves": False, "start_from_first_worker": True})
     reach = Reach(advertise=config.fleet.advertise)
     setup = Setup(config, folder.absolute(), folder.absolute(), config.fleet.host, key, 0, reach, part=started.part)
     plain = SETUP.dump_json(replace(setup, reach=Reach())).decode()

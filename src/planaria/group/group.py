@@ -32,7 +32,7 @@ from planaria.group.shard import Blocks, Shard, blocks_of
 from planaria.models.group_family import group_family
 from planaria.report.run.report import write_report
 from planaria.runtime.engine.join import setup_of
-from planaria.runtime.fleet.joined_machine import Visit, own_name
+from planaria.runtime.fleet.joined_machine import RunMembership, own_name
 from planaria.runtime.fleet.joining import RunAddress, kept_key, read_key
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import Setup
@@ -54,7 +54,7 @@ def host(
     address: str = "127.0.0.1",
     advertise: str = "",
     members: int = 1,
-    most: int = 64,
+    max_members: int = 64,
     patience_s: float = 10.0,
     step_timeout_s: float = 600.0,
     seed: int = 0,
@@ -77,7 +77,9 @@ def host(
     """
     file = Path(key).expanduser()
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    settings = HostSettings(name, str(out), address, port, advertise, members, most, patience_s, step_timeout_s, seed)
+    settings = HostSettings(
+        name, str(out), address, port, advertise, members, max_members, patience_s, step_timeout_s, seed
+    )
     return Group(kept_key(file, new_key()), settings, "", lambda at: notify(_invitation(at, file)))
 
 
@@ -96,7 +98,7 @@ def join(address: str, *, key: str | Path = KEY, patience_s: float = 60.0, seed:
 
 
 class Group:
-    """A group of processes that train the same model, and this process's place in it."""
+    """A group of processes that train the same model, and this process's membership in it."""
 
     def __init__(
         self, key: bytes, settings: HostSettings, address: str, opened: Callable[[str], object] | None = None
@@ -109,7 +111,7 @@ class Group:
         self._owned: MemberState | None = None
         self._agreed: ExchangeSettings | None = None
         self._member: Membership | None = None
-        self._within = False
+        self._mid_block = False
         """whether the current block has further batches"""
         self._current: int | None = None
         """block whose samples the owner has"""
@@ -142,7 +144,7 @@ class Group:
         self._owned = MemberState(model, optimizer, also or {})
         chosen = {**options, **({} if every is None else {"every": every})}
         self._agreed = ExchangeSettings(exchange, compress, robust, chosen)
-        return GroupOptimizer(optimizer, self._step, lambda: self._within)
+        return GroupOptimizer(optimizer, self._step, lambda: self._mid_block)
 
     def shard(self, loader: Iterable[Any], *, epochs: int = 1, steps: int | None = None, accumulate: int = 1) -> Shard:
         """Return this member's batches: every sample of every epoch goes to one member, also when members come and go.
@@ -170,7 +172,7 @@ class Group:
         while member.blocks:
             self._current = member.blocks[0]
             for last, batch in _marking_last(blocks.batches(self._current)):
-                self._within = not last
+                self._mid_block = not last
                 yield batch
             if self._current is not None:  # without a step the gradient stays with the owner
                 self._skip(member)
@@ -181,7 +183,7 @@ class Group:
         :raises UserError: if the members share a gradient, to which this one must contribute.
         """
         assert self._owned is not None and self._agreed is not None
-        if self._agreed.kind == "allreduce" and self._owned.adds_up():
+        if self._agreed.kind == "allreduce" and self._owned.has_gradient():
             raise UserError(
                 "shard: with exchange='allreduce' every block needs optimizer.step(); to add up several batches, "
                 "give shard(accumulate=...)"
@@ -194,7 +196,7 @@ class Group:
             return self._member
         if self._owned is None or self._agreed is None:
             raise UserError("shard: call wrap(optimizer, model) first")
-        self._owned.further()  # what cannot be sent to newcomers is this process's mistake
+        self._owned.extra_state()  # what cannot be sent to newcomers is this process's mistake
         if self._hosts:
             config = group_config(self._settings, self._agreed, data, self._owned)
             self.address, self.folder = _started(config.model_dump_json(), self._key)
@@ -329,7 +331,7 @@ def _started(config: str, key: bytes) -> tuple[str, Path]:
     return answer["address"], Path(answer["folder"])
 
 
-def _visit(address: str, key: bytes, patience_s: float) -> Visit:
+def _visit(address: str, key: bytes, patience_s: float) -> RunMembership:
     """Connect to a group's controller, trying for ``patience_s``.
 
     :raises UserError: if it rejects this process.
@@ -338,7 +340,7 @@ def _visit(address: str, key: bytes, patience_s: float) -> Visit:
     until = time.monotonic() + patience_s
     while True:
         try:
-            return Visit(RunAddress(at=address, key=key.hex()), 1)
+            return RunMembership(RunAddress(at=address, key=key.hex()), 1)
         except OSError as error:
             if time.monotonic() >= until:
                 raise RunStopped(

@@ -29,7 +29,7 @@ class MemberRunner(StageRunner):
     In a step of a shared gradient a member may compute several blocks; their gradients are added up here.
     """
 
-    def __init__(self, config: RunConfig, owned: MemberState, adds: bool) -> None:
+    def __init__(self, config: RunConfig, owned: MemberState, sums_gradients: bool) -> None:
         """``adds``: members share the gradient of a step, which has ``exchange.replicas`` blocks."""
         self.config, self.stage, self.owned = config, 0, owned
         self.module, self.parameters = owned.model, owned.parameters
@@ -41,7 +41,7 @@ class MemberRunner(StageRunner):
         """committed steps of this process"""
         self.computed = set[int]()
         """blocks of the current step whose gradients the parameters, or the sum, have"""
-        self._updates, self._adds, self._sum = True, adds, dict[str, Tensor]()
+        self._updates, self._adds, self._sum = True, sums_gradients, dict[str, Tensor]()
 
     def take_gradient(self, block: int, updates: bool) -> None:
         """Take the gradient of a block from the parameters; without ``updates`` the owner made no step with it."""
@@ -52,7 +52,7 @@ class MemberRunner(StageRunner):
                 known = self._sum.get(name)
                 self._sum[name] = parameter.grad.clone() if known is None else known.add_(parameter.grad)
 
-    def share(self, blocks: int, members: int) -> None:  # type: ignore[override]
+    def gradient_sums(self, blocks: int, members: int) -> None:  # type: ignore[override]
         """Set the gradient so that its mean over ``members`` is the mean over the step's ``blocks``."""
         for name, parameter in self.parameters.items() if self._adds else ():
             total = self._sum.get(name)
@@ -65,7 +65,7 @@ class MemberRunner(StageRunner):
     def clip(self) -> None:
         """Do nothing: the owner clips."""
 
-    def weigh(self) -> None:
+    def rescale_for_skips(self) -> None:
         """Do nothing: the owner's gradient is that of the whole block."""
 
     def finish(self) -> float | None:
@@ -91,7 +91,7 @@ class MemberRunner(StageRunner):
         return StageState(self.owned.weights())
 
     def whole_state(self) -> StageState:
-        return StageState(self.owned.weights(), further=self.owned.further())
+        return StageState(self.owned.weights(), further=self.owned.extra_state())
 
     def load(self, state: StageState) -> None:
         """Take the state of another member.
@@ -102,7 +102,7 @@ class MemberRunner(StageRunner):
             if not all_finite(tensor):
                 raise UserError(f"the state of another member: {name!r} is not finite")
         try:
-            self.put(state.weights)
+            self.set_weights(state.weights)
         except ValueError as error:
             raise UserError(f"the state of another member: {error}; give all members the same model") from None
         self.owned.load_further(state.further)
@@ -112,7 +112,7 @@ class MemberRunner(StageRunner):
         """Do nothing: the model is its owner's."""
 
 
-class OwnSteps:
+class OwnerLoopSteps:
     """Steps that the owner computes: :class:`planaria.runtime.worker.step_work.OwnLoop`."""
 
     rounds = 1
@@ -120,7 +120,7 @@ class OwnSteps:
     def __init__(self, runner: MemberRunner, resolved: ResolvedRun, compute: Callable[[Sequence[int]], None]) -> None:
         """``compute``: lets the owner compute these blocks, and returns when it has computed something or leaves."""
         self._runner, self._compute, self._step = runner, compute, 0
-        self._in_step = resolved.at_once
+        self._in_step = resolved.replicas_per_plan
         self._blocks = group_family(resolved.config.model).blocks
 
     def make_runner(self, config: RunConfig, stage: int, initialise: bool) -> StageRunner:
@@ -153,7 +153,7 @@ class OwnSteps:
             self._runner.forget()
         while missing := [block for block in wanted if block not in self._runner.computed]:
             self._compute(missing)
-        self._runner.share(len(blocks), len(messages.here.present.peers(messages.here.node)))
+        self._runner.gradient_sums(len(blocks), len(messages.here.present.peers(messages.here.node)))
         combine_gradients(self._runner.config, messages, runner, spans)
 
 

@@ -70,8 +70,8 @@ class MemberState:
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
     @property
-    def numbers(self) -> int:
-        """Number of trained numbers."""
+    def parameter_count(self) -> int:
+        """Number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.parameters.values())
 
     @property
@@ -79,10 +79,12 @@ class MemberState:
         """Limit for the bytes of the whole state: weights, five tensors of optimizer state for each, and buffers."""
         weights = sum(parameter.nbytes for parameter in self.parameters.values())
         return (
-            6 * max(weights, 4 * self.numbers) + 2 * sum(buffer.nbytes for buffer in self.model.buffers()) + (64 << 20)
+            6 * max(weights, 4 * self.parameter_count)
+            + 2 * sum(buffer.nbytes for buffer in self.model.buffers())
+            + (64 << 20)
         )
 
-    def adds_up(self) -> bool:
+    def has_gradient(self) -> bool:
         """Return whether the parameters hold a gradient: one that is finite and not zero."""
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         finite = all(map(all_finite, gradients))
@@ -98,7 +100,7 @@ class MemberState:
         """Return the trained parameters by name; they share memory."""
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
-    def further(self) -> dict[str, Tensor]:
+    def extra_state(self) -> dict[str, Tensor]:
         """Return everything but the weights, as named tensors.
 
         :raises UserError: naming a value that is neither a tensor nor JSON.
@@ -111,7 +113,7 @@ class MemberState:
         return {**tensors, DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
     def load_further(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what another member's :meth:`further` returned.
+        """Load what another member's :meth:`extra_state` returned.
 
         :raises UserError: if it is invalid, or does not fit this member's model and optimizer.
         """
@@ -174,7 +176,7 @@ class MemberState:
         own = self.optimizer.state_dict()
         numbers = {name: number for number, name in enumerate(self._in_order)}
         if unknown := sorted(given["state"].keys() - numbers.keys()):
-            raise ValueError(f"its optimizer holds {unknown[0]!r}, which this one does not")
+            raise ValueError(f"its optimizer holds {unknown[0]!r}, but this optimizer does not")
         if len(given["groups"]) != len(own["param_groups"]):
             raise ValueError("its optimizer has another number of parameter groups")
         groups = []
@@ -200,7 +202,7 @@ def _flat(value: Any, path: str, tensors: dict[str, Tensor], depth: int) -> Any:
         return value
     if isinstance(value, Tensor):
         if value.dtype not in TYPES:
-            raise UserError(f"wrap: the state at {path} is {value.dtype}, which is not sent")
+            raise UserError(f"wrap: the state at {path} has dtype {value.dtype}, which cannot be sent")
         tensors[path] = value.detach()
         return {_TENSOR: path}
     if isinstance(value, Mapping):

@@ -21,12 +21,12 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from planaria.common.errors import RunStopped, UserError
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.group.member_runner import MemberRunner, OwnSteps
+from planaria.group.member_runner import MemberRunner, OwnerLoopSteps
 from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.control_connections import call
-from planaria.runtime.fleet.joined_machine import Ending, Visit
+from planaria.runtime.fleet.joined_machine import Ending, RunMembership
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
@@ -68,14 +68,14 @@ class _MemberLink(ControlLink):
     def leave(self, code: int = 0) -> NoReturn:
         if isinstance(getcurrent().parent, greenlet):
             raise GreenletExit
-        self.inbox.put(d.Leave())  # from a thread of this link
+        self.inbox.put(d.UnassignWorker())  # from a thread of this link
         raise SystemExit
 
 
 class Membership:
     """A member's worker. All methods are for the owner's thread."""
 
-    def __init__(self, visit: Visit, setup: Setup, owned: MemberState, patience_s: float) -> None:
+    def __init__(self, visit: RunMembership, setup: Setup, owned: MemberState, patience_s: float) -> None:
         """Become a worker of the group, and wait at most ``patience_s`` to be one.
 
         :raises RunStopped: if the group ends or does not accept this process in time.
@@ -97,9 +97,9 @@ class Membership:
         except (OSError, StrangerError) as error:
             raise RunStopped(f"{visit.address}: the group's controller does not answer ({error}); join again") from None
         self._link = _MemberLink(line, setup.config.fleet.heartbeat_s, inbox=Inbox())
-        self._pool.dismiss = lambda: self._link.inbox.put(d.Leave())
+        self._pool.dismiss = lambda: self._link.inbox.put(d.UnassignWorker())
         resolved = ResolvedRun(setup.config)
-        self.runner = MemberRunner(setup.config, owned, adds=resolved.at_once > 1)
+        self.runner = MemberRunner(setup.config, owned, sums_gradients=resolved.replicas_per_plan > 1)
         self._port = Port(line.own_address, setup.key, setup.reach)
         self._made = _worker(setup, resolved, self.worker, self._link, self._port, self.runner, self._pause)
         self._greenlet = greenlet(lambda: self._made.run(incarnation))
@@ -155,7 +155,7 @@ class Membership:
             self._link.leave()
 
     def _stay(self) -> None:
-        self._ending = self._visit.stay(self._pool, _SILENCE_S, lambda: self._leaving, _note)  # type: ignore[arg-type]
+        self._ending = self._visit.serve_until_end(self._pool, _SILENCE_S, lambda: self._leaving, _note)  # type: ignore[arg-type]
         self._pool.orders.put(None)
         self._pool.dismiss()  # the worker may wait for orders that cannot come any more
 
@@ -184,7 +184,7 @@ def _worker(
     """Return the worker of a member, whose edges end at this machine's address on the route to the controller."""
     transport = SocketTransport(port, link.inbox)  # type: ignore[arg-type]
     link.trouble = lambda: transport.trouble
-    return Worker(setup, resolved, name, link, transport, runner, loop=OwnSteps(runner, resolved, compute))
+    return Worker(setup, resolved, name, link, transport, runner, loop=OwnerLoopSteps(runner, resolved, compute))
 
 
 def _note(line: str) -> None:
@@ -196,7 +196,7 @@ def require_same(setup: Setup, owned: MemberState) -> None:
     known = group_family(setup.config.model)
     if known.layout != owned.layout:
         raise UserError(
-            f"wrap: the model has {len(owned.parameters)} trained tensors of {owned.numbers:,} numbers, and "
+            f"wrap: the model has {len(owned.parameters)} trained tensors of {owned.parameter_count:,} numbers, and "
             f"the group's has {known.tensors} of {known.numbers:,} with other names, shapes or frozen weights; "
             "give all members the same model"
         )

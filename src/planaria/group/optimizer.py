@@ -14,9 +14,9 @@ from planaria.common.errors import UserError
 class GroupOptimizer(Optimizer):
     """The owner's optimizer with another ``step``. Schedulers and gradient scalers accept it like the original."""
 
-    def __init__(self, original: Optimizer, step: Callable[[], None], within: Callable[[], bool]) -> None:
+    def __init__(self, original: Optimizer, step: Callable[[], None], mid_block: Callable[[], bool]) -> None:
         """``within``: whether the current block has further batches; the original has initialised itself."""
-        self.original, self._step, self._within = original, step, within
+        self.original, self._step, self._within = original, step, mid_block
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]

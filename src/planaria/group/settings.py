@@ -62,7 +62,7 @@ def group_config(host: HostSettings, agreed: ExchangeSettings, data: SharedData,
     """
     together = agreed.kind == "allreduce"
     model = {
-        "numbers": owned.numbers,
+        "numbers": owned.parameter_count,
         "tensors": len(owned.parameters),
         "layout": owned.layout,
         "optimizer": owned.optimizer_kind,
@@ -70,7 +70,7 @@ def group_config(host: HostSettings, agreed: ExchangeSettings, data: SharedData,
         "blocks": data.blocks,
         "samples": data.samples,
     }
-    most = {} if together else {"most": max(2, host.members, host.most)}
+    most = {} if together else {"max_replicas": max(2, host.members, host.most)}
     sections = {
         "name": host.name,
         "out": str(Path(host.out)),

@@ -33,7 +33,7 @@ def search(
     data: Annotated[int, flag("K", "shards of data; the others are parities")],
     distance: Annotated[int, flag("D", "any D - 1 losses can be rebuilt")],
     weight: Annotated[int, flag("W", "most shards in a check")],
-    degree: Annotated[int, flag("C", "most checks of a shard (default: any)", show_default=False)] = 0,
+    degree: Annotated[int, flag("C", "maximum number of checks of a shard (default: any)", show_default=False)] = 0,
     seed: Seed = 0,
     tries: Annotated[int, flag("N", "number of candidate matrices")] = 20_000,
     to: Annotated[Path | None, flag("FILE", "write the code: recovery.options.code = FILE")] = None,

@@ -74,9 +74,9 @@ def _duration(seconds: float) -> str:
 
 
 WARM, TIMED = 1, 3
-"""Steps before and during the timing; the first one allocates optimizer state."""
+"""steps before and during the timing; the first one allocates optimizer state"""
 BEGINS_S = 4.0
-"""Seconds that a race's process takes to import and open everything, using about one core."""
+"""seconds that a race's process takes to import and open everything, using about one core"""
 
 
 class Pace(Record):

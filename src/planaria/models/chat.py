@@ -300,7 +300,7 @@ def _made(path: Path, text: object, names: Mapping[str, str]) -> Template | None
     if not isinstance(text, str) or not text.strip():
         return None
     if len(text) > MOST:
-        raise UserError(f"{path}: a chat template of {len(text)} characters, of at most {MOST}; remove it")
+        raise UserError(f"{path}: the chat template has {len(text)} characters; the limit is {MOST}; remove it")
     return Template(path, text, tuple((name, one) for name, one in names.items() if one or name in _ALWAYS))
 
 

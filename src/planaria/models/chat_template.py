@@ -66,7 +66,7 @@ def rendered(argument: bytes) -> bytes:
     ) as error:
         raise UserError(" ".join(str(error).split()) or type(error).__name__) from None
     if (length := max((len(text) for text in texts if isinstance(text, str)), default=0)) > MOST:
-        raise UserError(f"it makes {length} characters, of at most {MOST}")
+        raise UserError(f"it renders {length} characters; the limit is {MOST}")
     return json.dumps(texts).encode()
 
 

@@ -35,7 +35,7 @@ class Sampling(NamedTuple):
     temperature: float = 0.0
     """0 is greedy; otherwise draw with probability softmax(logits / temperature)"""
     top_k: int | None = None
-    """from this many of the likeliest tokens; None: all"""
+    """number of most likely tokens to sample from; None: all"""
     seed: int = 0
 
     def check(self) -> None:
@@ -231,7 +231,7 @@ def check_draws(temperature: float, top_k: int) -> None:
     :raises UserError: if the temperature or top_k is negative, or the temperature is not finite.
     """
     if not 0 <= temperature < math.inf:
-        raise UserError(f"generate: temperature = {temperature} is not from 0 up; 0 is greedy, 1 is the model's own")
+        raise UserError(f"generate: temperature = {temperature} must be finite and at least 0; 0 is greedy")
     if top_k < 0:
         raise UserError(f"generate: top_k = {top_k}; give at least 1, or leave it out to draw from all tokens")
 

@@ -82,7 +82,7 @@ def _reading(held: GgufFile, name: str) -> Callable[[], Tensor]:
         kind = quants.GGMLQuantizationType(lying.kind)
         (row_bytes,) = quants.quant_shape_to_byte_shape((columns,), kind)
         if lying.begin + rows * row_bytes > held.size:
-            raise UserError(f"{path}: not a whole GGUF file ({name} ends behind it); download it again")
+            raise UserError(f"{path}: truncated GGUF file ({name} extends past its end); download it again")
         quants.dequantize(np.zeros((1, row_bytes), np.uint8), kind)
     except (NotImplementedError, ValueError) as error:
         label = f"{name} is of a type that cannot be read ({error})"
@@ -121,7 +121,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
         raise UserError(f"{path}: tokenizer {kind!r} with split {split!r} is not supported; only gpt2 with {SPLITS} is")
     tokens, types, joined = (result.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
     if not all(isinstance(one, list) for one in (tokens, types, joined)) or not all(isinstance(t, str) for t in tokens):
-        raise UserError(f"{path}: not a whole GGUF file (its tokens are no lists of texts); download it again")
+        raise UserError(f"{path}: damaged GGUF file (its tokens are not lists of strings); download it again")
     vocab = {token: i for i, token in enumerate(tokens)}
     merges = [tuple(str(merge).split(" ")) for merge in joined]
     for merge in merges:

@@ -75,9 +75,9 @@ def read_metadata(path: Path) -> GgufFile:
         with path.open("rb") as file:
             return _Reader(file, path).whole()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); give a GGUF file") from error
+        raise UserError(f"{path} cannot be read ({error.strerror}); give a GGUF file") from error
     except (ValueError, struct.error) as error:
-        raise UserError(f"{path}: not a whole GGUF file ({error}); download it again") from None
+        raise UserError(f"{path}: truncated or damaged GGUF file ({error}); download it again") from None
 
 
 class _Reader:

@@ -133,7 +133,7 @@ def tokenizer_of(folder: Path) -> Path | None:
 def tensor_shapes(
     folder: Path, renamed: Callable[[str], str], exported: bool, file: str = ""
 ) -> tuple[dict[str, tuple[int, ...]], Files]:
-    """Return the shape of every tensor in a folder's safetensors files, and its place, by its ``renamed`` name.
+    """Return the shape of every tensor in a folder's safetensors files, and its offset, by its ``renamed`` name.
 
     ``exported``: whether the folder has a list of digests; ``file``: the only file to read.
 
@@ -144,8 +144,8 @@ def tensor_shapes(
     for path in [folder / file] if file else _weight_files(folder):
         with _opened(path) as opened:
             if not exported and LISTED.items() <= (opened.metadata() or {}).items():
-                fix = f"bring it back, or make it anew with `planaria run check {folder} --accept`"
-                raise UserError(f"{folder / digests.FILE}: is gone; {fix}")
+                fix = f"restore it, or create it again with `planaria run check {folder} --accept`"
+                raise UserError(f"{folder / digests.FILE} is missing; {fix}")
             for name in opened.keys():  # noqa: SIM118 (no mapping)
                 if name.endswith("rotary_emb.inv_freq"):  # older files repeat what follows from the config
                     continue

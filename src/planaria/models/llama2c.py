@@ -48,11 +48,11 @@ def open_llama2c(checkpoint: Path) -> WeightsFile:
         with checkpoint.open("rb") as file:
             header = file.read(HEADER.size)
     except OSError as error:
-        raise UserError(f"{checkpoint}: cannot be read ({error.strerror}); give a llama2.c checkpoint") from error
+        raise UserError(f"{checkpoint} cannot be read ({error.strerror}); give a llama2.c checkpoint") from error
     config = _config(checkpoint, header)
     needed = HEADER.size + 4 * (parameter_count(config) + config.context * config.head_dim)
     if size != needed:
-        raise UserError(f"{checkpoint}: {size} bytes, but its header announces {needed}; is it damaged?")
+        raise UserError(f"{checkpoint}: {size} bytes, but its header announces {needed}; restore an undamaged copy")
     shapes = {name: tuple(tensor.shape) for name, tensor in Llama(config, device="meta").global_state().items()}
     begins = dict(_begins(config, shapes))
 
@@ -60,7 +60,7 @@ def open_llama2c(checkpoint: Path) -> WeightsFile:
         count = math.prod(shapes[name])
         flat = torch.from_numpy(np.fromfile(checkpoint, "<f4", count, offset=HEADER.size + 4 * begins[name]))
         if len(flat) < count:
-            raise UserError(f"{checkpoint}: has become shorter; is it damaged?")
+            raise UserError(f"{checkpoint}: truncated while it was read; restore an undamaged copy")
         weight = flat.view(shapes[name])
         heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
         return weight if heads is None else to_rotate_half(weight, heads)

@@ -294,7 +294,7 @@ def require_shapes(own: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple
             raise UserError(f"weights: {name} has shape {list(given[name])}, not {list(shape)}")
     for name in given:
         if name not in own:
-            raise UserError(f"weights: {name} has no place in this model")
+            raise UserError(f"weights: {name} is not a parameter of this model")
 
 
 def parameter_count(config: ModelConfig) -> int:

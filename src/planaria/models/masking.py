@@ -142,11 +142,11 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
             about, keys = opened.metadata() or {}, {*opened.keys()}
             result = about.get(FORMAT, about.get(UNORDERED))
             if result is None:
-                raise UserError(f"{file}: is no mask; {fix}")
+                raise UserError(f"{file} is not a mask; {fix}")
             note = documents.parse_model(MaskNote, result, file, fix)
             names = [f"mask.{number}" for number in range(len(note.tuned))]
             if keys != {*names}:
-                raise UserError(f"{file}: has {len(keys)} masks for {len(names)} models; {fix}")
+                raise UserError(f"{file} has {len(keys)} masks for {len(names)} models; {fix}")
             for name in names:
                 part = opened.get_slice(name)
                 if part.get_dtype() != "U8" or list(part.get_shape()) != [length]:
@@ -154,7 +154,7 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
             order = _order(note, like, exported, f"{file}: ", fix) if FORMAT in about else sorted(like)
             return [unpack(opened.get_tensor(name), like, order) for name in names], note
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]}); {fix}") from None
+        raise UserError(f"{file} cannot be read ({str(error).splitlines()[0]}); {fix}") from None
 
 
 def _order(note: MaskNote, like: Named, exported: Mapping[str, str], location: str, fix: str) -> list[str]:

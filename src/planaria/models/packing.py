@@ -305,7 +305,7 @@ def header_of(text: bytes) -> SafetensorsHeader:
             if len(shape) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in shape):
                 raise ValueError("invalid dimensions")
             if math.prod(side for side in shape if side) >= _LARGEST:  # some may be absurd although one is 0
-                raise ValueError("a tensor larger than any")
+                raise ValueError(f"a tensor with {_LARGEST} or more elements")
         if any(type(place) is not int for span in spans.values() for place in span):
             raise ValueError("an offset that is not an integer")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -41,7 +41,7 @@ def stored(count: int, share: int) -> int:
 
 @lru_cache(maxsize=4096)
 def slices(stands: int, begin: int, count: int) -> tuple[Slice, ...]:
-    """Return the slices of an array of ``stands`` numbers that hold ``count`` weights from place ``begin`` on."""
+    """Return the slices of an array of ``stands`` numbers that hold ``count`` weights from offset ``begin`` on."""
     results, end = [], begin + count
     while begin < end:
         copy, index = divmod(begin, stands)
@@ -54,14 +54,14 @@ def slices(stands: int, begin: int, count: int) -> tuple[Slice, ...]:
 
 
 def unfold(array: Tensor, begin: int, shape: tuple[int, ...]) -> Tensor:
-    """Return the weights of ``shape`` from place ``begin`` on, of ψ [m]."""
+    """Return the weights of ``shape`` from offset ``begin`` on, of ψ [m]."""
     taken = slices(array.numel(), begin, prod(shape))
     flat = torch.cat([array[at : at + length] if sign > 0 else -array[at : at + length] for at, length, sign in taken])
     return flat.view(shape)
 
 
 def fold(gradient: Tensor, begin: int, into: Tensor) -> None:
-    """Add the gradient of the weights from place ``begin`` on to that of their numbers, ``into`` [m]."""
+    """Add the gradient of the weights from offset ``begin`` on to that of their numbers, ``into`` [m]."""
     flat, index = gradient.reshape(-1), 0
     for at, length, sign in slices(into.numel(), begin, flat.numel()):
         into[at : at + length].add_(flat[index : index + length], alpha=sign)

@@ -15,20 +15,20 @@ from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, PlanningProble
 from planaria.planner.tables import Ints
 
 MOST = 4_000_000
-"""Numbers in the largest table."""
-NO_WAY = 1 << 50
-"""Nanoseconds of the route of a node that cannot be a data node."""
+"""numbers in the largest table"""
+UNREACHABLE_NS = 1 << 50
+"""nanoseconds of the route of a node that cannot be a data node"""
 
 
 class NodeKinds(NamedTuple):
     """Kinds of nodes: nodes at one site with the same times, slots and role."""
 
     first: Ints
-    """[kinds]: a node of each kind."""
+    """[kinds]: a node of each kind"""
     of: Ints
-    """[nodes]: each node's kind."""
+    """[nodes]: each node's kind"""
     size: Ints
-    """[kinds]: nodes of each kind."""
+    """[kinds]: nodes of each kind"""
 
 
 def kinds_of(problem: PlanningProblem) -> NodeKinds:
@@ -46,13 +46,13 @@ class RouteSet(NamedTuple):
 
     kinds: NodeKinds
     visits: Ints
-    """[ways, visits]: kinds."""
+    """[ways, visits]: kinds"""
     uses: Ints
-    """[ways, kinds]: visits to each kind."""
+    """[ways, kinds]: visits to each kind"""
     length: Ints
-    """[kinds, ways]: round trip from each kind as the origin, for which it holds a slot there."""
+    """[kinds, ways]: round trip from each kind as the origin, for which it holds a slot there"""
     holds: Ints
-    """[kinds, ways, visits]: time for which a slot is held at each node of the route."""
+    """[kinds, ways, visits]: time for which a slot is held at each node of the route"""
 
 
 def routes_of(problem: PlanningProblem) -> RouteSet | None:
@@ -121,7 +121,7 @@ def _shortest(problem: PlanningProblem, kinds: NodeKinds, origin: int) -> int:
     ahead = _ahead(both + work[BLOCK], both[:, home], problem.visits)
     left = np.where(problem.role[kinds.first] == ROLES.index("data"), 0, kinds.size).tolist()
     left[home] -= 1
-    least = NO_WAY
+    least = UNREACHABLE_NS
 
     def walk(at: int, visits: int, spent: int) -> None:
         nonlocal least

@@ -15,19 +15,19 @@ from planaria.planner.tables import CostTables, Ints, summed
 
 Floats = NDArray[np.float64]
 RANDOMS = 10
-"""Random numbers that one move uses at most."""
+"""random numbers that one move uses at most"""
 NODE, STAGE, ORDER, ROUTE, PLACE = range(5)
 """Kinds of move: another node of the same stage; two microbatches exchange a stage; two neighbours on a route change
 order; two microbatches exchange routes; two nodes exchange stages."""
 UNTIL = np.array([0.3, 0.6, 0.7, 0.9, 1.0])
-"""Cumulative probabilities of the kinds."""
+"""cumulative probabilities of the kinds"""
 SPREAD = 0.3
 """Weight, beside the step time, of the mean finish over data nodes. It gives a slope where the step time is flat: most
 moves do not affect the data node that finishes last."""
 CRITICAL = 0.5
-"""Share of moves that change a microbatch of the data node that finishes last."""
+"""share of moves that change a microbatch of the data node that finishes last"""
 FLOW = 0.02
-"""Weight of the mean finish over microbatches."""
+"""weight of the mean finish over microbatches"""
 
 
 @compiled
@@ -207,7 +207,7 @@ def _sort(stage: Ints, walk: Ints) -> None:
 
 @compiled
 def in_order(stage: Ints, walk: Ints, swaps: int, jump: int) -> bool:
-    """Return whether a walk obeys CC3; the compiled form of ``routing.skipping.disorder``."""
+    """Return whether a walk obeys CC3; the compiled form of ``routing.skipping.cc3_violation``."""
     furthest = back = 0
     for k in range(walk.shape[0]):
         s = stage[walk[k]]

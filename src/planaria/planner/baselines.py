@@ -16,7 +16,7 @@ from planaria.planner.problem import BLOCK, PlanningProblem, Solution
 from planaria.planner.search import Find, SearchBudget, search, step_ns
 
 DRAWS = 10
-"""Random plans averaged."""
+"""random plans averaged"""
 ROWS, COLUMNS, RANDOM, PLANNED = (
     "full pipeline, straight rows",
     "full pipeline, all data nodes",
@@ -26,7 +26,7 @@ ROWS, COLUMNS, RANDOM, PLANNED = (
 
 
 Step = Callable[[PlanningProblem, Solution], int]
-"""Return the simulated step of a plan, nanoseconds."""
+"""returns the simulated step of a plan, nanoseconds"""
 
 
 def baselines(

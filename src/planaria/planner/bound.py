@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planaria.common.compiled import COMPILED
-from planaria.pipeline.routing.skipping import disorder
+from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.all_routes import RouteSet, kinds_of, routes_of, shortest, turns
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import unequal_use
@@ -32,28 +32,31 @@ from planaria.planner.search import step_ns
 from planaria.planner.tables import Ints
 
 SOLVER = find_spec("scipy") is not None
-"""Whether linear programmes can be solved (``planaria[planner]``); without it the bound is lower."""
+"""whether linear programmes can be solved (``planaria[planner]``); without it the bound is lower"""
 LOOKS = 400
-"""Choices of data nodes examined closely."""
+"""choices of data nodes examined closely"""
 TURNS = "turns: a data node's microbatches, alone in the network"
 SHARED = "shared: slots and time of near nodes"
 SUMS = "sums: all passes, then the ends' gradients among the nearest nodes"
 FARTHEST = "sums: the gradients of the node farthest from all others"
 ALL = "all plans were tried, each node taking first what comes first"
-RELAXED = "queues at nodes, when slots are free, that microbatches are whole, stages but for their visits"
-"""Constraints that a plan must obey and the bound leaves out."""
+RELAXED = (
+    "queues at nodes, the times at which slots are free, the integrality of microbatches, and the order of stages "
+    "(it keeps the number of visits)"
+)
+"""constraints that a plan must obey and the bound leaves out"""
 MOST_CHOICES = 5000
-"""Most choices of data nodes to distinguish."""
+"""maximum number of choices of data nodes to distinguish"""
 AHEAD, CLOSEST = 0.02, 0.002
-"""Share by which the step is assumed to be at most longer than its bound: at first, and at last."""
+"""share by which the step is assumed to be at most longer than its bound: at first, and at last"""
 WORK = 30_000_000
-"""Table entries that all examinations together process."""
+"""table entries that all examinations together process"""
 ROUNDING = 1e-9
-"""Share of a bound that exceeds any rounding error in it."""
+"""share of a bound that exceeds any rounding error in it"""
 MOST_PLANS = 10_000 if COMPILED else 300
-"""Most plans to try exhaustively."""
+"""maximum number of plans to try exhaustively"""
 DEEPEST = 100
-"""Most microbatches of a plan to try; with more, the other bounds are tight."""
+"""maximum number of microbatches of a plan to try; with more, the other bounds are tight"""
 
 
 class StepCertificate(NamedTuple):
@@ -61,9 +64,9 @@ class StepCertificate(NamedTuple):
 
     step_s: float
     binds: str
-    """The constraint that attains the bound."""
+    """the constraint that attains the bound"""
     terms: Mapping[str, float] = MappingProxyType({})
-    """Seconds of each constraint examined."""
+    """seconds of each constraint examined"""
 
     def gap(self, step_s: float) -> float:
         """Return the share by which a plan of ``step_s`` could be improved at most."""
@@ -169,11 +172,11 @@ class DataNodeChoice(NamedTuple):
     """A choice of data nodes: how many nodes of each kind, with its lower bound."""
 
     ticks: int
-    """Lower bound on the step, nanoseconds."""
+    """lower bound on the step, nanoseconds"""
     data: tuple[int, ...]
-    """[kinds]."""
+    """[kinds]"""
     ahead: float = AHEAD
-    """Share above the bound that the next examination assumes."""
+    """share above the bound that the next examination assumes"""
 
     @property
     def final(self) -> bool:
@@ -251,7 +254,7 @@ def best_of_all(problem: PlanningProblem, until: float = math.inf) -> int | None
 
     None if there are no plans, too many, or more than can be tried before ``until`` (monotonic clock).
     """
-    if problem.more or problem.count > DEEPEST or _at_most(problem) > MOST_PLANS:
+    if problem.additional_microbatches or problem.count > DEEPEST or _at_most(problem) > MOST_PLANS:
         return None
     least = None
     for plan in plans(problem):
@@ -269,7 +272,7 @@ def plans(problem: PlanningProblem) -> Iterator[Solution]:
         routes = [
             route
             for route in permutations(workers, problem.visits)
-            if not disorder(stage[list(route)].tolist(), problem.swaps, problem.jump)
+            if not cc3_violation(stage[list(route)].tolist(), problem.swaps, problem.jump)
         ]
         for origin in _orders(np.flatnonzero(stage == 0).tolist(), problem.microbatches):
             for path in product(routes, repeat=problem.count):

@@ -15,19 +15,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planaria.pipeline.routing.skipping import disorder
+from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.initial_plans import NearestRoutes, tour
 from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.tables import Ints
 
 TRIES = 20
-"""Draws of a microbatch's stages."""
+"""draws of a microbatch's stages"""
 LEAST = 60
-"""Nodes from which a network is planned by cells."""
+"""nodes from which a network is planned by cells"""
 MOVES = 20_000
-"""Moves of one cell before the next has its turn; more for the slowest while nothing improves it."""
+"""moves of one cell before the next has its turn; more for the slowest while nothing improves it"""
 NEIGHBOURS = 6
-"""Cells that the slowest is combined with in turn."""
+"""cells that the slowest is combined with in turn"""
 
 
 def remaining(
@@ -46,7 +46,7 @@ def remaining(
         site=problem.site[kept],
         sizes=tuple(sizes),
         microbatches=count // sizes[0],
-        more=count % sizes[0],
+        additional_microbatches=count % sizes[0],
         forward=np.ascontiguousarray(problem.forward[:, kept]),
         backward=np.ascontiguousarray(problem.backward[:, kept]),
         slots=problem.slots[kept],
@@ -58,9 +58,9 @@ class CellProblem(NamedTuple):
     """Some nodes and their microbatches, with the problem and solution restricted to them."""
 
     nodes: Ints
-    """Their numbers in the whole problem."""
+    """their numbers in the whole problem"""
     rows: Ints
-    """Microbatches, by their numbers in the whole problem."""
+    """microbatches, by their numbers in the whole problem"""
     problem: PlanningProblem
     solution: Solution
 
@@ -101,7 +101,7 @@ def independent_groups(part: CellProblem) -> list[list[int]]:
 
 
 Cell = list[list[int]]
-"""The nodes of each stage 0..S."""
+"""the nodes of each stage 0..S"""
 
 
 def divide_into_cells(problem: PlanningProblem, rng: random.Random) -> tuple[Solution, list[list[int]]] | None:
@@ -127,7 +127,7 @@ def divide_into_cells(problem: PlanningProblem, rng: random.Random) -> tuple[Sol
 
 
 Bag = tuple[list[int], list[int]]
-"""Data nodes and workers of a cell."""
+"""data nodes and workers of a cell"""
 
 
 def _bags(problem: PlanningProblem, nodes: Sequence[int], rng: random.Random) -> list[Bag]:
@@ -195,7 +195,7 @@ def _routes(problem: PlanningProblem, cell: Cell, rng: random.Random) -> list[li
     for _ in range(count):
         for spread in range(TRIES):
             route = sorted(sorted(left, key=lambda s: -left[s] + spread * rng.random())[: problem.visits])
-            if not disorder(route, 0, problem.jump):
+            if not cc3_violation(route, 0, problem.jump):
                 break
         for s in route:
             left[s] -= 1
@@ -206,7 +206,7 @@ def _routes(problem: PlanningProblem, cell: Cell, rng: random.Random) -> list[li
 def _evened(routes: list[list[int]], problem: PlanningProblem, rng: random.Random) -> bool:
     """Change ``routes`` until all stages are used equally often, within one; return False if that fails."""
     stages = range(1, len(problem.sizes))
-    if any(disorder(route, 0, problem.jump) for route in routes):
+    if any(cc3_violation(route, 0, problem.jump) for route in routes):
         return False
     used = {s: sum(s in route for route in routes) for s in stages}
     order = rng.sample(range(len(routes)), len(routes))
@@ -227,7 +227,7 @@ def _exchanged(routes: list[list[int]], order: list[int], one: int, other: int, 
     for index, k in enumerate(order):
         route = routes[k]
         new = sorted({*route, other} - {one})
-        if one in route and other not in route and not disorder(new, 0, jump):
+        if one in route and other not in route and not cc3_violation(new, 0, jump):
             routes[k] = new
             order.append(order.pop(index))
             return True
@@ -235,7 +235,7 @@ def _exchanged(routes: list[list[int]], order: list[int], one: int, other: int, 
 
 
 Anneal = Callable[[PlanningProblem, Solution, int, np.random.Generator], tuple[Solution, int]]
-"""(part, its solution, moves, rng) → the solution after at most that many moves, and its step in nanoseconds."""
+"""(part, its solution, moves, rng) → the solution after at most that many moves, and its step in nanoseconds"""
 
 
 def by_cells(

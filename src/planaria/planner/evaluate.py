@@ -12,10 +12,10 @@ from planaria.common.compiled import compiled
 from planaria.planner.tables import CostTables, Ints
 
 NEVER = 1 << 62
-"""The time of a step that deadlocks."""
+"""the time of a step that deadlocks"""
 
 _URGENT, _PATIENT = range(2)
-"""The two queues of a node: backwards and losses; forwards, which need a slot."""
+"""the two queues of a node: backwards and losses; forwards, which need a slot"""
 
 
 @compiled

@@ -25,26 +25,26 @@ from planaria.planner.tables import Ints
 
 EdgeRule = Literal["sum", "two_way"]
 RANDOMS = 7
-"""Random numbers of one move."""
+"""random numbers of one move"""
 ASK, CHANGE = 0.4, 0.6
-"""Cumulative probabilities of two kinds of moves; all others redirect."""
+"""cumulative probabilities of two kinds of moves; all others redirect"""
 HOT, COLD = 1.0, 0.1
-"""Temperatures at the start and the end of a round, in mean edge costs."""
+"""temperatures at the start and the end of a round, in mean edge costs"""
 PIECE = 10_000
-"""Moves between two checks of the clock."""
+"""moves between two checks of the clock"""
 
 
 class FlowNetwork(NamedTuple):
     """What nodes know of themselves and their neighbours."""
 
     edges: Ints
-    """[3, nodes, nodes]: see :func:`edge_costs`; nanoseconds."""
+    """[3, nodes, nodes]: see :func:`edge_costs`; nanoseconds"""
     stage: Ints
     members: Ints
-    """[stages, largest size]: the nodes of each stage."""
+    """[stages, largest size]: the nodes of each stage"""
     sizes: Ints
     room: Ints
-    """[nodes]: most flows through each."""
+    """[nodes]: most flows through each"""
     jump: int
 
 
@@ -54,9 +54,9 @@ class Flows(NamedTuple):
     origin: Ints
     path: Ints
     costs: Ints
-    """[count]: nanoseconds."""
+    """[count]: nanoseconds"""
     load: Ints
-    """[nodes]: flows through each."""
+    """[nodes]: flows through each"""
 
 
 def edge_costs(problem: PlanningProblem, rule: EdgeRule = "two_way") -> Ints:
@@ -156,7 +156,7 @@ class _Round:
         self.now, self.best, self.rng = Flows(start.origin, start.path.copy(), costs, load), start.copy(), rng
         self.least, self.net = int(costs.max()), network_of(problem, edges, start, load)
         self.left = costs.mean() / (problem.visits + 1) * HOT * (COLD / HOT) ** (np.arange(length) / max(1, length))
-        """Temperatures of the moves left."""
+        """temperatures of the moves left"""
 
     def run(self, moves: int) -> None:
         """Make ``moves`` moves."""

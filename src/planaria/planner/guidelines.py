@@ -1,7 +1,7 @@
-"""Check a plan against SkipPipe's guidelines, naming every violated rule and its place.
+"""Check a plan against SkipPipe's guidelines, naming every violated rule and its location.
 
 CC1: a route starts and ends at its data node and visits no other. CC2: all block stages are visited equally often.
-CC3: no stage repeats, and order changes only as ``routing.skipping.disorder`` allows. TC1: no node holds more
+CC3: no stage repeats, and order changes only as ``routing.skipping.cc3_violation`` allows. TC1: no node holds more
 microbatches than it has slots. TC2: no node processes two at once. TC1 and TC2 concern the planned times.
 """
 
@@ -24,7 +24,7 @@ class PlannedPasses(NamedTuple):
     """Planned times, nanoseconds: each microbatch's passes in order, out and back."""
 
     starts: Ints
-    """[count, 2 · (visits + 2)]."""
+    """[count, 2 · (visits + 2)]"""
     ends: Ints
 
 
@@ -76,7 +76,7 @@ def _arrangement(problem: PlanningProblem, solution: Solution) -> Iterator[Viola
 
 def _routes(problem: PlanningProblem, solution: Solution) -> Iterator[Violation]:
     let_in = Counter(solution.origin.tolist())
-    most = problem.microbatches + (problem.more > 0)
+    most = problem.microbatches + (problem.additional_microbatches > 0)
     for node in solution.members(0):
         if not problem.microbatches <= let_in[node] <= most:
             yield Violation("CC1", f"data node {node} lets in {let_in[node]} microbatches, not {problem.microbatches}")

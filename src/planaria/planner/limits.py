@@ -24,9 +24,9 @@ from planaria.planner.tables import Ints
 
 Floats = NDArray[np.float64]
 MOST_SETS = 1_000_000
-"""Numbers in the table of sets, smallest sets first."""
+"""numbers in the table of sets, smallest sets first"""
 MOST_TRIED = 8
-"""Microbatches of a data node up to which all orders are tried."""
+"""microbatches of a data node up to which all orders are tried"""
 NEVER = np.iinfo(np.int64).max
 
 
@@ -34,17 +34,17 @@ class TimeLimits(NamedTuple):
     """Times in seconds from the start of a step, or backwards from its end."""
 
     reach: Floats
-    """[kinds]: earliest arrival of a microbatch at a worker of each kind."""
+    """[kinds]: earliest arrival of a microbatch at a worker of each kind"""
     depth: Floats
-    """[visits]: earliest arrival at its first worker, its second, and so on."""
+    """[visits]: earliest arrival at its first worker, its second, and so on"""
     block: Floats
-    """[kinds]: time of one pass; one more slot of a worker can be taken after each."""
+    """[kinds]: time of one pass; one more slot of a worker can be taken after each"""
     slots: Ints
-    """[kinds]: slots of one node."""
+    """[kinds]: slots of one node"""
     entries: Floats
-    """[kinds, slots]: start of each of a data node's first microbatches."""
+    """[kinds, slots]: start of each of a data node's first microbatches"""
     until: float
-    """End of this side of the step."""
+    """end of this side of the step"""
 
 
 def sides(problem: PlanningProblem, routes: RouteSet, data: Ints, least: float) -> tuple[TimeLimits, TimeLimits]:
@@ -62,7 +62,7 @@ def _side(problem: PlanningProblem, routes: RouteSet, data: Ints, until: float, 
     soon = [np.where((data > 0)[:, None], passes[ENTRY][:, None] + link, np.inf).min(axis=0)]
     for _ in range(problem.visits - 1):
         soon.append(((soon[-1] + passes[BLOCK])[:, None] + link).min(axis=0))
-    held = np.minimum(problem.slots[first], problem.microbatches + (problem.more > 0))
+    held = np.minimum(problem.slots[first], problem.microbatches + (problem.additional_microbatches > 0))
     number = np.arange(held.max())
     return TimeLimits(
         reach=np.minimum(np.min(soon, axis=0), until),
@@ -118,9 +118,9 @@ class VisitsElsewhere(NamedTuple):
     """For each set: Σ over microbatches of ``counts`` of their routes is at least ``needed``."""
 
     counts: Ints
-    """[sets, ways]: visits outside the set, at most j."""
+    """[sets, ways]: visits outside the set, at most j"""
     needed: Ints
-    """[sets]: j times the fewest visits of a stage."""
+    """[sets]: j times the fewest visits of a stage"""
 
 
 def elsewhere(problem: PlanningProblem, routes: RouteSet, workers: Ints) -> VisitsElsewhere:
@@ -132,7 +132,9 @@ def elsewhere(problem: PlanningProblem, routes: RouteSet, workers: Ints) -> Visi
         inside[n, kinds] = 1
     left_out = stages - inside @ workers
     outside = problem.visits - inside @ routes.uses.T
-    extra = problem.more * np.minimum(left_out, problem.visits)  # of microbatches that a bound does not count
+    extra = problem.additional_microbatches * np.minimum(
+        left_out, problem.visits
+    )  # of microbatches that a bound does not count
     needed = left_out * (problem.count * problem.visits // stages) - extra
     return VisitsElsewhere(np.minimum(outside, left_out[:, None]), np.maximum(needed, 0))
 

@@ -36,11 +36,11 @@ from planaria.planner.schedule import EdgeLoad, SeveralPaths
 from planaria.planner.search import Find, SearchBudget, SearchResult, Watch, search, step_ns
 
 MOST_NODES = 1 << 10
-"""Most nodes with several paths; every pair of nodes has its own times."""
+"""maximum number of nodes with several paths; every pair of nodes has its own times"""
 SEEDS = 20
-"""Hashed assignments averaged."""
+"""hashed assignments averaged"""
 ROUNDS = 8
-"""Searches, each with prices that depend on earlier ones."""
+"""searches, each with prices that depend on earlier ones"""
 HASHED = "this plan, paths by hashing"
 
 Choose = Callable[[Sequence[SiteFlow], PathNetwork], Assignment]
@@ -51,13 +51,13 @@ class PathedPlan:
     """A plan's edges on their paths."""
 
     edges: tuple[tuple[int, int], ...]
-    """(node, node) between different sites, in the order of the fields below."""
+    """(node, node) between different sites, in the order of the fields below"""
     flows: tuple[SiteFlow, ...]
     assignment: Assignment
     rates: tuple[float, ...]
-    """Bytes per second."""
+    """bytes per second"""
     largest_s: float
-    """Seconds in which the busiest link carries its bytes of a step."""
+    """seconds in which the busiest link carries its bytes of a step"""
 
 
 class MultipathPlanner:

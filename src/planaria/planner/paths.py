@@ -26,11 +26,11 @@ import numpy as np
 from planaria.pipeline.network.multipath import Path, PathNetwork
 
 MOST_SWAPS = 20_000
-"""Exchanges of two flows to try in a row without success."""
+"""exchanges of two flows to try in a row without success"""
 ROUNDS = 100
-"""Rounds of weighting the most loaded links, to find a cut through the whole network."""
+"""rounds of weighting the most loaded links, to find a cut through the whole network"""
 RATE = 0.2
-"""Largest growth of a link's weight per round, as a share."""
+"""largest growth of a link's weight per round, as a share"""
 
 
 class SiteFlow(NamedTuple):
@@ -39,11 +39,11 @@ class SiteFlow(NamedTuple):
     source: str
     target: str
     size: int
-    """Bytes."""
+    """bytes"""
 
 
 Assignment = tuple[Path, ...]
-"""[flows]: the path of each."""
+"""[flows]: the path of each"""
 
 
 def plan(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:

@@ -21,17 +21,17 @@ class Prices(NamedTuple):
     """Non-negative prices, [kinds] unless noted."""
 
     origin: Floats
-    """Of a second of a slot at a data node."""
+    """of a second of a slot at a data node"""
     slot: Floats
-    """Of a second of a slot at a worker."""
+    """of a second of a slot at a worker"""
     work: Floats
-    """Of a second of a worker's time."""
+    """of a second of a worker's time"""
     visit: Floats
-    """Of a visit to a worker."""
+    """of a visit to a worker"""
     long: Floats
-    """[kinds, microbatches]: of a long route, by how many of a data node's microbatches may be as long."""
+    """[kinds, microbatches]: of a long route, by how many of a data node's microbatches may be as long"""
     away: Floats
-    """[sets]: of a visit outside each set of ``elsewhere``."""
+    """[sets]: of a visit outside each set of ``elsewhere``"""
 
 
 class StepResources(NamedTuple):
@@ -40,22 +40,22 @@ class StepResources(NamedTuple):
     data: Ints
     workers: Ints
     held: Ints
-    """Slots of data nodes in use at any time."""
+    """slots of data nodes in use at any time"""
     slots: Ints
-    """Slots of workers."""
+    """slots of workers"""
     origin: Floats
-    """Slot seconds at data nodes missing from ``held`` · step."""
+    """slot seconds at data nodes missing from ``held`` · step"""
     work: Floats
-    """Seconds of workers' time missing from workers · step."""
+    """seconds of workers' time missing from workers · step"""
     visits: Ints
-    """Most visits to workers: a stage's share."""
+    """maximum number of visits to workers: a stage's share"""
     sides: tuple[TimeLimits, TimeLimits]
-    """Start and end of the step, when not all slots of workers can be in use."""
+    """start and end of the step, when not all slots of workers can be in use"""
     elsewhere: VisitsElsewhere
     too_long: Ints
-    """[kinds, microbatches]: length from which at most 0, 1, 2 … of a data node's microbatches can take a route."""
+    """[kinds, microbatches]: length from which at most 0, 1, 2 … of a data node's microbatches can take a route"""
     possible: Bools
-    """[kinds, ways]: routes that a microbatch may take from each origin."""
+    """[kinds, ways]: routes that a microbatch may take from each origin"""
 
 
 def step_resources(
@@ -68,7 +68,7 @@ def step_resources(
     """
     first, size = routes.kinds.first, routes.kinds.size
     both, workers = sides(problem, routes, data, least), size - data
-    held = np.minimum(problem.slots[first], problem.microbatches + (problem.more > 0))
+    held = np.minimum(problem.slots[first], problem.microbatches + (problem.additional_microbatches > 0))
     turn = problem.passes[ENTRY, first] / 1e9
     free: Bools = np.asarray((routes.uses <= workers).all(axis=1))
     limits = too_long(problem, routes, free, data, most)

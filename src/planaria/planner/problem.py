@@ -14,17 +14,17 @@ from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import MessageCosts, message_bytes
 from planaria.pipeline.network.topology import Topology
 from planaria.pipeline.plan.actions import Route
-from planaria.pipeline.routing.skipping import disorder, visits
+from planaria.pipeline.routing.skipping import cc3_violation, visits
 from planaria.planner.tables import NO_SUMS, CostTables, Ints, round_trip
 
 ENTRY, BLOCK, RETURN = range(3)
-"""Rows of :class:`PlanningProblem`'s ``forward`` and ``backward``: visits to the origin, and visits between them."""
+"""rows of :class:`PlanningProblem`'s ``forward`` and ``backward``: visits to the origin, and visits between them"""
 ROLES = ("any", "data", "worker")
 NO_LATENCY: Ints = np.zeros((0, 0), np.int64)
 GRADIENT_BYTES = 4
-"""Bytes of each parameter's gradient in a sum, as the fleet sends it."""
+"""bytes of each parameter's gradient in a sum, as the fleet sends it"""
 LONGEST_S = 1e6
-"""Longest pass or message, seconds, that is still exact in whole nanoseconds."""
+"""longest pass or message, seconds, that is still exact in whole nanoseconds"""
 
 
 @dataclass(frozen=True)
@@ -34,31 +34,31 @@ class PlanningProblem:
     names: tuple[str, ...]
     sites: tuple[str, ...]
     site: Ints
-    """[nodes]: index into ``sites``."""
+    """[nodes]: index into ``sites``"""
     sizes: tuple[int, ...]
-    """Nodes of each stage 0..S; the nodes of stage 0 are the data nodes."""
+    """nodes of each stage 0..S; the nodes of stage 0 are the data nodes"""
     microbatches: int
-    """Microbatches that start at each data node."""
+    """microbatches that start at each data node"""
     visits: int
-    """Block stages on each route."""
+    """block stages on each route"""
     swaps: int
     jump: int
     forward: Ints
     backward: Ints
     link: Ints
-    """[sites, sites]: time from sending a message to its arrival."""
+    """[sites, sites]: time from sending a message to its arrival"""
     transmit: Ints
-    """[sites, sites]: time for which a message occupies its link; all 0 if messages never queue."""
+    """[sites, sites]: time for which a message occupies its link; all 0 if messages never queue"""
     slots: Ints
     role: Ints
-    """Index into ``ROLES``."""
-    more: int = 0
-    """Data nodes at which one additional microbatch starts."""
+    """index into ``ROLES``"""
+    additional_microbatches: int = 0
+    """data nodes at which one additional microbatch starts"""
     sums: Ints = field(default_factory=lambda: NO_SUMS)
     """[2, sites, sites]: time of a message with all gradients of an ends node, and of a block-stage node; empty if a
     step ends with its passes."""
     latency: Ints = field(default_factory=lambda: NO_LATENCY)
-    """[sites, sites]: part of ``link`` that does not depend on the message's size; empty: none. Schedules omit it."""
+    """[sites, sites]: part of ``link`` that does not depend on the message's size; schedules omit it; empty: none"""
 
     @property
     def nodes(self) -> int:
@@ -67,7 +67,7 @@ class PlanningProblem:
     @property
     def count(self) -> int:
         """Microbatches in one step."""
-        return self.sizes[0] * self.microbatches + self.more
+        return self.sizes[0] * self.microbatches + self.additional_microbatches
 
     @property
     def work(self) -> int:
@@ -103,11 +103,11 @@ class Solution(NamedTuple):
     """An arrangement of nodes into stages, and a route for each microbatch."""
 
     stage: Ints
-    """[nodes]: the stage that each node holds."""
+    """[nodes]: the stage that each node holds"""
     origin: Ints
-    """[count]: the data node of each microbatch; its own microbatches start in this order."""
+    """[count]: the data node of each microbatch; its own microbatches start in this order"""
     path: Ints
-    """[count, visits]: the other nodes on its route."""
+    """[count, visits]: the other nodes on its route"""
 
     @property
     def routes(self) -> list[Route]:
@@ -165,14 +165,14 @@ def problem_of(config: RunConfig, topology: Topology) -> PlanningProblem:
         microbatches=pipeline.microbatches // data,
         visits=visits(stages, routing.skip),
         swaps=routing.swaps,
-        jump=routing.jump,
+        jump=routing.max_jump,
         forward=_times(config, topology, "forward"),
         backward=_times(config, topology, "backward"),
         link=np.array(link, np.int64),
         transmit=np.array(taken, np.int64) * topology.queueing,
         slots=np.array([node.memory for node in nodes], np.int64),
         role=np.array([ROLES.index(node.role) for node in nodes], np.int64),
-        sums=_sums(config, topology, sites) if routing.sums else NO_SUMS,
+        sums=_sums(config, topology, sites) if routing.wait_for_gradient_sums else NO_SUMS,
         latency=np.array([[_ns(topology.latency_s(a, b)) for b in sites] for a in sites], np.int64),
     )
 
@@ -187,8 +187,9 @@ def _sums(config: RunConfig, topology: Topology, sites: Sequence[str]) -> Ints:
         for a, b in product(sites, repeat=2):
             if (seconds := topology.carry_s(a, b, size)) > LONGEST_S:
                 raise UserError(
-                    f"routing.sums: {a} - {b}: the {label} gradients, {size} bytes, take {seconds:.3g} s, more than "
-                    f"{LONGEST_S:g} s; raise the link's bandwidth, or leave routing.sums out"
+                    f"routing.wait_for_gradient_sums: {a} - {b}: the {label} gradients, {size} bytes, take "
+                    f"{seconds:.3g} s, more than "
+                    f"{LONGEST_S:g} s; raise the link's bandwidth, or leave routing.wait_for_gradient_sums out"
                 )
         results.append([[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites])
     return np.array(results, np.int64)
@@ -217,7 +218,7 @@ def _require_fit(config: RunConfig, topology: Topology) -> None:
         if (seconds := topology.carry_s(a, b, size)) > LONGEST_S:
             raise UserError(
                 f"network.topology: {a} - {b}: a microbatch's {size} bytes take {seconds:.3g} s, more than "
-                f"{LONGEST_S:g} s; raise the link's bandwidth, or lower its latency or network.scale"
+                f"{LONGEST_S:g} s; raise the link's bandwidth, or lower its latency or network.link_time_scale"
             )
 
 
@@ -229,14 +230,14 @@ def central_first(problem: PlanningProblem, solution: Solution, stage: int) -> l
 
 
 def broken_order(problem: PlanningProblem, solution: Solution, microbatch: int) -> str:
-    """Describe how a microbatch's route violates CC3; empty if it does not."""
-    return disorder(solution.stage[solution.path[microbatch]].tolist(), problem.swaps, problem.jump)
+    """Return how a microbatch's route violates CC3; empty if it does not."""
+    return cc3_violation(solution.stage[solution.path[microbatch]].tolist(), problem.swaps, problem.jump)
 
 
 def _times(config: RunConfig, topology: Topology, kind: str) -> Ints:
     network = config.network
     given: list[float] = getattr(network, f"{kind}_s")
-    if config.pipeline.unlike:
+    if config.pipeline.has_uneven_stages:
         raise UserError(
             f"pipeline.layers = {config.pipeline.cut}: a planner puts any node into any block stage, so "
             "they must cost the same; leave it out, and set the nodes' speed in the topology"

@@ -20,13 +20,13 @@ from planaria.planner.problem import BLOCK, PlanningProblem
 from planaria.planner.tables import Ints
 
 ROUNDS = 40
-"""Most linear programmes for one choice of data nodes."""
+"""maximum number of linear programmes for one choice of data nodes"""
 NEW = 20
-"""Routes from each origin added at once."""
+"""routes from each origin added at once"""
 ENOUGH = 1e-4
-"""Share of the bound below which another round is not worthwhile."""
+"""share of the bound below which another round is not worthwhile"""
 DEAR = 1e3
-"""Cost of not sending a microbatch, in multiples of the longest route."""
+"""cost of not sending a microbatch, in multiples of the longest route"""
 
 
 def relaxed_bound(problem: PlanningProblem, routes: RouteSet, there_is: StepResources) -> tuple[float, Prices]:
@@ -98,7 +98,7 @@ def _no_prices(problem: PlanningProblem, there_is: StepResources) -> Prices:
 
 
 Rule = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-"""[rows, columns] use by each column, [rows] supply per step, [rows] fixed supply."""
+"""[rows, columns] use by each column, [rows] supply per step, [rows] fixed supply"""
 
 
 def _rules(

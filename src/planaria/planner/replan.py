@@ -18,7 +18,7 @@ from planaria.planner.problem import BLOCK, PlanningProblem, Solution
 from planaria.planner.search import improve, step_ns
 
 WORK = 1_000_000 if COMPILED else 5_000
-"""Microbatch visits to simulate while improving the repaired plan: well under a second."""
+"""microbatch visits to simulate while improving the repaired plan: well under a second"""
 
 
 def with_measured_links(problem: PlanningProblem, routes: Mapping[tuple[int, int], float]) -> PlanningProblem:
@@ -75,10 +75,10 @@ def _repaired(problem: PlanningProblem, solution: Solution, kept: list[int]) -> 
     renumber = np.vectorize(new.__getitem__, otypes=[np.int64])
     repaired = Solution(solution.stage[kept], renumber(origin), renumber(path))
     left = remaining(problem, solution, kept)
-    return repaired if step_ns(left, repaired) != NEVER else _in_order(repaired)
+    return repaired if step_ns(left, repaired) != NEVER else _reordered(repaired)
 
 
-def _in_order(solution: Solution) -> Solution:
+def _reordered(solution: Solution) -> Solution:
     """Put every walk in natural order, which cannot deadlock."""
     order = np.argsort(solution.stage[solution.path], axis=1, kind="stable")
     return solution._replace(path=np.take_along_axis(solution.path, order, axis=1))

@@ -24,7 +24,7 @@ from planaria.planner.tables import NO_SUMS, Ints
 
 MAX_BYTES = 256 << 20
 Span = Annotated[float, Field(ge=0, le=LONGEST_S)]
-"""Seconds that are exact in whole nanoseconds."""
+"""seconds that are exact in whole nanoseconds"""
 
 
 def _ns(seconds: ArrayLike) -> Ints:
@@ -36,11 +36,11 @@ class ScheduleNode(Section):
 
     name: str
     site: Natural
-    """Index into ``sites``."""
+    """index into ``sites``"""
     slots: Annotated[int, Field(ge=1, le=1 << 40)]
     role: Literal["any", "data", "worker"]
     forward_s: tuple[Span, Span, Span]
-    """Of one microbatch: at the entry, at a block stage, at the return."""
+    """of one microbatch: at the entry, at a block stage, at the return"""
     backward_s: tuple[Span, Span, Span]
 
 
@@ -49,7 +49,7 @@ class PlanRules(Section):
 
     sizes: list[Positive]
     microbatches: Positive
-    """Of each data node."""
+    """of each data node"""
     visits: Positive
     swaps: Natural
     jump: Positive
@@ -67,7 +67,7 @@ class ProvedBound(Section):
     step_s: Seconds
     binds: str
     terms: dict[str, Seconds] = Field(default_factory=dict)
-    """Seconds of each constraint alone."""
+    """seconds of each constraint alone"""
 
 
 class EdgeLoad(Section):
@@ -75,26 +75,26 @@ class EdgeLoad(Section):
 
     source: Natural
     target: Natural
-    """Nodes."""
+    """nodes"""
     path: str
     size: Positive
-    """Bytes."""
+    """bytes"""
     rate: Annotated[float, Field(gt=0)]
-    """Bytes per second that the edge gets when all edges send at once."""
+    """bytes per second that the edge gets when all edges send at once"""
 
 
 class SeveralPaths(Section):
     """The choice of paths where sites are joined by several."""
 
     links: dict[str, Annotated[float, Field(gt=0)]]
-    """Capacity of each link, bytes per second."""
+    """capacity of each link, bytes per second"""
     edges: list[EdgeLoad]
     largest_s: Seconds
-    """Seconds in which the busiest link carries its bytes of a step."""
+    """seconds in which the busiest link carries its bytes of a step"""
     least_s: Seconds
-    """Lower bound on ``largest_s`` for any choice of paths."""
+    """lower bound on ``largest_s`` for any choice of paths"""
     cut: list[str]
-    """The links that prove the bound."""
+    """the links that prove the bound"""
 
 
 class Schedule(Section):
@@ -102,25 +102,25 @@ class Schedule(Section):
     version: Literal[1] = 1
     sites: list[str]
     link_s: list[list[Span]]
-    """[sites, sites]: one message from sending to arrival."""
+    """[sites, sites]: one message from sending to arrival"""
     transmit_s: list[list[Span]] | None
-    """[sites, sites]: time for which a message occupies its link; null if messages never queue."""
+    """[sites, sites]: time for which a message occupies its link; null if messages never queue"""
     nodes: list[ScheduleNode]
     rules: PlanRules
     stages: list[list[Natural]]
-    """Nodes of the ends (the data nodes) and of each block stage; the first node sums their gradients."""
+    """nodes of the ends (the data nodes) and of each block stage; the first node sums their gradients"""
     routes: list[list[Natural]]
-    """Nodes that each microbatch visits, from its data node back to it."""
+    """nodes that each microbatch visits, from its data node back to it"""
     step_s: Seconds
-    """The simulated step."""
+    """the simulated step"""
     bound: ProvedBound
     compared: dict[str, Seconds]
-    """Simulated steps of baselines on the same nodes with as many microbatches."""
+    """simulated steps of baselines on the same nodes with as many microbatches"""
     search: SearchRecord
     sums_s: list[list[list[Span]]] | None = None
-    """[2, sites, sites]: a message with all gradients of an ends node, of a block-stage node; null if not planned."""
+    """[2, sites, sites]: a message with all gradients of an ends node, of a block-stage node; null if not planned"""
     paths: SeveralPaths | None = None
-    """If given, every node is its own site, and link_s and transmit_s are those of the edges' paths."""
+    """if given, every node is its own site, and link_s and transmit_s are those of the edges' paths"""
 
     @property
     def gap(self) -> float | None:
@@ -223,11 +223,11 @@ def _invalid_tables(schedule: Schedule) -> Iterator[str]:
     tables = {"link_s": schedule.link_s, "transmit_s": schedule.transmit_s or schedule.link_s}
     if schedule.sums_s is not None:
         if len(schedule.sums_s) != 2:
-            yield f"sums_s: has {len(schedule.sums_s)} tables, not one for the ends and one for block stages"
+            yield f"sums_s has {len(schedule.sums_s)} tables, not one for the ends and one for block stages"
         tables |= {f"sums_s.{n}": table for n, table in enumerate(schedule.sums_s)}
     for name, table in tables.items():
         if len(table) != sites or any(len(row) != sites for row in table):
-            yield f"{name}: is not a table of {sites} × {sites} sites"
+            yield f"{name} is not a table of {sites} × {sites} sites"
     for n, machine in enumerate(schedule.nodes):
         if machine.site >= sites:
             yield f"nodes.{n}.site = {machine.site}: there are {sites} sites"
@@ -248,7 +248,7 @@ def _invalid_stages(schedule: Schedule) -> Iterator[str]:
         yield f"stages: there are {len(schedule.stages)}, and rules.sizes has {len(sizes)}"
     for s, (members, size) in enumerate(zip(schedule.stages, sizes, strict=True)):
         if len(members) != size:
-            yield f"stages.{s}: has {len(members)} nodes, and rules.sizes.{s} = {size}"
+            yield f"stages.{s} has {len(members)} nodes, and rules.sizes.{s} = {size}"
 
 
 def _invalid_routes(schedule: Schedule) -> Iterator[str]:
@@ -260,7 +260,7 @@ def _invalid_routes(schedule: Schedule) -> Iterator[str]:
         )
     for i, route in enumerate(schedule.routes):
         if len(route) != rules.visits + 2:
-            yield f"routes.{i}: has {len(route)} nodes; {rules.visits} visits take {rules.visits + 2}"
+            yield f"routes.{i} has {len(route)} nodes; {rules.visits} visits take {rules.visits + 2}"
         for node in route:
             if node >= nodes:
                 yield f"routes.{i}: node {node}: there are {nodes} nodes"

@@ -22,11 +22,11 @@ from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.tables import summed
 
 HOT, COLD = 0.1, 0.001
-"""Temperatures at the start and the end of a round, in initial step times per data node (most moves affect one)."""
+"""temperatures at the start and the end of a round, in initial step times per data node (most moves affect one)"""
 LOOK_S = 0.05
-"""Seconds of moves between two checks of the clock."""
+"""seconds of moves between two checks of the clock"""
 ROUND = 200_000
-"""Moves of the first round."""
+"""moves of the first round"""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class SearchResult:
     solution: Solution
     step_s: float
     moves: int
-    """Moves tried."""
+    """moves tried"""
     seconds: float
-    """Seconds since the search started."""
+    """seconds since the search started"""
 
 
 @dataclass(frozen=True)

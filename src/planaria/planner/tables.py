@@ -16,7 +16,7 @@ from planaria.common.compiled import compiled
 
 Ints = NDArray[np.int64]
 NO_SUMS: Ints = np.zeros((0, 0, 0), np.int64)
-"""``sums`` of a problem whose step ends with its passes."""
+"""``sums`` of a problem whose step ends with its passes"""
 
 
 class CostTables(NamedTuple):

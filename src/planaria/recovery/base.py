@@ -342,7 +342,7 @@ class Twin(Protocol):
 
     def state(self) -> StageState: ...
 
-    def shadow(self, microbatch: int, x: Tensor) -> None:
+    def forward_copy(self, microbatch: int, x: Tensor) -> None:
         """Compute the stage's forward pass on ``x`` and keep what its backward pass needs, until :meth:`drop`."""
         ...
 

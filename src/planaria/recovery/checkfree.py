@@ -13,7 +13,7 @@ from pydantic import Field
 
 from planaria.models.state import StageState
 from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery, StrategyRequirements
-from planaria.recovery.merging import merge, merge_moments
+from planaria.recovery.neighbour_average import merge, merge_moments
 
 
 class NeighbourMean(Recovery):

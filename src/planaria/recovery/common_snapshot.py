@@ -51,7 +51,8 @@ class CommonSnapshot(Recovery, ABC):
             return {}
         if not at.hourly:
             raise UserError(
-                "network.hourly = 0: without failures no interval is best; give recovery.options.every a number"
+                "network.hourly_failure_probability = 0: without failures no interval is best; give "
+                "recovery.options.every a number"
             )
         copied_s = at.state_bytes / (at.memory_bandwidth or COPY_BANDWIDTH)
         best = best_steps(at.hourly, at.members, at.step_s, copied_s)
@@ -61,7 +62,7 @@ class CommonSnapshot(Recovery, ABC):
     @property
     def retention(self) -> SnapshotRetention:
         if self.every == "best":
-            raise UserError("recovery.options.every = 'best': is found for a run's recipe; give a number here")
+            raise UserError("recovery.options.every = 'best' is resolved from a run's recipe; give a number here")
         if self.every and self.slices > self.every:
             raise UserError(
                 f"recovery.options.slices = {self.slices}: a snapshot is whole before the next one begins, after "

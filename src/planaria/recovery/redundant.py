@@ -94,7 +94,7 @@ class TwinHolder(Holder):
     def passes(self, microbatch: int, x: Tensor) -> None:
         """Compute the original's forward pass, once the twin has a state."""
         if self._forward and self._twin is not None:
-            self._twin.shadow(microbatch, x)
+            self._twin.forward_copy(microbatch, x)
 
     def commit(self, step: int) -> None:
         """Apply the original's update to the twin."""

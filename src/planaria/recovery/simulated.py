@@ -43,7 +43,7 @@ class Oracle(SimulatedRecovery):
     Its hours are a lower bound for a comparison, unless losing state helps training.
     """
 
-    control: ClassVar[str] = "gives back all that a death destroys"
+    control: ClassVar[str] = "restores all state that a death destroys"
     exact: ClassVar[bool] = True
 
     def left(self, before: StageState) -> StageState:
@@ -58,7 +58,7 @@ class Reset(SimulatedRecovery):
     slow it down, so such strategies are compared with this control.
     """
 
-    control: ClassVar[str] = "gives back the weights that a death destroys"
+    control: ClassVar[str] = "restores the weights that a death destroys"
 
     def left(self, before: StageState) -> StageState:
         return before.part(lambda name: True, moments=False)

@@ -103,7 +103,7 @@ def write(file: Path, text: str) -> Path:
     try:
         atomic.write_text(file, text)
     except OSError as error:
-        raise UserError(f"{file}: the report cannot be written ({error.strerror}); choose another place") from error
+        raise UserError(f"the report {file} cannot be written ({error.strerror}); choose another path") from error
     return file
 
 
@@ -119,7 +119,7 @@ def write_sheets(folder: Path, body: Iterable[str]) -> list[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             atomic.write_text(file, text)
         except OSError as error:
-            raise UserError(f"{file}: cannot be written ({error.strerror}); choose another folder") from error
+            raise UserError(f"{file} cannot be written ({error.strerror}); choose another folder") from error
         written.append(file)
     return written
 

@@ -73,7 +73,7 @@ def merge_settings(settings: Settings | None, short: Settings) -> dict[str, obje
         if len(meant) > 1:
             raise UserError(f"{word}: could be {' or '.join(meant)}; write settings={{{meant[0]!r}: {value!r}}}")
         if meant[0] in given:
-            raise UserError(f"{meant[0]}: is given twice; leave one of them out")
+            raise UserError(f"{meant[0]} is given twice; leave one of them out")
         given[meant[0]] = f"{value.__module__}:{value.__qualname__}" if isinstance(value, type) else value
     return given
 
@@ -84,7 +84,7 @@ def _refuse_former(word: str) -> None:
     section = section_of(RunConfig.model_fields[head].annotation) if head in RunConfig.model_fields else None
     name = FORMER_ARGUMENTS.get(word) or (section and present_name(section, key)) or key
     if name != key:
-        raise UserError(f"{word}: is now {head and f'{head}.'}{name}")
+        raise UserError(f"{word} is now {head and f'{head}.'}{name}")
 
 
 def _nearest(word: str, known: list[str]) -> str:

@@ -35,7 +35,7 @@ from planaria.report.run.report import write_report
 from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.checkpoint.mirror import Mirror, mirrored
 from planaria.runtime.complete import complete
-from planaria.runtime.engine import fleet, run_folders
+from planaria.runtime.engine import process_engine, run_folders
 from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.resolved_config import ResolvedRun
@@ -121,7 +121,9 @@ def execute_run(
 
     try:
         watch.recall(history)
-        standby = _with_standby(folder, config.fleet.standby == "auto", callbacks.progress, fleet.preload_for(config))
+        standby = _with_standby(
+            folder, config.fleet.standby == "auto", callbacks.progress, process_engine.preload_for(config)
+        )
         with mirrored(mirror, folder, MIRRORED, callbacks.notify), callbacks.context(folder), standby:
             ending = _engine(prepared, folder, watch, origin, asked, failover, listening)
     finally:
@@ -210,7 +212,7 @@ def _engine(
     config = prepared.config
     try:
         with logs.about(lambda: {"run": folder.name}):
-            return fleet.train(prepared, folder, watch, origin, requested, failover, listening)
+            return process_engine.train(prepared, folder, watch, origin, requested, failover, listening)
     except (OSError, MemoryError, UserError):
         raise
     except (Exception, SystemExit) as error:

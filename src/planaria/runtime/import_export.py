@@ -79,7 +79,7 @@ def export_state(folder: Path, to: Path, kind: Kind, saved: SealedCheckpoint | N
     """
     config, saved = run_folders.config_of(folder), saved or run_folders.newest_whole(folder)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"--to {to}: exists and is not an empty folder; remove it or export elsewhere")
+        raise UserError(f"--to {to} exists and is not an empty folder; remove it or export elsewhere")
     if config.optim.kind != "adamw":
         raise UserError(
             f"{folder}: optim.kind = {config.optim.kind!r}: --format {kind} supports only AdamW; export the weights "
@@ -119,7 +119,7 @@ def _notes(saved: SealedCheckpoint, atoms: Sequence[ParameterState]) -> list[str
             f"{saved.folder.name}: some replicas were ahead of others: only their number of samples is exported"
         )
     if all(atom.clock is None for atom in atoms):
-        lines.append(f"{saved.folder.name}: has no moments yet; only weights are exported")
+        lines.append(f"{saved.folder.name} has no moments yet; only weights are exported")
     return lines
 
 
@@ -160,10 +160,10 @@ def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None =
     :raises UserError: if the folder is damaged or does not hold the model of ``config``; then nothing is created.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: is not a folder; give the checkpoint of another program")
+        raise UserError(f"{folder} is not a folder; give the checkpoint of another program")
     if config.engine == "simulate" or not family(config.model).named:
         label = "engine = 'simulate'" if config.engine == "simulate" else f"model.family = {config.model.family!r}"
-        raise UserError(f"{label}: has no single model to start")
+        raise UserError(f"{label} has no single model to start")
     if config.model.lora.rank:
         raise UserError("model.lora.rank: adapters cannot be imported; leave it out")
     if config.train.start is not None:

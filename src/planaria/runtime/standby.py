@@ -32,7 +32,7 @@ from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervi
 from planaria.runtime.run import MODEL, Run
 
 _LOOK_S = 0.1
-"""seconds between two looks at the controller"""
+"""seconds between two checks of the controller"""
 
 
 def main(folder: Path, progress: bool = True) -> None:
@@ -54,7 +54,7 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
     config = run_folders.config_of(folder, *run_folders.KEPT)
     if config.fleet.standby == "off":
         raise UserError(f"{folder}: its workers end with its controller; start it with --standby auto or manual")
-    samples = START.samples_in_all(config)
+    samples = START.total_samples(config)
     prepared = prepare(config, None, begins=False, samples=samples)
     require_same_data(folder, prepared)
     callbacks.notify(f"standby       ready to lead {folder} (pid {os.getpid()})")

@@ -25,7 +25,7 @@ from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.configuration import Recipe, Settings, configure, merge_settings
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import on_schedule, prepare
-from planaria.runtime.engine.resumption import require_same_data, take_up
+from planaria.runtime.engine.resumption import require_same_data, resumption_of
 from planaria.runtime.engine.run_start import START, Origin
 from planaria.runtime.engine.starting_weights import branch_off, starting_weights
 from planaria.runtime.execution import (
@@ -81,7 +81,7 @@ def train(
     """
     callbacks = Callbacks(progress, notify or (print if progress else _discard), on_step, stop, context or nullcontext)
     if checkpoint is not None and resume is not True:
-        raise UserError(f"checkpoint = {checkpoint!r}: requires resume=True")
+        raise UserError(f"checkpoint = {checkpoint!r} requires resume=True")
     auto, run = resume == "auto", recipe
     with allowing(allow_code):
         if not resume or auto:
@@ -178,7 +178,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
             )
         return stand_by(folder, callbacks) or Run(folder)
     changes = resumed_layers(folder, changes, callbacks.notify, callbacks.stopped)
-    there = take_up(folder, changes, checkpoint, callbacks.notify)
+    there = resumption_of(folder, changes, checkpoint, callbacks.notify)
     config, saved, origin = there.config, there.saved, there.origin
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
     if there.done and unexported and (auto or not changes):
@@ -193,7 +193,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
             raise UserError(done)
         callbacks.notify(done)
         return Run(folder)
-    prepared = prepare(config, callbacks.of_data, begins=False, samples=origin.samples_in_all(config))
+    prepared = prepare(config, callbacks.of_data, begins=False, samples=origin.total_samples(config))
     require_same_data(folder, prepared)
     for line in prepared.notes:
         callbacks.notify(line)

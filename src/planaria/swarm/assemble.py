@@ -13,7 +13,7 @@ from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Hello
-from planaria.swarm.board.quorum import Quorum
+from planaria.swarm.board.quorum import PeerBoard
 from planaria.swarm.board.receipts import Committee
 from planaria.swarm.checks import CHECKS, layers, names
 from planaria.swarm.checks.consensus import refuse_senseless
@@ -81,10 +81,10 @@ def assemble(
     config = _with_members(config, known)
     task, made = task_of(config), layers(config)
     mirror = Board.open(board, identity, known=known)
-    mirror.found(rules(config, task))  # first: a mistaken place is reported before slow work
+    mirror.create_run(rules(config, task))  # first: a mistaken place is reported before slow work
     policy = policy_of(config, task, on_progress)
     near, committee = "://" not in board, Committee.named(mirror.rules.rules)
-    quorum = Quorum(mirror, identity.peer, config.rounds, config.size, near=near, committee=committee)
+    quorum = PeerBoard(mirror, identity.peer, config.rounds, config.size, near=near, committee=committee)
     hello = Hello(
         run=quorum.run,
         peer=identity.peer,
@@ -114,7 +114,7 @@ def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:
 def _check_records(own: Path, run: str) -> None:
     """Check that the log belongs to this run."""
     if any(isinstance(record, Started) and record.run != run for record in read_log(own / LOG)):
-        raise UserError(f"{own}: holds this peer's records of another run; give another --name, or remove it")
+        raise UserError(f"{own} holds this peer's records of another run; give another --name, or remove it")
 
 
 BYTES = 4

@@ -58,10 +58,10 @@ def verify(model: Path, board: str | None = None) -> list[str]:
     except UserError as error:
         raise NotCertified(str(error)) from None
     if weights != certificate.digest:
-        raise NotCertified(f"{model}: has other weights than were signed ({weights[:12]}…, {certificate.digest[:12]}…)")
+        raise NotCertified(f"{model} has other weights than were signed ({weights[:12]}…, {certificate.digest[:12]}…)")
     run = result.rules.run
     if board is not None and (there := Board.open(board).rules.run) != run:
-        raise NotCertified(f"{board}: holds the run {there}; the certificate is of {run}")
+        raise NotCertified(f"{board} holds the run {there}; the certificate is of {run}")
     return [
         f"{len(result.signers)} of {len(result.committee.members)} named peers signed these weights after "
         f"{certificate.round} rounds; at most {result.committee.faulty} of them may be Byzantine",
@@ -77,7 +77,7 @@ def _checked(file: Path) -> tuple[RunCertificate, Certified]:
     except UserError as error:
         raise NotCertified(str(error)) from None
     if certificate.about != "weights":
-        raise NotCertified(f"{file}: is about {certificate.about}, not weights")
+        raise NotCertified(f"{file} is about {certificate.about}, not weights")
     try:
         return certificate, check(certificate)
     except BadMessage as error:

@@ -23,7 +23,7 @@ class Author(Protocol):
     def sends(self, number: int) -> bool:
         """Whether it sends anything in round ``number``."""
 
-    def holds(self, weights: str) -> str:
+    def claimed_weights(self, weights: str) -> str:
         """Return the fingerprint to publish for weights with the fingerprint ``weights``."""
 
 
@@ -48,7 +48,7 @@ class HonestAuthor:
     def sends(self, number: int) -> bool:
         return True
 
-    def holds(self, weights: str) -> str:
+    def claimed_weights(self, weights: str) -> str:
         return weights
 
     def draw(self, requested: Sequence[PromptedProblem], count: int, *purpose: object) -> list[list[Rollout]]:

@@ -184,7 +184,7 @@ def admit_completions(
             turned.append(EarlyRejection(peer, number, index, taken))
         else:
             alike = taken.logps is not None and messages[peer].weights == weights != ""
-            results.append(replace(taken, peer=peer, index=index, alike=alike, account=account))
+            results.append(replace(taken, peer=peer, index=index, declares_same_weights=alike, account=account))
     return results, turned
 
 
@@ -230,10 +230,10 @@ def _admit(
 
 
 def _wrong_length(tokens: int, limit: int, may_be_short: bool) -> str:
-    """Return the reason why a completion's length is invalid, or empty. An unfinished one must reach the limit."""
+    """Return why a completion's length is invalid; empty if it is valid. An unfinished one must reach the limit."""
     if not tokens or tokens > limit:
-        return f"{tokens} tokens, of at most {limit}"
-    return "" if may_be_short or tokens == limit else f"it broke off after {tokens} tokens, of {limit}"
+        return f"{tokens} tokens; it must have from 1 to {limit}"
+    return "" if may_be_short or tokens == limit else f"it ended early, after {tokens} of {limit} tokens"
 
 
 def _own_ids(policy: Policy, completion: Completion, same: bool) -> tuple[tuple[int, ...], tuple[float, ...] | None]:

@@ -16,10 +16,10 @@ from planaria.config.section import formerly
 from planaria.swarm.board.limits import LIMITS
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy_config import PolicyConfig as PolicyConfig
-from planaria.swarm.policy_config import SchoolConfig as SchoolConfig
 from planaria.swarm.policy_config import ServingConfig as ServingConfig
 from planaria.swarm.policy_config import SmallModel as SmallModel
-from planaria.swarm.rounds_config import COMPLETIONS, Share
+from planaria.swarm.policy_config import SupervisedWarmupConfig as SupervisedWarmupConfig
+from planaria.swarm.rounds_config import MAX_COMPLETIONS, Share
 from planaria.swarm.rounds_config import RoundsConfig as RoundsConfig
 
 Committee = Annotated[str, BeforeValidator(lambda given: ",".join(given) if _all_text(given) else given)]
@@ -52,11 +52,11 @@ class ReceiptsConfig(Section):
         members = self.members
         for peer in members:
             if not _PEER_ID.fullmatch(peer):
-                raise ValueError(f"committee: {peer[:40]!r} is no peer's id; write 32 hexadecimal digits, or 'all'")
+                raise ValueError(f"committee: {peer[:40]!r} is not a peer's id; write 32 hexadecimal digits, or 'all'")
         if twice := [peer for peer in members if members.count(peer) > 1]:
             raise ValueError(f"committee: {twice[0]} is named twice; name each member once")
         if len(members) > LIMITS.peers:
-            raise ValueError(f"committee: {len(members)} members, of at most {LIMITS.peers}; name fewer")
+            raise ValueError(f"committee: {len(members)} members, but at most {LIMITS.peers} are allowed; name fewer")
         if self.price and not self.committee:
             raise ValueError(f"price = {self.price}: only certified rounds are priced; name a committee")
         return self
@@ -90,7 +90,7 @@ class SamplingConfig(Section):
     temperature: Temperature = 1.0
     """temperature of training completions"""
     top_k: TopK = 0
-    """number of likeliest tokens to draw from; 0 scales HTTF's 50 of 151,936 to the vocabulary, at least 3"""
+    """number of most likely tokens to sample from; 0: HTTF's 50 of 151,936, scaled to the vocabulary, at least 3"""
     max_new: Tokens = 40
     """maximum tokens of a completion"""
 
@@ -115,8 +115,8 @@ class DefenceConfig(Section):
     """rounds that count as recent, and rounds that a peer is set aside for before its appeal"""
     share: Share = 0.4
     """maximum share of one peer in a round's gradient"""
-    useless: Share = 0.02
-    """a layer that would refuse this share of the median peer's completions switches itself off"""
+    max_median_refusal: Annotated[Share, formerly("max_median_refusal", "useless")] = 0.02
+    """share of the median peer's completions; a layer that would refuse as many is disabled for the round"""
 
 
 class AttackConfig(Section):
@@ -172,7 +172,7 @@ class SwarmConfig(Section):
     """also train a copy on this peer's own completions alone, to measure the benefit of collaboration"""
     task: TaskConfig = TaskConfig()
     policy: PolicyConfig = PolicyConfig()
-    school: SchoolConfig = SchoolConfig()
+    school: SupervisedWarmupConfig = SupervisedWarmupConfig()
     rounds: RoundsConfig = RoundsConfig()
     sampling: SamplingConfig = SamplingConfig()
     loss: LossConfig = LossConfig()
@@ -196,7 +196,7 @@ class SwarmConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _groups_compare(self) -> Self:
+    def _check_group_size(self) -> Self:
         """Check that each group has at least two completions."""
         rounds, own = self.rounds, self.rounds.group // (self.size if self.rounds.mode == "horizontal" else 1)
         if rounds.group < 2:
@@ -219,7 +219,7 @@ class SwarmConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _messages_hold_it(self) -> Self:
+    def _check_message_size(self) -> Self:
         rounds, size = self.rounds, self.size
         horizontal = rounds.mode == "horizontal"
         held = {
@@ -230,11 +230,11 @@ class SwarmConfig(Section):
                 LIMITS.completions,
                 "completions of one peer",
             ),
-            "rounds.prompts x rounds.group": (rounds.prompts * rounds.group, COMPLETIONS, "completions in a round"),
+            "rounds.prompts x rounds.group": (rounds.prompts * rounds.group, MAX_COMPLETIONS, "completions in a round"),
         }
         for key, (value, most, label) in held.items():
             if value > most:
-                raise ValueError(f"{key}: {value} {label}, of at most {most}; give less")
+                raise ValueError(f"{key}: {value} {label}, but at most {most} are allowed; reduce it")
         return self
 
     @model_validator(mode="after")
@@ -271,7 +271,7 @@ class SwarmConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _somebody_agrees(self) -> Self:
+    def _check_consensus(self) -> Self:
         requested = (
             "task.reward" if self.task.reward == CONSENSUS else "defence.consensus" if self.defence.consensus else ""
         )
@@ -285,15 +285,15 @@ class SwarmConfig(Section):
         if requested and why:
             raise ValueError(f"{requested}: a vote needs several peers for a problem, and here {why}")
         if self.task.reward == CONSENSUS and self.defence.consensus:
-            raise ValueError("defence.consensus: needs tests, and task.reward = 'consensus' has none; leave it out")
+            raise ValueError("defence.consensus needs tests, and task.reward = 'consensus' has none; leave it out")
         if self.task.max_accuracy_drop and not self.evaluate.every:
             raise ValueError(
-                "task.max_accuracy_drop: needs evaluations, and evaluate.every = 0 makes none; set it to 5, say"
+                "task.max_accuracy_drop needs evaluations, and evaluate.every = 0 makes none; set it, for example to 5"
             )
         return self
 
     @model_validator(mode="after")
-    def _server_can(self) -> Self:
+    def _check_server_support(self) -> Self:
         policy = self.policy
         if not policy.server:
             if policy.serving != ServingConfig():

@@ -12,7 +12,7 @@ from pathlib import Path
 from planaria.swarm.attacks import HONEST
 from planaria.swarm.attacks.attacker import Attacker
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
-from planaria.swarm.board.quorum import Quorum
+from planaria.swarm.board.quorum import PeerBoard
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.consensus import rewarded
 from planaria.swarm.checks.defence import Defence, Report, warnings
@@ -65,7 +65,7 @@ class Peer:
         config: SwarmConfig,
         name: str,
         folder: Path,
-        quorum: Quorum,
+        quorum: PeerBoard,
         task: Task,
         policy: Policy,
         checks: Sequence[Check],
@@ -124,7 +124,7 @@ class Peer:
             after_each()
             done, number = number, self.recovery.roll_back_if_overruled(number)
             if (last or kept) and number == done and not self.quorum.unsettled:
-                self.quorum.receipts.testify("weights", number, weights_digest(self.policy.module))
+                self.quorum.receipts.publish_receipt("weights", number, weights_digest(self.policy.module))
         self.log.note(Finished())
 
     def round(self, number: int) -> None:
@@ -209,7 +209,7 @@ class Peer:
                 )
             )
         drew = self.server is not None and not self.server.found.local
-        claimed = "" if drew else self.author.holds(weights)  # no claim about a server's weights
+        claimed = "" if drew else self.author.claimed_weights(weights)  # no claim about a server's weights
         self.quorum.publish(self._message(number, written, claimed))
 
     def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
@@ -250,7 +250,7 @@ class Peer:
         result = round_advantages(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
         return (
             mix(result, rollouts, self.id, config.rounds, config.seed, self.name, number)
-            if config.rounds.draws
+            if config.rounds.draws_groups
             else result
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from planaria.common.errors import RunStopped
-from planaria.swarm.board.quorum import Quorum
+from planaria.swarm.board.quorum import PeerBoard
 from planaria.swarm.checks.defence import Defence, DefenceState
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.learning.learner import Learner
@@ -26,7 +26,7 @@ class PeerRecovery:
         config: SwarmConfig,
         name: str,
         folder: Path,
-        quorum: Quorum,
+        quorum: PeerBoard,
         learners: Mapping[str, Learner],
         defence: Defence,
     ) -> None:
@@ -40,7 +40,7 @@ class PeerRecovery:
         start, result = first, restore_peer(self._folder, self._meeting.run, self._learners)
         if result is not None:
             start, memory = result
-            self._defence.recall(memory)
+            self._defence.load_state(memory)
         evaluated = [r for r in read_log(self._folder / LOG) if isinstance(r, Evaluated) and r.round <= start]
         self._evaluations = [Evaluation(r.round, r.accuracy.rate or 0.0) for r in evaluated]
         return start
@@ -53,7 +53,7 @@ class PeerRecovery:
         """Save the state after ``after`` rounds if that is due; return whether it was."""
         rounds = self._config.rounds
         if due := is_save_due(rounds, after):
-            memory = self._defence.memory()
+            memory = self._defence.state()
             save_peer(self._folder, self._meeting.run, after, self._learners, memory, rounds.kept, rounds.trusted)
         return due
 
@@ -68,7 +68,7 @@ class PeerRecovery:
         best_folder = self._folder / BEST
         if best_evaluation(self._evaluations).round == after:
             best_folder.mkdir(exist_ok=True)
-            save_peer(best_folder, self._meeting.run, after, self._learners, self._defence.memory())
+            save_peer(best_folder, self._meeting.run, after, self._learners, self._defence.state())
         if why := accuracy_drop(self._evaluations, limit):
             self._meeting.leave(after)
             kept = take_back(self._folder, best_folder)
@@ -77,7 +77,7 @@ class PeerRecovery:
     def remember(self, number: int) -> None:
         """Before learning from round ``number``: keep a state to return to, while a certificate is pending."""
         if self._meeting.unsettled and self._before is None:
-            self._before = StateBefore(number, self._learners, self._defence.memory())
+            self._before = StateBefore(number, self._learners, self._defence.state())
 
     def roll_back_if_overruled(self, number: int) -> int:
         """Return the next round: ``number``, or an earlier one, with its state restored, if a certificate contradicts
@@ -85,7 +85,7 @@ class PeerRecovery:
         back = self._meeting.overruled(number)
         if back is not None and self._before is not None:
             self._before.restore(self._learners)
-            self._defence.recall(self._before.memory)
+            self._defence.load_state(self._before.memory)
         if not self._meeting.unsettled:
             self._before = None
         return number if back is None else back
@@ -138,7 +138,7 @@ def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 def accuracy_drop(evaluations: Sequence[Evaluation], most: float) -> str:
-    """Return the reason to stop after the last evaluation, in a clause; empty if its accuracy is at most ``most`` below
+    """Return why the run stops after the last evaluation, in a clause; empty if its accuracy is at most ``most`` below
     the best, or ``most`` is 0.
 
     Agreement can drift from truth unnoticed; held-out problems with known labels show it.

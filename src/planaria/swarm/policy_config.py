@@ -10,10 +10,11 @@ from planaria.config import bounds
 from planaria.config.bounds import Fraction, Natural, Positive
 from planaria.config.options import Options
 from planaria.config.schema import ModelConfig, Section
+from planaria.config.section import formerly
 
 
-class SchoolConfig(Section):
-    """Supervised steps on worked solutions before the first round; equal schools give equal weights."""
+class SupervisedWarmupConfig(Section):
+    """Supervised steps on worked solutions before the first round. Equal settings give equal weights."""
 
     steps: Positive = 800
     """supervised updates"""
@@ -23,7 +24,7 @@ class SchoolConfig(Section):
     """peak learning rate"""
     noise: Fraction = 0.15
     """sums: probability that a step of a solution is wrong; a policy that is always right has nothing to learn"""
-    strays: Fraction = 0.05
+    stray_letter_probability: Annotated[Fraction, formerly("stray_letter_probability", "strays")] = 0.05
     """probability of stray letters between a solution's steps; they make the model robust to unexpected text"""
     seed: Natural = 0
     """seed of weights and solutions"""
@@ -83,7 +84,7 @@ class PolicyConfig(Section):
     solutions, else none"""
     server: Annotated[str, Field(pattern=r"^(https?://[^\s@]+)?$")] = ""
     """URL of an OpenAI-compatible server that samples completions; by default the policy samples"""
-    behind: Natural = 1
+    max_staleness_rounds: Annotated[Natural, formerly("max_staleness_rounds", "behind")] = 1
     """maximum staleness of the server's weights in rounds; the policy itself samples beyond it"""
     serving: ServingConfig = ServingConfig()
     """the server's settings"""

@@ -65,7 +65,7 @@ def of_run(run: Path) -> SwarmConfig:
     """Read the configuration of a swarm's run; UserError if the folder is none."""
     file = run / "config.json"
     if not (run / PEERS).is_dir() or not file.is_file():
-        raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm train RECIPE`")
+        raise UserError(f"{run} is not a run of a swarm; start one with `planaria swarm train RECIPE`")
     run_folders.require(run, run_folders.CONFIG)
     return documents.model(file, SwarmConfig, fix="restore it as the run wrote it")
 
@@ -82,7 +82,7 @@ def of_peer(config: SwarmConfig, name: str, location: str = "recipe") -> SwarmCo
     """
     changes = config.peers.get(name, {})
     if "peers" in changes:
-        raise UserError(f"{location}: peers.{name}.peers: cannot be nested; write [peers.NAME] for each peer")
+        raise UserError(f"{location}: peers.{name}.peers cannot be nested; write [peers.NAME] for each peer")
     own = config.model_dump(mode="json", exclude={"peers"})
     merged = recipe.resolve(SwarmConfig, recipe.overlaid(own, changes), {}, Path(location), f"peers.{name}")
     ours, theirs = agreed(config), agreed(merged)

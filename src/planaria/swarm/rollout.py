@@ -53,7 +53,7 @@ class Rollout:
     """results on which peers vote"""
     penalty: float = 0.0
     """length penalty, at most 0"""
-    alike: bool = False
+    declares_same_weights: bool = False
     """the generator declares the reader's weights and tokenizer"""
     claimed: float | None = None
     """the generator's claim for the whole text, if its tokens differ from ``ids``"""
@@ -74,12 +74,12 @@ class Rollout:
         return self.account or self.peer
 
     @property
-    def worth(self) -> float:
+    def score(self) -> float:
         """Return reward plus penalty, by which a group is compared."""
         return self.reward + self.penalty
 
-    def given(self, reward: float | None) -> Rollout:
-        """Return it with a vote's reward; without a label its penalty is dropped too: its group has no spread."""
+    def with_vote_reward(self, reward: float | None) -> Rollout:
+        """Return the rollout with the vote's reward; without a label, also without penalty: its group has no spread."""
         return replace(self, reward=0.0, penalty=0.0) if reward is None else replace(self, reward=reward)
 
     @property

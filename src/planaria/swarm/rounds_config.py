@@ -11,10 +11,12 @@ from planaria.config.bounds import Natural, Positive
 from planaria.config.schema import Section
 from planaria.swarm.board.limits import LAST_ROUND
 
-COMPLETIONS = 1 << 16
+MAX_COMPLETIONS = 1 << 16
 """maximum completions in a round of all peers, as every peer reads them all"""
 Rounds = Annotated[int, Field(gt=0), bounds.at_most(LAST_ROUND + 1, "a message's number of its round has six digits")]
-Completions = Annotated[int, Field(gt=0), bounds.at_most(COMPLETIONS, "every peer reads all completions of a round")]
+Completions = Annotated[
+    int, Field(gt=0), bounds.at_most(MAX_COMPLETIONS, "every peer reads all completions of a round")
+]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -49,7 +51,7 @@ class RoundsConfig(Section):
     """groups without effect (all rewards equal) to drop before the draw: other peers', all, or none"""
 
     @property
-    def draws(self) -> bool:
+    def draws_groups(self) -> bool:
         """Return whether a peer learns from a draw of the groups."""
         return self.own is not None
 

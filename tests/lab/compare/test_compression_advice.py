@@ -134,7 +134,7 @@ def test_the_command_prints_advice_price_and_break_even(tmp_path: Path, capsys: 
     [
         (["--exchange.replicas", "1"], ["exchange.replicas = 1", "2 replicas or more"]),
         (["--exchange.kind", "diloco"], ["exchange.kind = 'diloco'", "give 'allreduce'"]),
-        (["--network.bandwidth", "none"], ["network.bandwidth: advice needs to know", "give each in [network]"]),
+        (["--network.bandwidth", "none"], ["advice needs network.bandwidth", "set each in [network]"]),
         (["--exchange.robust", "median"], ["exchange.robust = 'median'", "leave it out"]),
         (["--delays", "runs/x"], ["--compress and --delays", "give one of them"]),
     ],

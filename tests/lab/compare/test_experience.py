@@ -76,16 +76,23 @@ def test_high_rates_and_few_races_are_doubted() -> None:
 def test_models_far_from_the_raced_sizes_are_doubted() -> None:
     some = [seen(rate, rate) for rate in RATES]
     both = fit([*some, *(seen(rate, rate, LARGE) for rate in RATES), seen(0.02, 0.02, 100 * LARGE)])
-    assert not any(both.far(size) for size in (SMALL // 2, SMALL, 1_000_000, LARGE, 2 * LARGE))
-    assert both.far(SMALL // 3) and both.far(3 * LARGE)
-    assert both.far(10 * LARGE) == "raced with 0.34 to 2.8 million parameters, and this model has 28 million"
-    assert both.far(1000 * LARGE).endswith("this model has 2.8 billion"), "one race of a size does not count"
-    assert "raced with 0.34 million" in fit(some).far(LARGE) and not fit(some[:1]).far(SMALL)
-    assert experience().swapped.far(LARGE) and not experience().swapped.far(SMALL)
+    assert not any(both.why_size_not_covered(size) for size in (SMALL // 2, SMALL, 1_000_000, LARGE, 2 * LARGE))
+    assert both.why_size_not_covered(SMALL // 3) and both.why_size_not_covered(3 * LARGE)
+    assert (
+        both.why_size_not_covered(10 * LARGE)
+        == "raced with 0.34 to 2.8 million parameters, and this model has 28 million"
+    )
+    assert both.why_size_not_covered(1000 * LARGE).endswith("this model has 2.8 billion"), (
+        "one race of a size does not count"
+    )
+    assert "raced with 0.34 million" in fit(some).why_size_not_covered(LARGE) and not fit(
+        some[:1]
+    ).why_size_not_covered(SMALL)
+    assert experience().swapped.why_size_not_covered(LARGE) and not experience().swapped.why_size_not_covered(SMALL)
 
 
 def failing(hourly: float, **shape: int) -> RunConfig:
-    flags = {"network.hourly": str(hourly), "train.device": "cpu", "train.precision": "fp32"}
+    flags = {"network.hourly_failure_probability": str(hourly), "train.device": "cpu", "train.precision": "fp32"}
     flags |= {f"model.{name}": str(value) for name, value in shape.items()}
     return recipe.load(shipped.find("llama_500m"), flags, "train")
 

@@ -137,7 +137,7 @@ def test_the_clock_counts_microbatches_in_proportion(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         clock_config(path, odd, hot, arms[0].config)
     message = str(refused.value)
-    assert "compare.arms.hot-replicas: pipeline.microbatches = 2 of 4 are no whole number of " in message
+    assert "compare.arms.hot-replicas: pipeline.microbatches = 2 of 4 are not a multiple of " in message
     assert message.endswith("odd.toml's 3; give another number, or another compare.clock")
 
 

@@ -139,7 +139,7 @@ def test_a_result_is_not_kept_if_its_code_changed_meanwhile(tmp_path: Path, data
             (tmp_path / "own" / "noisy_arm.py").write_text("class Mine:\n    noise = 0.3\n")
 
     watcher = Edits()
-    with pytest.raises(RunStopped, match=r"echo, seed 0: stopped with exit code .*noisy_arm.py: was changed while"):
+    with pytest.raises(RunStopped, match=r"echo, seed 0: stopped with exit code .*noisy_arm.py was changed while"):
         run_races([one(tmp_path, dataset)], tmp_path, JobSettings(), watcher, lambda config: [mine.Mine])
     assert not (tmp_path / "echo.0.json").exists() and (tmp_path / "echo.0.log").is_file()
 

@@ -40,7 +40,7 @@ ONE = {"sizes": {"M": 8}, "steps": [4]}
         ({"domains": {**TWO, "x": {"source": "x", "begins": "("}}, **ONE}, "not a regular expression"),
         ({"domains": TWO, "generalists": ["XL"], **ONE}, "experts.generalists: there is no size 'XL'"),
         ({"domains": TWO, "schedule_steps": 3, **ONE}, "schedule_steps = 3 is less than the longest"),
-        ({"domains": TWO, "seed": {"text": {"field": "x"}}, **ONE}, "experts.seed.text.source: is missing"),
+        ({"domains": TWO, "seed": {"text": {"field": "x"}}, **ONE}, "experts.seed.text.source is missing"),
     ],
 )
 def test_invalid_tables_are_rejected(given: dict[str, Any], complaint: str) -> None:

@@ -115,10 +115,10 @@ def test_without_enough_passes_the_result_is_not_certified(solver: Solver) -> No
 def test_invalid_problems_are_named() -> None:
     texts = made_rows(30, 3, 3, 0)
     for bad, floor, message in (
-        ({**texts, "empty": np.zeros((0, 3))}, FLOOR, "domain 'empty': has no held-out text"),
+        ({**texts, "empty": np.zeros((0, 3))}, FLOOR, "domain 'empty' has no held-out text"),
         ({"one": np.zeros((4, 1))}, FLOOR, "there is only one expert"),
-        (texts, 1 / 3, "floor = 0.333333: must be above 0 and below 1/3"),
-        (texts, 0.0, "floor = 0: must be above 0"),
+        (texts, 1 / 3, "floor = 0.333333 must be above 0 and below 1/3"),
+        (texts, 0.0, "floor = 0 must be above 0"),
         ({**texts, "d1": np.vstack((texts["d1"], np.full((1, 3), -np.inf)))}, FLOOR, "domain 'd1', held-out text 10:"),
     ):
         with pytest.raises(UserError, match=message):

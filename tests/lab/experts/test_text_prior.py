@@ -163,5 +163,5 @@ def test_an_unknown_or_missing_parent_is_reported(run: Path) -> None:
         Ensemble(run)
     manifest.write(run, known)
     (run / "parent" / "model" / manifest.WEIGHTS).unlink()
-    with pytest.raises(UserError, match=r"there is no .*model\.safetensors; bring it back"):
+    with pytest.raises(UserError, match=r"there is no .*model\.safetensors; restore it"):
         Ensemble(run)

@@ -134,7 +134,7 @@ def test_names_of_added_arms_are_reserved(tmp_path: Path, name: str) -> None:
     ("text", "complaint"),
     [
         ("", "compare.arms: there are none; write one table [compare.arms.NAME] for each"),
-        ("[compare.arms.a]\nfaults = 3", "compare.arms.a.faults = 3: must be true or false"),
+        ("[compare.arms.a]\nfaults = 3", "compare.arms.a.faults = 3 must be true or false"),
         ("[compare.arms.'fault free']\n", "compare.arms.fault free: every comparison has this arm"),
         (
             "[compare.arms.a]\nexchange.replicas = 2",

@@ -53,7 +53,7 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
         tree["identity"]["recipe"] = identity("other").recipe
     file.write_text({"cut": file.read_text()[:-9], "list": "[]"}.get(damage, json.dumps(tree)))
     reader = place(tmp_path, "other" if damage == "identity" else "mine")
-    with pytest.raises(UserError, match=r"result\.json: .*; remove it to run this again"):
+    with pytest.raises(UserError, match=r"result\.json.*; remove it to run this again"):
         reader.read()
 
 
@@ -61,5 +61,5 @@ def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     make_folder(tmp_path / "a" / "b")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/c: cannot be made .*--out"):
+    with pytest.raises(UserError, match=r"file/c cannot be created .*--out"):
         make_folder(tmp_path / "file" / "c")

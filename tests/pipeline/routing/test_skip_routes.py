@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig, PipelineConfig, RoutingConfig, RunConfig
 from planaria.pipeline.routing import routes
-from planaria.pipeline.routing.skipping import disorder, visits
+from planaria.pipeline.routing.skipping import cc3_violation, visits
 
 
 def recipe(
@@ -20,7 +20,7 @@ def recipe(
         seed=seed,
         model=ModelConfig(layers=stages),
         pipeline=PipelineConfig(stages=stages, microbatches=microbatches),
-        routing=RoutingConfig(kind=kind, skip=skip, swaps=swaps, jump=jump),
+        routing=RoutingConfig(kind=kind, skip=skip, swaps=swaps, max_jump=jump),
     )
 
 
@@ -57,7 +57,7 @@ def test_every_route_obeys_the_rules(config: RunConfig, step: int) -> None:
         assert (first, last) == (0, 0)
         assert len(walk) == len(set(walk)) == visits(stages, shape.skip)
         assert min(walk) >= 1 and max(walk) <= stages
-        assert disorder(walk, shape.swaps, shape.jump) == ""
+        assert cc3_violation(walk, shape.swaps, shape.max_jump) == ""
 
 
 @given(recipes(), STEPS)
@@ -109,7 +109,7 @@ def test_every_cycle_of_sets_can_be_completed(stages: int, skip: float, jump: in
 
 
 def test_a_jump_too_short_for_so_few_visits_is_refused() -> None:
-    with pytest.raises(UserError, match=r"routing\.jump = 2: .*raise it, or lower routing\.skip"):
+    with pytest.raises(UserError, match=r"routing\.max_jump = 2: .*raise it, or lower routing\.skip"):
         routes(recipe(8, 8, 0.8, jump=2), 0)
 
 
@@ -147,4 +147,4 @@ def test_visits_are_within_half_a_stage(stages: int, skip: float) -> None:
     ],
 )
 def test_disorder_is_described(walk: list[int], swaps: int, jump: int, expected: str) -> None:
-    assert disorder(walk, swaps, jump) == expected
+    assert cc3_violation(walk, swaps, jump) == expected

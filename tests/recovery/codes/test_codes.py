@@ -203,7 +203,7 @@ def test_loss_probability_is_binomial_for_mds_codes():
         (("reed_solomo", 5, 2), "did you mean 'reed_solomon'"),
         (("local", 200, 6), "too many to try"),
         (("local", 16, 3, {"group": 1}), "greater than or equal to 2"),
-        (("none.json", 5, 1), "none.json: cannot be read"),
+        (("none.json", 5, 1), "none.json cannot be read"),
     ],
 )
 def test_an_unsupported_group_is_refused(given_, complaint):

@@ -165,7 +165,9 @@ def sent_away_in(path: Path) -> Path:
         log.decision(52.0, form)
         for m in members:
             log.event(52.2, e.Linked(worker=m.worker, node=m.node, stage=m.stage, generation=1, link_s=0.1))
-    slow = d.Blamed(replica=0, step=1, fault="slow data", nodes=[0], workers=["w0"], seconds=0.5, past=0.1, usual=0.0)
+    slow = d.SlowPartFound(
+        replica=0, step=1, fault="slow data", nodes=[0], workers=["w0"], seconds=0.5, initial_s=0.1, peer_median_s=0.0
+    )
     log.decision(52.5, slow)
     # The fault of the second loss is older than the first loss: the recovery began with it.
     log.event(52.8, e.FaultInjected(worker="w3", node=3, signal="SIGKILL", step=1, moment=""))

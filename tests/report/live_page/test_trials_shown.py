@@ -79,7 +79,7 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     write_race(tmp_path, "free", 1, 1000.0)
     file = tmp_path / "free.1.json"
     file.write_text(file.read_text().replace("4.5", "4.6"))
-    with pytest.raises(UserError, match=r"free\.1\.json: has changed since it was written"):
+    with pytest.raises(UserError, match=r"free\.1\.json has changed since it was written"):
         shown(source_of(tmp_path))
 
 
@@ -109,7 +109,7 @@ def test_a_swarm_is_read_on_and_who_comes_later_is_seen(tmp_path: Path) -> None:
     log.close()
     with (tmp_path / PEERS / "carl" / LOG).open("a") as file:
         file.write("nonsense\n")
-    with pytest.raises(UserError, match=r"carl.log\.jsonl: cannot be read"):
+    with pytest.raises(UserError, match=r"carl.log\.jsonl cannot be read"):
         shown(source)
     assert IDS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.trials.result_cache import CachedResult, identity
-from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Layered, Log, RoundDone, Started
+from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LayerCounts, Log, RoundDone, Started
 from planaria.swarm.records.measure import HitTally
 
 STEPS, EVERY = 40, 5
@@ -63,10 +63,10 @@ def comparison_in(folder: Path) -> Path:
 
 def round_of(number: int, when: float, refused: int = 0, aside: str = "") -> RoundDone:
     return RoundDone(
-        time=when, round=number, seconds={}, reward=0.5 + number / 10, sent={}, accepted={}, turned={},
-        refused_messages={}, missing=[], off={}, lessons=4, skipped=0, influence={}, loss=0.1, grad_norm=1.0, stats={},
-        weights="", layers={"truth": {IDS["bert"]: Layered(examined=8, refused=refused)}},
-        aside={IDS["bert"]: aside} if aside else {},
+        time=when, round=number, seconds={}, reward=0.5 + number / 10, sent={}, accepted={}, rejected_unread={},
+        refused_messages={}, missing=[], off={}, training_groups=4, skipped=0, influence={}, loss=0.1, grad_norm=1.0,
+        stats={}, weights="", layers={"truth": {IDS["bert"]: LayerCounts(examined=8, refused=refused)}},
+        quarantined={IDS["bert"]: aside} if aside else {},
     )  # fmt: skip
 
 

@@ -27,7 +27,17 @@ from planaria.swarm.audit.leakage import estimate
 from planaria.swarm.audit.results import Audit, AuditCheck, AuditLimits, BehindCensor, GivenAway, Leakage, Leaked
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.drill import Drill, DrilledArm, DrillRun
-from planaria.swarm.records.lines import LOG, PEERS, Agreed, Evaluated, Finished, Layered, Log, RoundDone, Started
+from planaria.swarm.records.lines import (
+    LOG,
+    PEERS,
+    Evaluated,
+    Finished,
+    LayerCounts,
+    Log,
+    RoundDone,
+    Started,
+    VoteSummary,
+)
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import ALL, EvaluationPoint, LayerOutcome, PeerOutcome, RunOutcome, read_outcome
 from planaria.swarm.report import audit_report, drill_report, swarm_report
@@ -94,7 +104,7 @@ def planned(microbatches: int = 3, sizes: tuple[int, ...] = (2, 2, 2, 2)) -> Sch
     return schedule_of(problem, solution, 8.0, bound, {"rows": 20.0, "columns": 16.0}, found)
 
 
-def swarmed(folder: Path, rounds: int = 3, agreed: Agreed | None = None) -> tuple[SwarmConfig, RunOutcome]:
+def swarmed(folder: Path, rounds: int = 3, agreed: VoteSummary | None = None) -> tuple[SwarmConfig, RunOutcome]:
     """Two honest peers of which one learned alone beside it, and an attacker; ``agreed``: the votes of each round."""
     for place, attack in enumerate(("none", "none", "text")):
         name = f"p{place}"
@@ -106,9 +116,10 @@ def swarmed(folder: Path, rounds: int = 3, agreed: Agreed | None = None) -> tupl
             log.note(
                 Evaluated(round=number, accuracy=solved, alone=alone, tokens=9.0, watch={}),
                 RoundDone(
-                    round=number, seconds={}, reward=0.5, sent={}, accepted={}, turned={}, refused_messages={},
-                    missing=[], layers={"surprisal": {"id2": Layered(examined=4, refused=1)}}, off={}, aside={},
-                    lessons=4, skipped=0, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0, stats={},
+                    round=number, seconds={}, reward=0.5, sent={}, accepted={}, rejected_unread={}, refused_messages={},
+                    missing=[], layers={"surprisal": {"id2": LayerCounts(examined=4, refused=1)}}, off={},
+                    quarantined={},
+                    training_groups=4, skipped=0, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0, stats={},
                     weights="", agreed=agreed,
                 ),
             )  # fmt: skip

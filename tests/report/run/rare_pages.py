@@ -25,7 +25,7 @@ from planaria.planner.schedule import EdgeLoad, SeveralPaths
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.records.lines import Agreed
+from planaria.swarm.records.lines import VoteSummary
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.repair.results import MASK, Repaired, StrategyResult, TextMeasurements
 from planaria.swarm.report import drill_report, swarm_report
@@ -59,14 +59,21 @@ def resumed() -> RunRecord:
     recut = Recut(checkpoint="step-000004", was=was, now=now, said=["moments averaged"])
     recovery = {"strategy": "snapshot, checkfree"}
     begin = r.started(recut=recut, recovery=recovery)
-    blamed = d.Blamed(
-        replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02
+    blamed = d.SlowPartFound(
+        replica=0,
+        step=9,
+        fault="slow worker",
+        nodes=[1],
+        workers=["b"],
+        seconds=0.06,
+        initial_s=0.02,
+        peer_median_s=0.02,
     )
     facts = [
         begin, *r.joined("abcdef"),
         *(r.form(replica, "abcdef"[2 * replica : 2 * replica + 2]) for replica in range(3)),
         *(fact for _, fact in test_stage_holders.HERE[-5:]), *test_compression.FACTS, gauged(8), blamed,
-        d.Relieve(replica=0, step=9, node=1, worker="b", step_s=0.5, predicted_s=0.2, cost_s=1.0), gauged(12),
+        d.HandOverSlowStage(replica=0, step=9, node=1, worker="b", step_s=0.5, predicted_s=0.2, cost_s=1.0), gauged(12),
     ]  # fmt: skip
     every = every_page.replicated()
     history = [*every.history, *((100.0 + t, fact) for t, fact in enumerate(facts))]
@@ -84,13 +91,13 @@ def gauged(step: int) -> e.WorkerMeasurements:
     )  # fmt: skip
 
 
-def worked(worker: str, start: float) -> e.Worked:
+def worked(worker: str, start: float) -> e.WorkReport:
     """A microbatch's passes at stage 0."""
     spans = [
         e.Span(action=action, microbatch=0, hop=hop, start=start + begin, end=start + begin + 0.01)
         for action, hop, begin in (("forward", 0, 0.0), ("backward", 0, 0.02))
     ]
-    return e.Worked(
+    return e.WorkReport(
         worker=worker, node=0, stage=0, generation=1, step=0, spans=spans, sent_bytes={1: 9}, peak_bytes=10**8
     )
 
@@ -117,7 +124,7 @@ def coded() -> RunRecord:
 
 def voted(folder: Path) -> Iterator[str]:
     """A swarm that learns by votes and issues receipts."""
-    votes = Agreed(groups=4, labelled=3, share=0.6, right=HitTally(hits=2, eligible=3))
+    votes = VoteSummary(groups=4, labelled=3, share=0.6, right=HitTally(hits=2, eligible=3))
     _, outcome = every_page.swarmed(folder, agreed=votes)
     voting = {"name": "voters", "task": {"reward": "consensus"}, "receipts": {"committee": "all"}}
     return swarm_report.body(folder, SwarmConfig.model_validate(voting), outcome)

@@ -90,7 +90,7 @@ def made(worker: str, node: int, round: int, blocking: int = 0, ahead: int = 0, 
     )  # fmt: skip
 
 
-def record(facts: Facts, metrics: list[Metric] | None = None, works: list[e.Worked] | None = None) -> RunRecord:
+def record(facts: Facts, metrics: list[Metric] | None = None, works: list[e.WorkReport] | None = None) -> RunRecord:
     config = RunConfig(exchange=ExchangeConfig(replicas=3, kind="noloco"))
     return RunRecord(Path("x"), config, facts, [(0.0, work) for work in works or []], metrics or [])
 

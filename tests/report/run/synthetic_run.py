@@ -18,9 +18,9 @@ from planaria.control.events import (
     Span,
     StageCommitted,
     StageReady,
-    Worked,
     WorkerJoined,
     WorkerLost,
+    WorkReport,
 )
 from planaria.control.log_segments import FULL
 from planaria.control.logs import RunLog
@@ -144,7 +144,7 @@ class Synthesis:
                     target = (stage + 1 if ahead else stage - 1) % (STAGES + 1)
                     sent[target] = sent.get(target, 0) + ACTIVATION
             if stage != without:
-                work = Worked(worker=self.holders[stage], node=stage, stage=stage, generation=self.generation,
+                work = WorkReport(worker=self.holders[stage], node=stage, stage=stage, generation=self.generation,
                               step=step, dropped=dropped, spans=own, sent_bytes=sent)  # fmt: skip
                 self.log.worked(self.t, work)
 

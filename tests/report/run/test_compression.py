@@ -11,7 +11,7 @@ from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.control.update_reports import Full
-from planaria.exchange.compress import report as compression
+from planaria.exchange.compress import compression_report as compression
 from planaria.report import page
 from planaria.report.run.summary import summary
 

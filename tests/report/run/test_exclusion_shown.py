@@ -43,7 +43,7 @@ def test_the_timeline_counts_them_as_sent_away_and_their_lies_as_no_fault_that_w
     record = r.record(r.timed([*BEGIN, *REBUILT]))
     (timing,) = recoveries(record)
     assert timing.causes == ("sent away", "sent away") and timing.deaths == 0
-    assert timing.workers == ("c", "d") and timing.heirs == {2: "f", 3: "g"}
+    assert timing.workers == ("c", "d") and timing.new_workers == {2: "f", 3: "g"}
     assert timing.fault_t is None and timing.notice is None, "training continued meanwhile"
     found = faults_summary(record)
     assert (found.deaths, found.sent_away, found.spares_lost) == (0, 2, 0)
@@ -91,8 +91,15 @@ def test_a_disbanded_replica_leaves_its_workers_as_spares() -> None:
 def test_verdicts_have_captions() -> None:
     captions = Captions(shown(*BEGIN).members, 4)
     captions.caption(r.started(1))
-    blamed = d.Blamed(
-        replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02
+    blamed = d.SlowPartFound(
+        replica=0,
+        step=9,
+        fault="slow worker",
+        nodes=[1],
+        workers=["b"],
+        seconds=0.06,
+        initial_s=0.02,
+        peer_median_s=0.02,
     )
     assert captions.caption(blamed) == ("slow", "Stage 1 (b) is 3.0 times slower than its peers.")
     cleared = d.Cleared(replica=0, step=12, fault="slow worker", nodes=[1])

@@ -112,8 +112,9 @@ class Fleet:
         folder = self.durable[2]
         return RunStarted(
             name="x", seed=1, stages=1, steps=self.steps, first_step=first, samples_per_step=SAMPLES * self.replicas,
-            wall_time=0.0, replicas=self.replicas, columns=[[2 * r, 2 * r + 1] for r in range(self.replicas)],
-            positions=positions, first_block=floor, blocks_ahead=ahead, load={0: folder, 1: folder} if folder else {},
+            wall_time=0.0, replicas=self.replicas, nodes_by_replica=[[2 * r, 2 * r + 1] for r in range(self.replicas)],
+            positions=positions, first_block=floor, blocks_ahead=ahead,
+            checkpoint_of_stage={0: folder, 1: folder} if folder else {},
         )  # fmt: skip
 
     @property
@@ -341,7 +342,7 @@ def test_a_run_may_go_on_with_another_number_of_replicas() -> None:
     folder = fleet.durable[2]
     alone = RunStarted(
         name="x", seed=1, stages=1, steps=4, first_step=1, samples_per_step=SAMPLES, wall_time=0.0, first_sample=8,
-        first_block=3, load={0: folder, 1: folder},
+        first_block=3, checkpoint_of_stage={0: folder, 1: folder},
     )  # fmt: skip
     rest = [(RunStep(generation=1, step=s, block=s + 2), commit(s)) for s in range(1, 3)]
     facts = [*fleet.facts, alone, *(fact for pair in rest for fact in pair)]

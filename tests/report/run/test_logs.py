@@ -13,7 +13,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control import logs
 from planaria.control.decisions import Commit, Form
-from planaria.control.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
+from planaria.control.events import FaultInjected, GraceExpired, RunStarted, Span, WorkerJoined, WorkReport
 from planaria.control.logs import RunLog, read_run
 from planaria.control.run_record import ROUTINE, StepMetric, StreamedSequence, ValidationMetric, without_kinds
 from planaria.report.run.report import write_report
@@ -39,7 +39,7 @@ def begun(folder: Path) -> RunLog:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = empty_run(tmp_path / "x")
     joined, commit = WorkerJoined(worker="w1", incarnation=2, pid=7), Commit(generation=1, step=3, progress=3)
-    work = Worked(
+    work = WorkReport(
         worker="w1", node=1, stage=1, generation=1, step=3, sent_bytes={2: 512},
         spans=[Span(action="forward", microbatch=0, hop=1, start=1.5, end=1.75)],
     )  # fmt: skip

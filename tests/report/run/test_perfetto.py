@@ -94,7 +94,7 @@ def test_machines_are_processes_and_a_later_part_comes_later(tmp_path: Path) -> 
         log.decision(t0 + 0.2, form)
         for worker, stage in (("w0", 0), ("w1", 1)):
             span = e.Span(action="forward", start=t0 + 1, end=t0 + 2)
-            work = e.Worked(worker=worker, node=stage, stage=stage, generation=generation, step=step, spans=[span],
+            work = e.WorkReport(worker=worker, node=stage, stage=stage, generation=generation, step=step, spans=[span],
                             sent_bytes={})  # fmt: skip
             log.worked(t0 + 2, work)
         log.decision(t0 + 3, d.Finish(outcome="stopped"))
@@ -127,10 +127,10 @@ def held_at_most(folder: Path, steps: int) -> int:
     record = read_run(folder)
     span = e.Span(action="forward", microbatch=0, hop=1, start=2000.0, end=2000.5)
 
-    def work(step: int) -> tuple[float, e.Worked]:
+    def work(step: int) -> tuple[float, e.WorkReport]:
         own = span.model_copy(update={"start": 2000.0 + step, "end": 2000.5 + step})
         told = {"worker": "w1", "node": 1, "stage": 1, "generation": 3, "dropped": False, "sent_bytes": {}}
-        return 2001.0 + step, e.Worked.model_construct(**told, step=step, spans=[own])
+        return 2001.0 + step, e.WorkReport.model_construct(**told, step=step, spans=[own])
 
     def metric(step: int) -> StepMetric:
         return StepMetric.model_construct(t=2001.0 + step, step=step, loss=1.0, tokens_per_s=9.0, grad_norm={})

@@ -7,8 +7,6 @@ from pathlib import Path
 from synthetic_run import Synthesis
 
 from planaria.control.decisions import (
-    Blamed,
-    Cannot,
     Cleared,
     Finish,
     Form,
@@ -16,7 +14,9 @@ from planaria.control.decisions import (
     Member,
     RunStep,
     Seal,
+    SlowPartFound,
     Spawn,
+    Unrecoverable,
 )
 from planaria.control.events import (
     EdgeBroken,
@@ -135,7 +135,7 @@ def test_every_kind_of_problem_has_a_line() -> None:
     assert told(FaultInjected(worker="b", node=1, signal="SIGSTOP", step=3, moment="")) == [
         "SIGSTOP sent to worker b (stage 1)"
     ]
-    assert told(Cannot(lost=[2, 1], reason="they are neighbours")) == [
+    assert told(Unrecoverable(lost=[2, 1], reason="they are neighbours")) == [
         "stages 1, 2 cannot be rebuilt: they are neighbours"
     ]
     assert told(Seal(step=5, folder="f", stages=[0, 3], partial=True)) == ["the remaining stages 0, 3 were saved in f"]
@@ -146,7 +146,7 @@ def test_every_kind_of_problem_has_a_line() -> None:
     assert told(ZombieIgnored(worker="b", incarnation=1, said="ready")) == [
         "worker b (incarnation 1) woke up and was ignored"
     ]
-    assert told(Cannot(lost=[], reason="20 generations in a row")) == [
+    assert told(Unrecoverable(lost=[], reason="20 generations in a row")) == [
         "the run cannot continue: 20 generations in a row"
     ]
     starting = WorkersStarting(workers=["w0", "w2"], ready=3, waited_s=10.2, limit_s=120.0)
@@ -197,7 +197,7 @@ def test_a_disconnected_machine_loses_its_workers_once() -> None:
 def test_repeated_verdicts_are_rate_limited() -> None:
     """A hundred within 90 s, such as under a quota of a fifth of a core."""
     about = {"fault": "flaky link", "nodes": [1, 2], "replica": 0, "step": 1}
-    blamed = Blamed.model_validate(about | {"workers": ["a", "b"], "seconds": 1.0, "past": 0.1, "usual": 0.1})
+    blamed = SlowPartFound.model_validate(about | {"workers": ["a", "b"], "seconds": 1.0, "past": 0.1, "usual": 0.1})
     cleared, narrator = Cleared.model_validate(about), Narrator()
     facts = [(0.9 * n, fact) for n, fact in enumerate([blamed, cleared] * 50)]
     lines = [line.text for t, fact in facts if (line := narrator.describe(t, fact))]

@@ -114,7 +114,7 @@ def test_a_run_told_as_it_happens_comes_to_the_same(record: RunRecord) -> None:
         key=lambda item: item[:2],
     )
     for t, _, what in news:
-        over += tally.worked(what) if isinstance(what, e.Worked) else tally.take(t, what)
+        over += tally.worked(what) if isinstance(what, e.WorkReport) else tally.take(t, what)
     for metric in record.metrics:
         tally.measured(metric)
     assert over == recoveries(record)
@@ -147,7 +147,7 @@ def test_replicas_have_generations_and_rounds_of_their_own() -> None:
     ]  # fmt: skip
     for t, fact in enumerate(facts):
         tally.take(float(t), fact)
-    tally.worked(e.Worked(worker="a", node=0, stage=0, generation=1, step=0, spans=[], sent_bytes={1: 100, 2: 10}))
+    tally.worked(e.WorkReport(worker="a", node=0, stage=0, generation=1, step=0, spans=[], sent_bytes={1: 100, 2: 10}))
     found = told(tally)
     assert len(found["planaria_generation"]) == 2
     assert [of(found, "planaria_generation", replica=replica) for replica in "01"] == [1, 4]

@@ -6,7 +6,7 @@ import pytest
 from synthetic_run import DECIDE, LINK, NOTICE, REBUILD, TRANSFER, Synthesis
 
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import Cannot, Commit, Decision, Form, Keep, Member, Rebuild, RunStep
+from planaria.control.decisions import Commit, Decision, Form, Keep, Member, Rebuild, RunStep, Unrecoverable
 from planaria.control.events import (
     EdgeBroken,
     Event,
@@ -14,16 +14,16 @@ from planaria.control.events import (
     Linked,
     RunStarted,
     Span,
-    Worked,
     WorkerJoined,
     WorkerLost,
+    WorkReport,
 )
 from planaria.control.logs import RunRecord, read_run
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.stage_holders import StageStay, holdings
 
 
-def record(*history: tuple[float, Event | Decision], works: list[Worked] | None = None) -> RunRecord:
+def record(*history: tuple[float, Event | Decision], works: list[WorkReport] | None = None) -> RunRecord:
     return RunRecord(Path("x"), RunConfig(), list(history), [(w.spans[-1].end, w) for w in works or []], [])
 
 
@@ -51,9 +51,9 @@ def fault(worker: str, signal: str = "SIGKILL") -> FaultInjected:
     return FaultInjected(worker=worker, node=1, signal=signal, step=3, moment="")
 
 
-def work(generation: int, end: float, action: str = "backward", hop: int = 0) -> Worked:
+def work(generation: int, end: float, action: str = "backward", hop: int = 0) -> WorkReport:
     span = Span(action=action, microbatch=0, hop=hop, start=end - 0.1, end=end)  # type: ignore[arg-type]
-    return Worked(worker="a", node=0, stage=0, generation=generation, step=3, spans=[span], sent_bytes={})
+    return WorkReport(worker="a", node=0, stage=0, generation=generation, step=3, spans=[span], sent_bytes={})
 
 
 BEGIN = [(0.0, started()), (1.0, form(1, "abc", "started", 0)), (2.0, RunStep(generation=1, step=3))]
@@ -66,7 +66,7 @@ LINKED = [
 
 def test_a_recovery_is_split_at_its_moments(tmp_path: Path) -> None:
     first, second = recoveries(read_run(Synthesis(tmp_path).write()))
-    assert (first.step, first.stages, first.workers, first.heirs) == (12, (2,), ("w2",), {2: "w5"})
+    assert (first.step, first.stages, first.workers, first.new_workers) == (12, (2,), ("w2",), {2: "w5"})
     assert (second.step, second.stages, second.generation, second.outcome) == (27, (3,), 3, "recovered")
     assert first.notice == pytest.approx(NOTICE)
     assert first.decide == pytest.approx(DECIDE)
@@ -103,7 +103,7 @@ def test_a_death_during_a_recovery_belongs_to_it() -> None:
     (timing,) = recoveries(record(*facts, works=[work(3, 17.0)]))
     assert (timing.workers, timing.stages, timing.attempts) == (("b", "c"), (1, 2), 2)
     assert (timing.notice, timing.decide, timing.redo, timing.total) == (0.5, 5.0, 1.0, 7.5)
-    assert timing.heirs == {1: "d", 2: "e"}
+    assert timing.new_workers == {1: "d", 2: "e"}
 
 
 @pytest.mark.parametrize("evidence", ["spans", "commit"])
@@ -138,7 +138,7 @@ def test_a_broken_edge_without_a_death_is_a_relink() -> None:
 
 
 def test_what_cannot_be_rebuilt_and_what_was_never_finished() -> None:
-    cannot = (10.5, Cannot(lost=[1], reason="neighbours"))
+    cannot = (10.5, Unrecoverable(lost=[1], reason="neighbours"))
     assert recoveries(record(*BEGIN, (10.0, lost("b")), cannot))[0].outcome == "cannot"
     formed = [*BEGIN, (10.0, lost("b")), (11.0, form(2, "adc")), *LINKED[:2]]
     (timing,) = recoveries(record(*formed))

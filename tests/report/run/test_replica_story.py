@@ -81,7 +81,7 @@ def test_events_of_whole_replicas_have_lines() -> None:
         d.Disband(replica=1, workers=["c", "d"], reason="no worker is left"),
         d.ReplicaRestarted(replica=1),
         r.form(0, "ab", 2, "rolled back", step=4),
-        d.Cannot(replica=0, lost=[1], reason="no worker has it"),
+        d.Unrecoverable(replica=0, lost=[1], reason="no worker has it"),
     ) == [
         "replica 1 continues as a copy of another: others settled round 3 without it",
         "replica 1 rebuilt as a copy of replica 2",
@@ -109,7 +109,7 @@ def test_an_edge_is_named_with_its_replica() -> None:
 
 def test_a_round_with_missing_members_has_a_line() -> None:
     groups = d.DrawGroups(round=4, groups=[[0, 2], [1]])
-    patience = e.PatienceOver(replica=0, round=4, in_round=False)
+    patience = e.RoundWaitExpired(replica=0, round=4, in_round=False)
     assert told(groups, r.settle(4, 1), r.meet(4, 0, 2), r.settle(4, 0, 2)) == []
     assert told(groups, patience, r.settle(4, 0)) == [
         "round 4: replica 0 continued alone without replica 2 (late or not received)"
@@ -152,9 +152,9 @@ def test_the_bar_counts_what_all_have_done_and_never_runs_back() -> None:
     assert [line.split()[1] for line in lines] == ["1/10", "2/10"] and "6 + 1 workers" in lines[0]
 
 
-def work(replica: int, stage: int, worker: str, end: float, generation: int = 1, step: int = 0) -> e.Worked:
+def work(replica: int, stage: int, worker: str, end: float, generation: int = 1, step: int = 0) -> e.WorkReport:
     span = e.Span(action="backward", microbatch=0, hop=0, start=end - 0.5, end=end)
-    return e.Worked(
+    return e.WorkReport(
         worker=worker, node=2 * replica + stage, stage=stage, generation=generation, step=step, spans=[span],
         sent_bytes={},
     )  # fmt: skip

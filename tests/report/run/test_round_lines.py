@@ -36,8 +36,8 @@ WHOLE = [*BEGIN, DRAWN, *TOGETHER, *ALONE]
 def test_waits_are_from_a_replicas_last_work_to_the_meeting_and_from_there_to_the_end() -> None:
     together, alone = settled_rounds(r.record(WHOLE))
     assert together.for_others == pytest.approx({0: 0.9, 2: 0.4})
-    assert together.for_offers == pytest.approx({0: 0.5, 2: 0.5})
-    assert (alone.for_others, alone.for_offers) == ({1: 0.25}, {1: 0.0})
+    assert together.waited_for_updates_s == pytest.approx({0: 0.5, 2: 0.5})
+    assert (alone.for_others, alone.waited_for_updates_s) == ({1: 0.25}, {1: 0.0})
     assert together.steps == {0: 1, 2: 1}
 
 
@@ -50,7 +50,7 @@ def test_steps_that_are_made_while_offers_travel_are_no_wait() -> None:
         (2.5, r.settle(0, 0, 2)),
     ]
     (history,) = settled_rounds(r.record(facts))
-    assert history.for_offers == pytest.approx({0: 0.1, 2: 0.5})
+    assert history.waited_for_updates_s == pytest.approx({0: 0.1, 2: 0.5})
     assert history.for_others == pytest.approx({0: 0.9, 2: 0.4})
 
 
@@ -68,7 +68,7 @@ def test_whoever_handed_its_stage_over_and_goes_takes_nobody_out_of_a_round() ->
     gone = [(1.65, over), DRAWN, *TOGETHER[:1], (2.1, d.Release(worker="a")), (2.2, r.lost("a")), *TOGETHER[1:2]]
     (history,) = settled_rounds(r.record([*BEGIN, *gone]))
     (stayed,) = settled_rounds(r.record([*BEGIN, DRAWN, *TOGETHER[:2]]))
-    assert (history.for_others, history.for_offers) == (stayed.for_others, stayed.for_offers)
+    assert (history.for_others, history.waited_for_updates_s) == (stayed.for_others, stayed.waited_for_updates_s)
 
 
 def test_what_workers_say_afterwards_belongs_to_the_round() -> None:
@@ -89,7 +89,7 @@ def test_alone_by_the_draw_is_not_alone_for_want_of_others() -> None:
 
 
 def test_somebody_late_is_told_from_somebody_who_never_came() -> None:
-    patience = (1.8, e.PatienceOver(replica=2, round=0, in_round=False))
+    patience = (1.8, e.RoundWaitExpired(replica=2, round=0, in_round=False))
     other = (1.7, d.DrawGroups(round=0, groups=[[0, 1, 2]]))
     together, _ = settled_rounds(r.record([*BEGIN, other, patience, *TOGETHER, *ALONE]))
     assert together.impatient

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control.events import Span, Worked
+from planaria.control.events import Span, WorkReport
 from planaria.report.observe.watch import AFTER_FORMING, EVERY, ReportSampling, span_interval
 
 SPANS = [Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)]
@@ -20,8 +20,8 @@ def work(
     dropped: bool = False,
     generation: int = 1,
     peaks: tuple[int, int] = (0, 0),
-) -> Worked:
-    return Worked(
+) -> WorkReport:
+    return WorkReport(
         worker=f"w{node}", node=node, stage=node, generation=generation, step=step, dropped=dropped, spans=SPANS,
         sent_bytes=sent or {}, peak_bytes=peaks[0], device_peak_bytes=peaks[1],
     )  # fmt: skip
@@ -39,7 +39,7 @@ WORKS = st.builds(
 
 
 @given(st.lists(WORKS, max_size=60), st.dictionaries(st.integers(0, 60), st.integers(0, 3000), max_size=4))
-def test_no_byte_is_lost_and_what_the_report_draws_is_kept(works: list[Worked], forms: dict[int, int]) -> None:
+def test_no_byte_is_lost_and_what_the_report_draws_is_kept(works: list[WorkReport], forms: dict[int, int]) -> None:
     sample, written = ReportSampling(), []
     formed = 0
     drawn = []
@@ -55,7 +55,7 @@ def test_no_byte_is_lost_and_what_the_report_draws_is_kept(works: list[Worked], 
     kept = [(t, one) for t, one in written if one.spans]
     assert [entry for entry in kept if entry in drawn] == drawn
 
-    def sent(several: list[Worked]) -> Counter[tuple[int, str, int, bool, int]]:
+    def sent(several: list[WorkReport]) -> Counter[tuple[int, str, int, bool, int]]:
         found: Counter[tuple[int, str, int, bool, int]] = Counter()
         for one in several:
             for peer, count in one.sent_bytes.items():
@@ -64,7 +64,7 @@ def test_no_byte_is_lost_and_what_the_report_draws_is_kept(works: list[Worked], 
 
     assert sent([one for _, one in written]) == sent(works)
 
-    def peaks(several: list[Worked]) -> dict[str, tuple[int, int]]:
+    def peaks(several: list[WorkReport]) -> dict[str, tuple[int, int]]:
         own = {one.worker: [other for other in several if other.worker == one.worker] for one in several}
         return {w: (max(o.peak_bytes for o in by), max(o.device_peak_bytes for o in by)) for w, by in own.items()}
 

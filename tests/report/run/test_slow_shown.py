@@ -11,9 +11,13 @@ from planaria.report.live_page.frames import apply_patch
 from planaria.report.live_page.log_fold import LogFold
 from planaria.report.observe import prometheus
 
-WORKER = d.Blamed(replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02)
-DATA = d.Blamed(replica=0, step=11, fault="slow data", nodes=[0], workers=["a"], seconds=0.5, past=0.01, usual=0.0)
-DEED = d.Relieve(replica=0, step=12, node=1, worker="b", step_s=0.4, predicted_s=0.2, cost_s=1.0)
+WORKER = d.SlowPartFound(
+    replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, initial_s=0.02, peer_median_s=0.02
+)
+DATA = d.SlowPartFound(
+    replica=0, step=11, fault="slow data", nodes=[0], workers=["a"], seconds=0.5, initial_s=0.01, peer_median_s=0.0
+)
+DEED = d.HandOverSlowStage(replica=0, step=12, node=1, worker="b", step_s=0.4, predicted_s=0.2, cost_s=1.0)
 FACTS: list[e.Event | d.Decision] = [*r.joined("ab"), WORKER, DATA, DEED]
 
 
@@ -46,6 +50,6 @@ def test_metrics_tell_what_is_slow_and_count_verdicts_and_deeds() -> None:
     assert 'planaria_slow_times{run="mine",class="slow data",nodes="0",workers="a"} 50.0' in said
     assert 'planaria_verdicts_total{run="mine",class="slow worker"} 1' in said
     assert 'planaria_verdicts_total{run="mine",class="slow host"} 0' in said
-    assert 'planaria_deeds_total{run="mine",deed="relieve"} 1' in said
+    assert 'planaria_deeds_total{run="mine",deed="hand_over_slow_stage"} 1' in said
     tally.take(99.0, d.Cleared(replica=0, step=20, fault="slow worker", nodes=[1]))
     assert 'class="slow worker",nodes' not in prometheus.exposition({"mine": tally})

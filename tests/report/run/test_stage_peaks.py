@@ -17,14 +17,14 @@ from planaria.report.run.stage_peaks import StagePeak, section, stage_peaks, sum
 MB = 1_000_000
 
 
-def work(node: int, worker: str, peak: int, device: int = 0) -> e.Worked:
-    return e.Worked(
+def work(node: int, worker: str, peak: int, device: int = 0) -> e.WorkReport:
+    return e.WorkReport(
         worker=worker, node=node, stage=node, generation=1, step=0, spans=[], sent_bytes={}, peak_bytes=peak * MB,
         device_peak_bytes=device * MB,
     )  # fmt: skip
 
 
-def record(*works: e.Worked) -> RunRecord:
+def record(*works: e.WorkReport) -> RunRecord:
     return RunRecord(Path("x"), RunConfig(), [], [(0.0, one) for one in works], [])
 
 

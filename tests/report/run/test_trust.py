@@ -11,7 +11,7 @@ from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.control.update_reports import rounded
-from planaria.exchange.robust import report as trust
+from planaria.exchange.robust import robust_report as trust
 from planaria.report import page
 from planaria.report.run.event_lines import Narrator
 
@@ -131,8 +131,8 @@ def test_what_is_written_down_is_short() -> None:
     assert len(line) < 64 * 16 and e.EVENT.validate_json(line) == counted(10**6, 9, dict.fromkeys(range(64), 0.0156))
 
 
-@pytest.mark.parametrize("kind", ["offers_counted", "offer_refused"])
+@pytest.mark.parametrize("kind", ["updates_weighted", "update_rejected"])
 def test_what_is_said_in_every_round_is_no_landmark(kind: str) -> None:
     assert [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).landmarks] == ["stop_requested"]
     told = [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).turns]
-    assert (kind in told) == (kind == "offer_refused"), "lines name the reason for a missing member"
+    assert (kind in told) == (kind == "update_rejected"), "lines name the reason for a missing member"

@@ -65,7 +65,7 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
             watch.on_decision(t, fact)
         else:
             watch.on_event(t, fact)  # type: ignore[arg-type]
-    worked = e.Worked(worker="w0", node=0, stage=0, generation=1, step=3, spans=[], sent_bytes={1: 9})
+    worked = e.WorkReport(worker="w0", node=0, stage=0, generation=1, step=3, spans=[], sent_bytes={1: 9})
     watch.on_worked(4.5, worked)
     watch.close()
 
@@ -166,7 +166,7 @@ def test_of_every_replica_the_spans_after_its_own_formations_are_kept(tmp_path: 
         watch.on_decision(2.0, r.form(replica, "ab", step=step))
     span = e.Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)
     for node, step in ((0, 53), (2, 53), (2, 2)):
-        work = e.Worked(worker="x", node=node, stage=0, generation=1, step=step, spans=[span], sent_bytes={})
+        work = e.WorkReport(worker="x", node=node, stage=0, generation=1, step=step, spans=[span], sent_bytes={})
         watch.on_worked(3.0, work)
     watch.close()
     kept = {(work.node, work.step): bool(work.spans) for _, work in read_run(tmp_path).worked}

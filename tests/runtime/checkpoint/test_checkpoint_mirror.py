@@ -186,12 +186,12 @@ def test_an_invalid_store_is_refused(tmp_path: Path, store: str, said: str) -> N
 
 
 def test_a_missing_or_a_local_run_is_not_fetched(tmp_path: Path, alone: Path, ordered: str) -> None:
-    with pytest.raises(UserError, match="has no whole checkpoint"):
+    with pytest.raises(UserError, match="has no complete checkpoint"):
         resume(ordered, tmp_path)
     mirror = Mirror(ordered, "mine")
     mirror.claim(alone)
     mirror.update(alone, MIRRORED)
-    with pytest.raises(UserError, match="is here already"):
+    with pytest.raises(UserError, match="exists already"):
         resume(ordered, alone.parent)
     assert alone.exists()
 
@@ -268,9 +268,9 @@ class Counted:
             6 << 20,
             r"stage-0002\.safetensors: its size is 6291456, which must be at most 6047744 bytes",
         ),
-        ("10/stage-0002.safetensors", 1000, r"stage-0002\.safetensors: has more than the 1000 bytes that its store"),
+        ("10/stage-0002.safetensors", 1000, r"stage-0002\.safetensors has more than the 1000 bytes that its store"),
         ("10/stage-0002.safetensors", 1 << 20, r"stage-0002\.safetensors: ends after \d+ of 1048576 bytes"),
-        ("events.jsonl", 1 << 39, r"events\.jsonl: takes 549755813888 bytes, and .* has room for 1073741824; make"),
+        ("events.jsonl", 1 << 39, r"events\.jsonl takes 549755813888 bytes, and .* has room for 1073741824; make"),
     ],
 )
 def test_files_of_impossible_sizes_are_refused(

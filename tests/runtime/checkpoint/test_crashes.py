@@ -41,7 +41,9 @@ def save(folder: Path, step: int, replicas: int, report: Callable[[bytes], objec
     store, digests = CheckpointStore(folder), {}
     for replica in range(replicas):
         for stage in range(STAGES + 1):
-            written = write_stage(store.part(step, replicas, replica, 0), stage, step, states(stage, step))
+            written = write_stage(
+                store.unsealed_replica_folder(step, replicas, replica, 0), stage, step, states(stage, step)
+            )
             digests[stage_name(stage, replica, replicas)] = written.sha256
     manifest = CheckpointManifest(
         step=step,

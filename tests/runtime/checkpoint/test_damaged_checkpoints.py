@@ -16,7 +16,7 @@ import planaria
 from planaria.cli.commands.checkpoint import verify
 from planaria.common.errors import UserError
 from planaria.runtime.checkpoint.loading import stage_for
-from planaria.runtime.engine.resumption import take_up
+from planaria.runtime.engine.resumption import resumption_of
 
 STEP = "step-00000002"
 SLACK = 48 << 20
@@ -69,7 +69,7 @@ ALL = [("one", case) for case in cases(2)] + [("two", case) for case in cases(2,
 def resumed(run: Path, **changes: object) -> None:
     """Do all that precedes the first step: the checks before a worker starts, and the loading by each worker."""
     settings = {name.replace("__", "."): value for name, value in changes.items()}
-    there = take_up(run, {"train.steps": 9, **settings}, STEP, str)
+    there = resumption_of(run, {"train.steps": 9, **settings}, STEP, str)
     for stage, replica in product(range(there.config.pipeline.stages + 1), range(there.config.exchange.replicas)):
         stage_for(there.store.folder / there.origin.load[stage], there.config, stage, replica)
 

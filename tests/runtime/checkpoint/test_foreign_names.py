@@ -120,7 +120,7 @@ def compare(saved: SealedCheckpoint, folder: Path, map_: Path) -> None:
 def test_a_fused_folder_needs_a_map(saved: SealedCheckpoint, tmp_path: Path) -> None:
     folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
     with pytest.raises(
-        UserError, match=r"10\.attention\.dense\.weight has no place in this model; map it with --names"
+        UserError, match=r"10\.attention\.dense\.weight is not a parameter of this model; map it with --names"
     ):
         taken(folder, config(3), "universal")
     with pytest.raises(UserError, match=r"has an unknown order of parts; give slices"):
@@ -244,11 +244,15 @@ TABLE, NORM = MODEL
     ("given", "rules", "complaint"),
     [
         ([TABLE], [], r"model.norm.weight is missing; it should have shape \[8\]"),
-        ([TABLE, NORM, "x"], [], "in: x has no place in this model; map it with --names"),
+        ([TABLE, NORM, "x"], [], "in: x is not a parameter of this model; map it with --names"),
         ([TABLE, "a", "b"], [("a", NORM), ("b", NORM)], "model.norm.weight is listed twice, as a and as b"),
         ([TABLE, NORM], [("a", NORM)], "names.toml: 'a' matches no tensor of in"),
         ([TABLE, "n.1"], [("n.{n}", NORM), ("n.*", NORM)], r"'n.\{n\}' and 'n.\*' match n.1; keep one"),
-        ([TABLE, "n.1"], [("n.{n}", "model.layers.{n-3}.w")], r"n.1 \(mapped to model.layers.-2.w\) has no place"),
+        (
+            [TABLE, "n.1"],
+            [("n.{n}", "model.layers.{n-3}.w")],
+            r"n.1 \(mapped to model.layers.-2.w\) is not a",
+        ),
     ],
 )
 def test_every_parameter_is_assigned_once(given: list[str], rules: list[tuple[str, str]], complaint: str) -> None:

@@ -137,7 +137,7 @@ def save(folder: Path, given: RunConfig, states: States | None = None, **changes
     store, several, count = CheckpointStore(folder), given.exchange.replicas, given.pipeline.stages
     digests = {}
     for (replica, stage), held in (states or states_of(given)).items():
-        written = write_stage(store.part(STEP, several, replica, 0), stage, STEP, held)
+        written = write_stage(store.unsealed_replica_folder(STEP, several, replica, 0), stage, STEP, held)
         digests[stage_name(stage, replica, several)] = written.sha256
     manifest = CheckpointManifest(
         step=STEP,

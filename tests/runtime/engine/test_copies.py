@@ -70,7 +70,7 @@ def test_redundant_copies_are_restored_bit_for_bit(stages: list[int], forward: b
 def test_a_redundant_copy_follows_the_new_holder_of_its_stage(config: Recipe) -> None:
     engine = engine_of(config(recovery={"strategy": "redundant"}))
     losses(engine, 2)
-    engine.become({2: StageState(engine.runners[3].state().weights, lr_scale=1.1)})
+    engine.load_states({2: StageState(engine.runners[3].state().weights, lr_scale=1.1)})
     losses(engine, 1)
     before = whole(engine)
     lose(engine, 2)

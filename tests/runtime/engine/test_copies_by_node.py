@@ -28,7 +28,7 @@ def test_a_stage_without_nodes_is_restored_from_its_copy(stage: int, tmp_path: P
     struck, undisturbed = scheduled(tmp_path, REDUNDANT), scheduled(tmp_path, REDUNDANT)
     plain = scheduled(tmp_path, {"strategy": "checkfree"})
     assert losses(struck, 2) == losses(undisturbed, 2) == losses(plain, 2), "what is kept changes no loss"
-    assert lose(struck, *struck.there.nodes(stage)).reason == ""
+    assert lose(struck, *struck.active_nodes.nodes(stage)).reason == ""
     assert whole(struck) == whole(undisturbed)
     assert losses(struck, 3) == losses(undisturbed, 3)
 
@@ -36,22 +36,24 @@ def test_a_stage_without_nodes_is_restored_from_its_copy(stage: int, tmp_path: P
 def test_a_copy_is_lost_with_the_node_that_kept_it(tmp_path: Path) -> None:
     engine = scheduled(tmp_path, REDUNDANT)
     losses(engine, 2)
-    host, second = engine.there.nodes(1)
+    host, second = engine.active_nodes.nodes(1)
     assert engine.copies[second].nbytes == 0 < engine.copies[host].nbytes
-    assert "not whole yet" in lose(engine, host, *engine.there.nodes(2)).reason
+    assert "not whole yet" in lose(engine, host, *engine.active_nodes.nodes(2)).reason
     engine = scheduled(tmp_path, REDUNDANT)
     losses(engine, 2)
     assert lose(engine, host).reason == "", "it is copied from the other node of its stage"
     losses(engine, 1)
     before = whole(engine)
-    assert lose(engine, *engine.there.nodes(2)).reason == "" and whole(engine) == before, "and keeps a twin again"
+    assert lose(engine, *engine.active_nodes.nodes(2)).reason == "" and whole(engine) == before, (
+        "and keeps a twin again"
+    )
 
 
 def test_copies_are_kept_at_first_nodes(tmp_path: Path) -> None:
     engine = scheduled(tmp_path, REDUNDANT)
-    first = {stage: engine.there.nodes(stage)[0] for stage in engine.there.stages}
+    first = {stage: engine.active_nodes.nodes(stage)[0] for stage in engine.active_nodes.stages}
     expected = [Copy((first[stage],), first[(stage - 1) % 5]) for stage in range(5)]
-    assert [slot.copy for slot in engine._chain.placed(engine.there)] == expected
+    assert [slot.copy for slot in engine._chain.placed(engine.active_nodes)] == expected
 
 
 def test_copies_need_one_replica_and_partners_need_swapped_routes(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_any_block_stage_is_restored_from_the_others_and_their_parity(lost: int,
 def test_a_lost_parity_is_invalid_until_all_have_sent_again(config: Recipe) -> None:
     engine = parity_engine(config)
     losses(engine, 2)
-    engine.become({0: engine.runners[0].state()})
+    engine.load_states({0: engine.runners[0].state()})
     assert "whole parity" in lose(engine, 2).reason
 
 

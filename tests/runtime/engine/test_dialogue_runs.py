@@ -95,7 +95,7 @@ def test_a_stage_that_routes_skip_takes_the_mean_over_the_targets_it_saw(tmp_pat
             grad = ends.backward(microbatch, 2, None)
             if microbatch in microbatches:
                 block.backward(microbatch, 1, grad)
-        block.weigh()
+        block.rescale_for_skips()
         return {name: grad.clone() for name, grad in block.grads.items()}
 
     some, parts = gradient([0, 3]), [gradient([n]) for n in (0, 3)]

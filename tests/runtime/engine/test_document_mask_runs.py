@@ -74,7 +74,7 @@ def test_copies_use_the_masks_of_their_stages(tmp_path: Path, monkeypatch: pytes
     from planaria.runtime.worker.runner import StageRunner
 
     passed: dict[bool, list[torch.Tensor]] = {False: [], True: []}
-    plain, shadow = StageRunner.forward, StageRunner.shadow
+    plain, shadow = StageRunner.forward, StageRunner.forward_copy
     inside = [False]
 
     def forward(self: StageRunner, microbatch: int, hop: int, x: torch.Tensor | None) -> torch.Tensor | None:
@@ -89,7 +89,7 @@ def test_copies_use_the_masks_of_their_stages(tmp_path: Path, monkeypatch: pytes
         inside[0] = False
 
     monkeypatch.setattr(StageRunner, "forward", forward)
-    monkeypatch.setattr(StageRunner, "shadow", shadowed)
+    monkeypatch.setattr(StageRunner, "forward_copy", shadowed)
     losses(engine_of(recipe(tmp_path, recovery={"strategy": "redundant"})), 3)
     own, twins = passed[False], passed[True]
     assert len(twins) == 2 * 4  # the twin has a state after the first step

@@ -21,7 +21,7 @@ def worker(config: ExchangeConfig, shift: float = 0.0) -> tuple[RoundMember, Sta
     """A block stage that has trained: its weights have moved by ``shift`` since the last round."""
     runner, circle = StageRunner(RECIPE, 1), RoundMember(config)
     circle.begin({}, runner, rounds=3)
-    runner.put({name: weight + shift for name, weight in runner.state().weights.items()})
+    runner.set_weights({name: weight + shift for name, weight in runner.state().weights.items()})
     return circle, runner
 
 

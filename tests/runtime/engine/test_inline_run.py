@@ -131,7 +131,7 @@ def test_a_resumed_run_skips_the_fault_that_ended_it(config: Recipe, tmp_path: P
     blows = kill(3, 1), kill(6, 2)
     run(config(), tmp_path, *blows)
     load = dict.fromkeys([0, 2, 3, 4], "step-00000003.partial")
-    ending, log = run(config(), tmp_path, *blows, origin=Origin(3, 0, load, struck=True))
+    ending, log = run(config(), tmp_path, *blows, origin=Origin(3, 0, load, faults_injected=True))
     assert ending == d.Finish(outcome="finished")
     assert list(log.losses()) == list(range(3, 10))
     assert [f.step for f in log.facts if isinstance(f, e.FaultInjected)] == [6]
@@ -190,7 +190,7 @@ def test_a_partly_resumed_run_rolls_missing_stages_back_to_the_seed(config: Reci
     run(config(train={"steps": 6}, checkpoint={"every": 2}), tmp_path, kill(3, 1))
     assert saved(tmp_path) == ["step-00000002", "step-00000003.partial"]
     load = dict.fromkeys([0, 2, 3, 4], "step-00000003.partial")
-    ending, log = run(recipe, tmp_path, kill(5, 0), origin=Origin(3, 0, load, struck=True))
+    ending, log = run(recipe, tmp_path, kill(5, 0), origin=Origin(3, 0, load, faults_injected=True))
     assert ending == d.Finish(outcome="finished")
     again = tries(log)
     assert [step for step, _ in again] == [3, 4, 3, 4, 5]

@@ -90,7 +90,7 @@ def strike(monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals, a
 
 @pytest.mark.slow
 def test_known_links_are_measured(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert measure(recipe, "--network.emulate", "true", "--network.scale", "0.5") == 0
+    assert measure(recipe, "--network.emulate", "true", "--network.link_time_scale", "0.5") == 0
     out, err = capsys.readouterr()
     assert "3/3 pairs" in out and str(recipe.parent / "found" / "topology.toml") in out and not err
     given, found = read(recipe.parent / "known.toml", 0.5), read(recipe.parent / "found" / "topology.toml")

@@ -39,7 +39,7 @@ def runners(config: RunConfig, seed: int = 0) -> dict[int, StageRunner]:
         found[node].begin(None, train=True, microbatches=1)
         generator = torch.Generator().manual_seed(100 * seed + node)
         shapes = {name: parameter.shape for name, parameter in found[node].parameters.items()}
-        found[node].take({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
+        found[node].set_gradients({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
     return found
 
 

@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
 from planaria.control import events as e
-from planaria.control.decisions import BEFORE, BeginRound, Form, Keep, Member
+from planaria.control.decisions import PREDECESSOR, BeginRound, Form, Keep, Member
 from planaria.control.events import Fact
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.worker.position import Assignment
+from planaria.runtime.worker.assignment import Assignment
 
 RECIPE = RunConfig(
     engine="fleet",
@@ -40,9 +40,9 @@ def test_a_form_order_assigns_the_position(here: Assignment) -> None:
     assert (here.node, here.stage, here.replica, here.generation, here.step) == (4, 1, 1, 7, 9)
     assert (set(here.present.stage), here.absent) == ({3, 4}, {5})
     assert here.number == 1, "the second of the nodes of stage 1"
-    assert [here.stage_of(node) for node in (BEFORE, 0, 5)] == [1, 0, 2]
+    assert [here.stage_of(node) for node in (PREDECESSOR, 0, 5)] == [1, 0, 2]
     named = ["stage 2 of replica 0", "stage 1 of replica 1", "stage 1 of replica 1 before"]
-    assert [here.name_of(node) for node in (2, 4, BEFORE)] == named
+    assert [here.name_of(node) for node in (2, 4, PREDECESSOR)] == named
 
 
 @pytest.mark.parametrize(("generations", "ours"), [([3, 7], True), ([7, 6], False)])

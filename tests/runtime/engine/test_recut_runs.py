@@ -20,7 +20,7 @@ from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.resumption import take_up
+from planaria.runtime.engine.resumption import resumption_of
 from planaria.runtime.worker.runner import StageRunner
 
 SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}
@@ -180,7 +180,7 @@ def test_a_clip_that_binds_differently_is_reported(config: Recipe, tmp_path: Pat
 def test_a_learning_rate_that_jumps_is_reported(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=2, optim={"lr": 0.01, "schedule": "cosine"}))
     lines: list[str] = []
-    take_up(folder, {"train.steps": 4}, None, lines.append)
+    resumption_of(folder, {"train.steps": 4}, None, lines.append)
     (line,) = (line for line in lines if "learning rate" in line)
     assert "of step 2 is 0.0055, and was 0.001 by the former schedule" in line and "train.schedule_steps" in line
 
@@ -219,7 +219,7 @@ def test_parameters_of_a_rebuilt_stage_keep_their_clock_and_scale(config: Recipe
 
 def step_of(runner: StageRunner, size: dict[str, float]) -> dict[str, torch.Tensor]:
     """The weights after an update with a gradient of these sizes."""
-    runner.take({name: torch.full_like(p, size[name]) for name, p in runner.parameters.items()})
+    runner.set_gradients({name: torch.full_like(p, size[name]) for name, p in runner.parameters.items()})
     runner._pending = (1.0, 1.0)
     runner.commit(8)
     return {name: weight.clone() for name, weight in runner.state().weights.items()}
@@ -317,7 +317,7 @@ def test_the_tokenizer_stays_with_another_vocabulary(config: Recipe, tmp_path: P
     given = recipe(config, tmp_path, steps=2, data={"tokenizer": "bpe"}, model={"vocab": 280})
     folder = begin(given)
     with pytest.raises(UserError, match=r"--model.vocab 270: .* tokenizer has 280 ids; give 280 or more"):
-        take_up(folder, {"model.vocab": 270}, None, lambda line: None)
+        resumption_of(folder, {"model.vocab": 270}, None, lambda line: None)
     before = (folder / run_folders.TOKENIZER).read_bytes()
     updated(folder, model__vocab=300, train__steps=3)
     assert (folder / run_folders.TOKENIZER).read_bytes() == before
@@ -340,7 +340,7 @@ def test_fixed_settings_cannot_change(
     parted: tuple[Path, dict[int, float]], flags: dict[str, Any], output: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        take_up(parted[0], {**flags, "train.steps": 30}, None, lambda line: None)
+        resumption_of(parted[0], {**flags, "train.steps": 30}, None, lambda line: None)
     assert output in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -350,7 +350,7 @@ def test_recut_states_load_into_an_engine_of_that_cut(
     """Every state of the checkpoint loads into a runner of the other cut, and is returned unchanged."""
     two = run_folders.config_of(parted[0]).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
     engine = engine_of(two)
-    engine.become({stage: stage_for(newest(parted[0]), two, stage) for stage in range(3)})
+    engine.load_states({stage: stage_for(newest(parted[0]), two, stage) for stage in range(3)})
     for stage, runner in engine.runners.items():
         expected, got = stage_for(newest(parted[0]), two, stage), runner.state()
         assert all(torch.equal(got.weights[n], w) for n, w in expected.weights.items())

@@ -7,8 +7,8 @@ from tiny import Recipe
 
 from planaria.control.decisions import Replan
 from planaria.control.events import Replanned
-from planaria.runtime.engine import fleet as replanner
-from planaria.runtime.engine.fleet import Replanner
+from planaria.runtime.engine import process_engine as replanner
+from planaria.runtime.engine.process_engine import Replanner
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from schedules import on_schedule, shape
 from waiting import until

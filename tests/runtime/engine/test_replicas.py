@@ -13,7 +13,7 @@ from tiny import Recipe, engine_of, losses
 from observer import train_inline
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Settle
-from planaria.control.events import PatienceOver
+from planaria.control.events import RoundWaitExpired
 from planaria.control.logs import RunRecord, read_run
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.inline.engine import InlineEngine
@@ -52,7 +52,7 @@ def test_rounds_of_gradients_count_steps(config: Recipe) -> None:
     """Also after a checkpoint of another number of replicas. Compressors draw by them, as on a fleet."""
     engine = engine_of(replicas(config, 3, kind="allreduce", bits=4))
     engine.step = 5
-    engine.become({node: runner.state() for node, runner in engine.runners.items()})
+    engine.load_states({node: runner.state() for node, runner in engine.runners.items()})
     assert {int(engine.replicas.state(node).outer["rounds"]) for node in engine.stage} == {5}
     engine.train_step()
     assert {int(engine.replicas.state(node).outer["rounds"]) for node in engine.stage} == {6}
@@ -143,7 +143,7 @@ def test_a_fragment_in_flight_is_dropped_with_its_steps(config: Recipe) -> None:
     saved = {node: copy.deepcopy(engine.replicas.state(node)) for node in engine.runners}
     losses(engine, 2)
     engine.step = 2
-    engine.become(saved)
+    engine.load_states(saved)
     rounds = [round.number for _ in range(8) for round in engine.train_step().rounds]
     assert rounds == [0, 1]
     engine.lose([4])
@@ -222,6 +222,6 @@ def test_no_replica_is_late_for_a_round_in_one_process(config: Recipe, tmp_path:
         exchange = recipe.exchange.model_copy(update={"patience_s": patience_s})
         recipe = recipe.model_copy(update={"exchange": exchange})
         record = train(recipe, tmp_path / str(patience_s), faults=(Fault(step=5, stage=4),))
-        assert not [fact for _, fact in record.history if isinstance(fact, PatienceOver)]
+        assert not [fact for _, fact in record.history if isinstance(fact, RoundWaitExpired)]
         found.append([(metric.step, metric.loss) for metric in record.trained])
     assert found[0] == found[1]

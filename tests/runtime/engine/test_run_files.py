@@ -20,7 +20,7 @@ from planaria.runtime.engine.run_files import JOINED, local_workplace, provide_s
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.control_connections import Switchboard
 from planaria.runtime.fleet.files import FileServer
-from planaria.runtime.fleet.joining import open_door
+from planaria.runtime.fleet.joining import publish_run_address
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import DATA, Setup
 
@@ -83,7 +83,7 @@ def test_a_machine_uses_the_runs_folder_if_it_sees_it_and_fetches_otherwise(tmp_
             return local_workplace(one, cwd, cache, lambda line: None, address, "n1")
 
         run = replace(setup, folder=home / "run", sign="this one")
-        open_door(run.folder, address, setup.key, "this one")
+        publish_run_address(run.folder, address, setup.key, "this one")
         seen = settle(run)
         assert of(seen) == run and (seen.cwd, seen.scratch) == (home, None)
         assert settle(run, home / "gone").cwd == run.folder and not cache.exists()
@@ -97,7 +97,7 @@ def test_a_machine_uses_the_runs_folder_if_it_sees_it_and_fetches_otherwise(tmp_
 
         fetches(replace(run, sign=""))
         fetches(replace(run, dataset=home / "nowhere" / setup.dataset.name))
-        open_door(run.folder, address, setup.key, "another run's, of the same name")
+        publish_run_address(run.folder, address, setup.key, "another run's, of the same name")
         fetches(run)
         (run.folder / "door.json").unlink()
         fetches(run)

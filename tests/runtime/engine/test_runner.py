@@ -206,7 +206,7 @@ def test_a_copy_that_applies_the_gradients_stays_equal_bit_for_bit(prepared: boo
         if prepared:
             runner.prepare(step)
         runner.commit(step)
-        twin.shadow(0, activations(runner.config, 7)[0])
+        twin.forward_copy(0, activations(runner.config, 7)[0])
         twin.apply(step, gradients)
         assert raw(twin.state()) == raw(runner.state())
         assert not twin._outputs, "a finished step takes no memory"

@@ -86,11 +86,11 @@ def test_the_copy_is_whole_and_of_the_time_of_the_order(tmp_path: Path, monkeypa
     assert [type(fact).__name__ for fact in control_link.said] == ["StageCopied"], "the file is not written yet"
     spoil(own)
     go.set()
-    assert control_link.wait(3) == ["StageCopied", "StageSaved", "Worked"]
+    assert control_link.wait(3) == ["StageCopied", "StageSaved", "WorkReport"]
     assert control_link.places == [("copy", True), ("write", False)]
     assert pack(read_stage(tmp_path, 2, 8)).numpy().tobytes() == expected
     saved, worked = control_link.said[1:]
-    assert isinstance(saved, e.StageSaved) and isinstance(worked, e.Worked)
+    assert isinstance(saved, e.StageSaved) and isinstance(worked, e.WorkReport)
     assert (saved.worker, saved.stage, saved.generation, saved.step) == ("w3", 2, 5, 8)
     assert saved.file == "stage-0002.safetensors" and saved.seconds > 0 and worked.spans[0].action == "write"
 

@@ -73,14 +73,18 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("γ", {"exchange": {"kind": "noloco", "options": {"alpha": 0.9}}}, "replicas would drift apart"),
     ("`delay`", {"exchange": {"kind": "streaming_diloco", "options": {"every": 8, "delay": 2}}}, "must be settled"),
     ("`delay`", {"exchange": {"kind": "streaming_diloco", "options": {"every": 10}}}, "does not divide"),
-    ("`most`", {"exchange": {"most": 6}, "engine": "fleet"}, "other than 'allreduce'"),
-    ("`most`", {"exchange": {"kind": "noloco", "most": 6}}, "no machines join a run in one process"),
+    ("`max_replicas`", {"exchange": {"max_replicas": 6}, "engine": "fleet"}, "other than 'allreduce'"),
+    ("`max_replicas`", {"exchange": {"kind": "noloco", "max_replicas": 6}}, "no machines join a run in one process"),
     (
-        "`inner`",
-        {"exchange": {"kind": "noloco", "inner": [1, 2, 3, 4, 5]}, "routing": {"mixed": True}},
+        "`steps_between_rounds`",
+        {"exchange": {"kind": "noloco", "steps_between_rounds": [1, 2, 3, 4, 5]}, "routing": {"mixed": True}},
         "all replicas step together",
     ),
-    ("`inner`", {"exchange": {"inner": [1, 2, 3, 4, 5]}, "engine": "fleet"}, "no inner steps between them"),
+    (
+        "`steps_between_rounds`",
+        {"exchange": {"steps_between_rounds": [1, 2, 3, 4, 5]}, "engine": "fleet"},
+        "no inner steps between them",
+    ),
     ("`coded`", {"exchange": {"coded": "gc", "options": {"bits": 8}}}, "sends sums of gradients"),
     ("`routing.mixed`", {"routing": {"mixed": True}, "engine": "fleet"}, "use --engine inline"),
     (
@@ -92,7 +96,7 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("`recovery.meanwhile", {"recovery": {"meanwhile": "skip"}, "engine": "fleet"}, "use 'wait'"),
     (
         "`recovery.meanwhile",
-        {"checkpoint": {"every": "best"}, "network": {"hourly": 0.1}, "engine": "fleet"},
+        {"checkpoint": {"every": "best"}, "network": {"hourly_failure_probability": 0.1}, "engine": "fleet"},
         "is for one replica",
     ),
 ]

@@ -45,7 +45,7 @@ def test_a_sleeping_stage_0_needs_no_data(config: Recipe) -> None:
 
 
 def test_stragglers_are_drawn_per_replica_and_round_and_reproducible(config: Recipe) -> None:
-    recipe = config(network={"straggle": 0.25, "straggle_times": 3.0})
+    recipe = config(network={"straggle_probability": 0.25, "straggle_factor": 3.0})
     drawn = [slowdown_factor(recipe, replica, round) for replica in range(8) for round in range(100)]
     assert set(drawn) == {1.0, 3.0} and 150 < drawn.count(3.0) < 250
     assert drawn == [slowdown_factor(recipe, replica, round) for replica in range(8) for round in range(100)]
@@ -61,7 +61,7 @@ def test_slowness_is_the_same_however_work_is_divided(config: Recipe, monkeypatc
 
     monkeypatch.setattr("planaria.runtime.worker.sleeping_runner.time.monotonic", lambda: now)
     monkeypatch.setattr("planaria.runtime.worker.sleeping_runner.time.sleep", pass_time)
-    recipe = config(network={"straggle": 0.25, "straggle_times": 3.0})
+    recipe = config(network={"straggle_probability": 0.25, "straggle_factor": 3.0})
     ends = []
     for pieces in (1, 7, 60):
         now = 100.0

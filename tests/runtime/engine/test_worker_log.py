@@ -52,7 +52,7 @@ def test_the_last_error_is_found_among_lines_of_both_formats(tmp_path: Path) -> 
     log.parent.mkdir()
     log.write_text("cut off}\n{not json\n" + json.dumps({"message": "MemoryError: only quoted"}) + "\n")
     assert last_error(tmp_path, lost=False) == ""
-    assert "lack of memory" in last_error(tmp_path, lost=True)
+    assert "to free memory" in last_error(tmp_path, lost=True)
     trace = "Traceback (most recent call last):\n  ...\ntorch.OutOfMemoryError: 3 GB"
     log.write_text(f"{log.read_text()}{json.dumps({'exception': trace})}\n{json.dumps({'exception': 3})}\n")
     assert last_error(tmp_path, lost=True) == "w0: OutOfMemoryError: 3 GB"

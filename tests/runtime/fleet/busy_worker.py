@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from planaria.control.events import Span, Worked
+from planaria.control.events import Span, WorkReport
 from planaria.runtime.worker.control_link import ControlLink
 
 HEARTBEAT_S, BUSY_S = 0.25, 2.0
@@ -25,5 +25,5 @@ def main(connection: Connection, worker: str, incarnation: int) -> None:
         torch.cdist(points, points, p=3.0)
         span = Span(action="forward", start=start, end=time.monotonic())
         width = int(width * max(1.5, 1.2 * BUSY_S / (span.end - span.start)))
-    control_link.report(Worked(worker=worker, node=1, stage=1, generation=1, step=0, spans=[span], sent_bytes={}))
+    control_link.report(WorkReport(worker=worker, node=1, stage=1, generation=1, step=0, spans=[span], sent_bytes={}))
     control_link.next()

@@ -36,7 +36,7 @@ from planaria.report.run import report
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint, read_manifest
-from planaria.runtime.engine import fleet, run_folders
+from planaria.runtime.engine import process_engine, run_folders
 from planaria.runtime.engine.prepare import prepare as prepare_run
 from planaria.runtime.worker.runner import StageRunner
 from processes import Command
@@ -140,7 +140,7 @@ def train(
     config: RunConfig,
     faults: Sequence[Fault] = (),
     hook: Hook | None = None,
-    engine: Callable[..., object] = fleet.train,
+    engine: Callable[..., object] = process_engine.train,
 ) -> RunRecord:
     """Train ``config`` to its end under a controller in this process; the record of the run, checked."""
     folder, prepared = folder_of(config), prepare_run(config, trace=Trace(faults=tuple(faults)))
@@ -374,7 +374,7 @@ def inline_too(record: RunRecord) -> tuple[dict[int, float], dict[int, float], I
                 engine.skip(engine.stage.keys() - {m.node for m in fact.members})
                 engine.detour = fact.routes
                 sources = {m.node: m.source for m in fact.members}
-                engine.become(
+                engine.load_states(
                     {
                         node: _state(config, checkpoints, engine.stage[node], source)
                         for node, source in sources.items()

@@ -14,7 +14,7 @@ from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.monna import MoNNA
 from planaria.runtime.transport.edge import Edge
 from planaria.runtime.transport.wire import HEADER_BYTES, Label, State, TensorHeader, UpdatePart, pack
-from planaria.runtime.worker.position import Assignment
+from planaria.runtime.worker.assignment import Assignment
 
 LIAR = 1
 """the replica"""

@@ -16,7 +16,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.report.observe.watch import RunWatch
 from planaria.runtime import execution
-from planaria.runtime.engine.fleet import PRELOAD
+from planaria.runtime.engine.process_engine import PRELOAD
 from planaria.runtime.fleet import spawner
 
 Moment = Literal["before", "after"]

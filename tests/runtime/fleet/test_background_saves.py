@@ -186,7 +186,9 @@ def _writes(record: RunRecord) -> bool:
 
 @pytest.mark.slow
 def test_the_best_interval_counts_the_copy_and_is_no_shorter_than_a_write(tmp_path: Path) -> None:
-    setup = config(tmp_path, checkpoint={"every": "best"}, network={"hourly": 0.9}, train={"steps": 60})
+    setup = config(
+        tmp_path, checkpoint={"every": "best"}, network={"hourly_failure_probability": 0.9}, train={"steps": 60}
+    )
     record = train(setup, [slow(step=10, stage=2, resume_after_s=0.5)])
     (chosen,) = facts(record, e.IntervalChosen)
     assert chosen.write_s > 0.4 > chosen.save_s

@@ -31,13 +31,13 @@ DONOR_DIES = [Fault(step=5, stage=2, moment="forward"), Fault(step=5, stage=3, m
 def test_survivors_are_saved_and_lost_stages_resume_from_the_seed(tmp_path: Path, lost: list[int], says: str) -> None:
     record = train(tiny(tmp_path, fleet={"spares": 2}), [Fault(step=5, stage=stage) for stage in lost])
     assert ending(record).outcome == "cannot" and says in reason(record)
-    assert facts(record, d.Cannot)[0].lost == lost
+    assert facts(record, d.Unrecoverable)[0].lost == lost
     (saved,) = CheckpointStore(record.folder / "checkpoints").list()
     assert saved.folder.name == "step-00000005.partial"
     assert saved.manifest.stages == [stage for stage in range(5) if stage not in lost]
 
     record = resume(record.folder)
-    assert facts(record, e.RunStarted)[1].load == dict.fromkeys(saved.manifest.stages, saved.folder.name)
+    assert facts(record, e.RunStarted)[1].checkpoint_of_stage == dict.fromkeys(saved.manifest.stages, saved.folder.name)
     assert ending(record).outcome == "finished" and list(losses(record)) == list(range(16))
     assert losses(record) == inline(record)[0]
 
@@ -48,7 +48,13 @@ def test_lost_stages_resume_from_the_newest_whole_checkpoint(tmp_path: Path) -> 
     config = tiny(tmp_path, checkpoint={"every": 3, "keep": 9})
     record = resume(train(config, [Fault(step=7, stage=2), Fault(step=7, stage=3)]).folder)
     whole, partial = "step-00000006", "step-00000007.partial"
-    assert facts(record, e.RunStarted)[1].load == {0: partial, 1: partial, 2: whole, 3: whole, 4: partial}
+    assert facts(record, e.RunStarted)[1].checkpoint_of_stage == {
+        0: partial,
+        1: partial,
+        2: whole,
+        3: whole,
+        4: partial,
+    }
     assert ending(record).outcome == "finished" and losses(record) == inline(record)[0]
 
 

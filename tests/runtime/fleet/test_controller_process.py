@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord, read_run
-from planaria.runtime.fleet.joining import DOOR
+from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE
 from processes import planaria
 
 FOREVER = 10_000
@@ -40,13 +40,13 @@ def test_a_killed_controller_leaves_no_workers_and_a_run_that_can_be_resumed(tmp
         os.kill(max(workers), signal.SIGSTOP)  # a frozen worker receives nothing; it must end too
         os.kill(run.process.pid, signal.SIGKILL)
         assert run.end()[0] == -signal.SIGKILL
-    assert (run.folder / DOOR).exists()
+    assert (run.folder / RUN_ADDRESS_FILE).exists()
     output = planaria("join", run.folder)
     assert output.returncode == 2 and "left behind by a controller that was killed" in output.stderr, output
     step = newest(run.folder).step
     record = resume(run.folder, train__steps=str(step + 10))
     assert facts(record, e.RunStarted)[1].first_step == step >= 10
-    assert not (run.folder / DOOR).exists()
+    assert not (run.folder / RUN_ADDRESS_FILE).exists()
     before, after = (form.generation for form in facts(record, d.Form))
     assert before < after, "a generation is never used twice"
     assert_as_if_uninterrupted(record, tmp_path / "uninterrupted")
@@ -60,7 +60,7 @@ def test_a_stop_signal_ends_the_run_saved_at_a_whole_step(tmp_path: Path, number
         run.wait_until(lambda record: steps(record) >= 5)
         os.killpg(run.process.pid, number)  # as a terminal or a service manager does: workers receive it too
         code, errors = run.end()
-    assert not (run.folder / DOOR).exists()
+    assert not (run.folder / RUN_ADDRESS_FILE).exists()
     assert code == 1 and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
     stopped = newest(run.folder)
     assert stopped.whole and stopped.step >= 5

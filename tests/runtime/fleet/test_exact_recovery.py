@@ -54,7 +54,9 @@ def test_a_rollback_restores_the_saved_state_bit_for_bit(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_best_interval_follows_the_runs_own_timings(tmp_path: Path) -> None:
-    config = tiny(tmp_path, steps=30, checkpoint={"every": "best", "keep": 99}, network={"hourly": 0.9})
+    config = tiny(
+        tmp_path, steps=30, checkpoint={"every": "best", "keep": 99}, network={"hourly_failure_probability": 0.9}
+    )
     record = train(config)
     (chosen,) = facts(record, e.IntervalChosen)
     assert chosen.steps == best_steps(0.9, 5, chosen.step_s, chosen.save_s)

@@ -21,7 +21,7 @@ from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
 from planaria.runtime.checkpoint.loading import stage_for
-from planaria.runtime.engine import fleet
+from planaria.runtime.engine import process_engine
 from planaria.runtime.engine.prepare import PreparedRun
 
 REPLICAS = 3
@@ -125,7 +125,7 @@ def killing(step: int) -> Callable[..., object]:
                     os.kill(pids[place[ENDS]], signal.SIGKILL)
 
         watch.on_event = on_event
-        return fleet.train(prepared, folder, watch)
+        return process_engine.train(prepared, folder, watch)
 
     return engine
 

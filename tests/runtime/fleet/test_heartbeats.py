@@ -12,7 +12,7 @@ import pytest
 from harness import LiveWorkers, apart, ending, facts, inline, living, losses, once, outcomes, tiny, train
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.events import REPORT, Worked
+from planaria.control.events import REPORT, WorkReport
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
@@ -71,7 +71,7 @@ def test_a_worker_busy_in_one_long_operation_is_not_dead() -> None:
         fleet.close()
     assert isinstance(notices[-1], Reported), f"{notices[-1]}"
     worked = REPORT.validate_json(notices[-1].text)
-    assert isinstance(worked, Worked) and worked.spans[0].end - worked.spans[0].start >= busy_worker.BUSY_S
+    assert isinstance(worked, WorkReport) and worked.spans[0].end - worked.spans[0].start >= busy_worker.BUSY_S
 
 
 def test_dead_workers_release_their_descriptors() -> None:

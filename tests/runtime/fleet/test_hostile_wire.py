@@ -39,9 +39,9 @@ from planaria.runtime.transport.wire import (
     as_bytes,
     pack,
 )
+from planaria.runtime.worker.assignment import Assignment
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.peer_messages import PeerMessages
-from planaria.runtime.worker.position import Assignment
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.setup import Setup
 
@@ -65,7 +65,7 @@ class Victim:
         self.low, self.high = nodes[0], nodes[1]
         column = resolved.column(0)
         members = [Member(node=n, stage=column.stage[n], worker=f"w{n}", source=Keep()) for n in column.stage]
-        self.messages.move(self.low, Form(generation=1, step=7, outcome="started", members=members, links=[]))
+        self.messages.assign(self.low, Form(generation=1, step=7, outcome="started", members=members, links=[]))
         self.runner, self.controller, self.round = StageRunner(config, 1), controller, 0
         self.messages.round_member.begin({}, self.runner, 0)
 

@@ -19,7 +19,7 @@ from made_up import nvidia_smi, uuid
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.runtime.engine.config_checks import check, require_device
-from planaria.runtime.engine.fleet import PRELOAD
+from planaria.runtime.engine.process_engine import PRELOAD
 from planaria.runtime.fleet import spawner
 from planaria.runtime.fleet.base import Reported, Workplace
 from planaria.runtime.fleet.devices import UNKNOWN, Device, DeviceNeeds, Inventory, inventory

@@ -50,7 +50,7 @@ def guest(folder: Path, workers: int = 2, patience: float = 30.0) -> Iterator[Co
 
 def growing(folder: Path, **sections: dict[str, Any]) -> RunConfig:
     """Two replicas of two processes each, with nodes for a third."""
-    exchange = {"replicas": 2, "most": 3, "kind": "noloco", "options": {"every": 4}}
+    exchange = {"replicas": 2, "max_replicas": 3, "kind": "noloco", "options": {"every": 4}}
     return tiny(folder, stages=1, steps=FOREVER, exchange=exchange, checkpoint={"every": 20}, network=PACE, **sections)
 
 

@@ -19,7 +19,7 @@ from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Joined, Leaving, Left, Notice, WorkerEnded
 from planaria.runtime.fleet.control_connections import WorkerLine, call
 from planaria.runtime.fleet.joinable_fleet import JoinedMachines
-from planaria.runtime.fleet.joined_machine import Visit
+from planaria.runtime.fleet.joined_machine import RunMembership
 from planaria.runtime.fleet.joining import RunAddress, kept_key
 from planaria.runtime.fleet.remote import RemoteFleet
 from planaria.runtime.transport.listener import VISITOR
@@ -204,10 +204,10 @@ def test_a_call_while_the_port_is_being_closed_is_refused(scene: Scene) -> None:
     scene.guests.close()  # the port is closed after that
     assert hear(scene.ask_to_join()) == joining.Goodbye(reason="the run is over")
     with pytest.raises(UserError, match="rejected: the run is over"):
-        Visit(scene.door(), 2)
+        RunMembership(scene.door(), 2)
     scene.guests.goodbye = joining.Goodbye(reason="the run is about to begin", again=True)
     with pytest.raises(OSError, match="the run is about to begin"):
-        Visit(scene.door(), 2)
+        RunMembership(scene.door(), 2)
 
 
 # ---- the file with a run's key
@@ -225,7 +225,7 @@ def test_processes_that_create_the_key_file_at_once_get_one_key(tmp_path: Path) 
 
 
 def test_a_key_file_that_cannot_be_created_or_is_empty_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere/key': cannot be created \(No such file or directory\)"):
+    with pytest.raises(UserError, match=r"nowhere/key' cannot be created \(No such file or directory\)"):
         kept_key(tmp_path / "nowhere" / "key", new_key())
     (tmp_path / "empty").touch(0o600)
     with pytest.raises(UserError, match="holds no key"):
@@ -246,7 +246,7 @@ def test_a_run_with_a_key_prints_the_command_to_join_it(tmp_path: Path) -> None:
 def test_a_copy_of_the_door_serves_as_the_key(tmp_path: Path) -> None:
     run, key = tmp_path / "run", new_key()
     run.mkdir()
-    joining.open_door(run, "203.0.113.5:7001", key)
+    joining.publish_run_address(run, "203.0.113.5:7001", key)
     command = joining.join_command(FleetConfig(port=7001), run, "203.0.113.5:7001")
     assert command == f"planaria join 203.0.113.5:7001 --key-file door.json    (with a copy of {run / 'door.json'})"
     assert joining.read_key(run / "door.json") == key

@@ -147,7 +147,7 @@ def test_a_run_without_workers_at_home(tmp_path: Path, hosts: list[Host]) -> Non
             assert run.end(LONG_S) == (0, "")
             output_of(guest)
     record = checked(run.folder)
-    assert "4 workers are lacking; waiting for 600 s (fleet.join_s)" in facts(record, e.Trouble)[0].detail
+    assert "4 workers are missing; waiting for 600 s (fleet.join_s)" in facts(record, e.Trouble)[0].detail
     assert apart(losses(record), inline(record)[0]) == 0.0
     on_ = resume(run.folder, train__steps="16", fleet__host="127.0.0.1", fleet__local_workers="4", fleet__advertise="")
     assert ending(on_).outcome == "finished" and max(losses(on_)) == 15
@@ -158,5 +158,5 @@ def test_a_run_that_no_machine_joins_ends_with_a_message(tmp_path: Path) -> None
     with live(config) as run:
         code, output = run.end(LONG_S)
     assert code == 2 and output == (
-        "planaria: 2 workers are lacking, and no machine has joined in time (fleet.join_s)\n"
+        "planaria: 2 workers are missing, and no machine has joined in time (fleet.join_s)\n"
     )

@@ -22,7 +22,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.fleet.joining import DOOR, open_door
+from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, publish_run_address
 from planaria.runtime.transport.secure import new_key
 from waiting import until
 
@@ -56,7 +56,7 @@ def node_elsewhere(cluster: Any, run: Path, cache: Path) -> Iterator[Node]:
         pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
     other = cache.with_name("other")
     other.mkdir()
-    open_door(other, "127.0.0.1:1", new_key(), "another run")
+    publish_run_address(other, "127.0.0.1:1", new_key(), "another run")
     hide = (
         f"mount -t tmpfs none '{run.parent.parent}' && mkdir '{run.parent}' && cp -r '{other}' '{run}' && exec \"$@\""
     )
@@ -105,7 +105,7 @@ def test_a_worker_without_the_runs_folder_recovers_as_inline(tmp_path: Path, on_
 
     with node_elsewhere(on_ray, run, cache) as node:
         record = train(config, hook=strike)
-        assert [file.name for file in node.at(run).iterdir()] == [DOOR], "what was there is another run's"
+        assert [file.name for file in node.at(run).iterdir()] == [RUN_ADDRESS_FILE], "what was there is another run's"
     assert outcomes(record) == ["started", "rolled back"] and ending(record).outcome == "finished"
     assert len(set(there)) == 2, "killed and restarted"
     pids = {fact.pid: fact.worker for fact in facts(record, e.WorkerJoined)}

@@ -92,7 +92,7 @@ def test_three_all_reduced_replicas_resume_two_of_noloco(tmp_path: Path, capfd: 
     assert f"continued in another shape: {shape}" in replay_run(folder)
     after = run_folders.config_of(folder)
     engine = InlineEngine(after, *planaria.streams(after))
-    engine.become({n: stage_for(saved.folder, after, s, n // 2) for n, s in engine.stage.items()})
+    engine.load_states({n: stage_for(saved.folder, after, s, n // 2) for n, s in engine.stage.items()})
     engine.step, engine.sample_offset = 5, 80 - 5 * after.samples
     found = {result.step: result.loss for result in (engine.train_step() for _ in range(3))}
     assert apart({step: losses(record)[step] for step in found}, found) < 1e-6

@@ -59,7 +59,7 @@ def test_a_relay_dies_and_only_its_edges_move(tmp_path: Path, relays: dict[str, 
 
     record = train(config, hook=hook)
     assert ending(record).outcome == "finished" and outcomes(record) == ["started", "relinked"]
-    before, after = ({(k.low, k.high): (k.id, k.over) for k in form.links} for form in facts(record, d.Form))
+    before, after = ({(k.low, k.high): (k.id, k.relay) for k in form.links} for form in facts(record, d.Form))
     assert {name for _, name in before.values()} == {"a", "b", "c"} and before.keys() == after.keys()
     for pair, (link, name) in before.items():
         if name == "a":

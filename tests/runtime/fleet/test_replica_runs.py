@@ -118,7 +118,7 @@ def test_a_frozen_partner_is_not_waited_for(tmp_path: Path) -> None:
     config = several(tmp_path, replicas=2, fleet={"missed_heartbeats": 12}, exchange={"patience_s": 0.3})
     record = train(config, hook=hook)
     assert ending(record).outcome == "finished"
-    assert facts(record, e.PatienceOver)
+    assert facts(record, e.RoundWaitExpired)
     alone = [settle for settle in facts(record, d.Settle) if settle.members == [0]]
     assert alone and blocks(record) == list(range(24))
 
@@ -132,14 +132,14 @@ def test_invalid_updates_of_a_replica_do_not_harm_others(tmp_path: Path) -> None
     assert {(fact.round, fact.replica) for fact in refused} == {(0, 1), (1, 1)}, "a refusal by one stage is enough"
     assert all(("finite" if fact.round == 0 else "torch.float32 [") in fact.reason for fact in refused)
     together = {settle.round: len(settle.members) == 2 for settle in facts(record, d.Settle)}
-    assert together == {0: False, 1: False, 2: True} and not facts(record, e.PatienceOver)
+    assert together == {0: False, 1: False, 2: True} and not facts(record, e.RoundWaitExpired)
     assert all(weight.isfinite().all() for weight in final_weights(record).values())
     reported = [str(line) for _, line in story(record) if "(invalid update: " in line.text]
     assert len(reported) == 2 and "replica 0 continued alone without replica 1" in reported[0]
 
 
 def test_replicas_may_take_unequal_numbers_of_steps_between_rounds(tmp_path: Path) -> None:
-    record = train(several(tmp_path, replicas=2, exchange={"inner": [2, 4], "patience_s": 60.0}))
+    record = train(several(tmp_path, replicas=2, exchange={"steps_between_rounds": [2, 4], "patience_s": 60.0}))
     assert ending(record).outcome == "finished"
     made = defaultdict[int, int](int)
     for _, fact in record.history:

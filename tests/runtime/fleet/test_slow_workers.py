@@ -31,10 +31,10 @@ def test_a_slow_worker_hands_its_stage_to_the_spare_once(tmp_path: Path) -> None
     config = sleeping(tmp_path, diagnose="act", spares=1)
     record = train(config, [Fault(step=ONSET, stage=SLOW_STAGE, signal="slow", strength=6.0)])
 
-    (blamed,) = (fact for fact in facts(record, d.Blamed) if fact.fault == "slow worker")
+    (blamed,) = (fact for fact in facts(record, d.SlowPartFound) if fact.fault == "slow worker")
     assert blamed.nodes == [SLOW_STAGE]
     assert ONSET < blamed.step <= ONSET + 12
-    (relieve,) = facts(record, d.Relieve)
+    (relieve,) = facts(record, d.HandOverSlowStage)
     assert relieve.node == SLOW_STAGE
     assert relieve.worker == blamed.workers[0]
     (form,) = (form for form in facts(record, d.Form) if form.outcome == "handed over")
@@ -54,10 +54,10 @@ def test_a_slow_link_is_named_with_its_direction(tmp_path: Path) -> None:
     fault = Fault(step=ONSET, stage=3, peer=2, signal="delay", strength=0.03)
     record = train(sleeping(tmp_path, steps=ONSET + 13, diagnose="act"), [fault])
 
-    blamed = facts(record, d.Blamed)
+    blamed = facts(record, d.SlowPartFound)
     assert [(fact.fault, fact.nodes) for fact in blamed] == [("slow link", [2, 3])]
     assert blamed[0].step <= ONSET + 12
-    assert not facts(record, d.Relieve)
+    assert not facts(record, d.HandOverSlowStage)
     assert "the link 2 → 3 is slow, in this direction" in diagnose(record.folder)
 
 
@@ -66,8 +66,8 @@ def test_by_default_a_slow_worker_is_only_reported(tmp_path: Path) -> None:
     fault = Fault(step=ONSET, stage=SLOW_STAGE, signal="slow", strength=6.0)
     record = train(sleeping(tmp_path, steps=ONSET + 13, spares=1), [fault])
 
-    assert [fact.nodes for fact in facts(record, d.Blamed)] == [[SLOW_STAGE]]
-    assert not facts(record, d.Relieve)
+    assert [fact.nodes for fact in facts(record, d.SlowPartFound)] == [[SLOW_STAGE]]
+    assert not facts(record, d.HandOverSlowStage)
     gauged = facts(record, e.WorkerMeasurements)
     assert median(len(fact.model_dump_json()) for fact in gauged) <= 1024, "twice in four steps"
 
@@ -86,7 +86,7 @@ def test_a_stuck_link_is_named_with_its_direction(tmp_path: Path) -> None:
     fault = Fault(step=4, stage=3, peer=2, signal="delay", strength=1000.0, resume_after_s=0.5, moment="forward")
     record = train(tiny(tmp_path, steps=8, fleet={"timeout_s": 2.0, "spares": 0}), [fault])
 
-    blamed = [fact for fact in facts(record, d.Blamed) if fact.fault == "stuck link"]
+    blamed = [fact for fact in facts(record, d.SlowPartFound) if fact.fault == "stuck link"]
     assert [fact.nodes for fact in blamed] == [[2, 3]]
     assert blamed[0].seconds <= 4.0
     assert not facts(record, e.WorkerLost)
@@ -98,7 +98,7 @@ def test_slow_data_are_named_and_no_worker_is(tmp_path: Path) -> None:
     fault = Fault(step=ONSET, stage=0, signal="slow_data", strength=0.05)
     record = train(sleeping(tmp_path, steps=ONSET + 13, spares=0), [fault])
 
-    (blamed,) = facts(record, d.Blamed)
+    (blamed,) = facts(record, d.SlowPartFound)
     assert (blamed.fault, blamed.nodes) == ("slow data", [0])
     assert ONSET < blamed.step <= ONSET + 12
     assert blamed.seconds >= 4 * 0.05 > 10 * blamed.past, "of a step's four batches"
@@ -115,10 +115,10 @@ def test_a_slow_machine_is_named_and_none_of_its_workers(tmp_path: Path) -> None
     with live(tiny(tmp_path, steps=10_000, network=prices, fleet=fleet, chaos={"trace": str(trace)})) as run:
         run.wait_until(lambda record: len(facts(record, e.WorkerJoined)) == 3)
         with guest(run.folder):
-            run.wait_until(lambda record: len(facts(record, d.Blamed)) > 0)
+            run.wait_until(lambda record: len(facts(record, d.SlowPartFound)) > 0)
             record = stopped(run)
     struck = {fact.worker for fact in facts(record, e.FaultInjected)}
     machine = {s.worker for s in facts(record, d.Spawn) if s.host}
     assert struck == machine and len(machine) == 2
-    (blamed,) = facts(record, d.Blamed)
+    (blamed,) = facts(record, d.SlowPartFound)
     assert blamed.fault == "slow host" and set(blamed.workers) == machine

@@ -76,7 +76,7 @@ def test_a_run_whose_processes_are_all_killed_resumes_from_memory(
             path.unlink()
     record = taken_up(config, step + 10)
     started, output = facts(record, e.RunStarted)[-1], capsys.readouterr().out
-    assert (started.first_step, started.recalled, started.durable_step) == (step, step, saved)
+    assert (started.first_step, started.snapshot_step, started.durable_step) == (step, step, saved)
     assert f"continues from step {step}, which is in memory" in output
     assert ("from the others' parities" in output) == bool(lost)
 
@@ -90,7 +90,7 @@ def test_damage_beyond_the_parities_falls_back_to_disk(tmp_path: Path, capsys: p
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
     started = facts(taken_up(config, step + 5), e.RunStarted)[-1]
-    assert started.recalled == -1 and started.first_step == saved
+    assert started.snapshot_step == -1 and started.first_step == saved
     output = capsys.readouterr().out
     assert f"snapshot of step {step} not used, 2 of 5 stages are lost together (1, 2)" in output
 
@@ -138,7 +138,7 @@ def test_snapshots_newer_than_a_rollback_are_never_resumed_from(tmp_path: Path) 
     assert [(form.outcome, form.step) for form in seen] == [("rolled back", 10)] and newer()
     record = resume(folder_of(config), train__steps="18")  # its ledger is checked there
     started = facts(record, e.RunStarted)[-1]
-    assert (started.first_step, started.recalled) == (10, -1) and ending(record).outcome == "finished"
+    assert (started.first_step, started.snapshot_step) == (10, -1) and ending(record).outcome == "finished"
 
 
 def test_snapshots_without_a_step_between_them_cannot_outlive(tmp_path: Path) -> None:

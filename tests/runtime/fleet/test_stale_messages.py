@@ -32,9 +32,9 @@ from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.staging import Staging
 from planaria.runtime.transport.wire import Activation, FrameContent, GradientShare, Label, State, TensorHeader
 from planaria.runtime.worker import peer_messages as post_office
+from planaria.runtime.worker.assignment import Assignment
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.peer_messages import PeerMessages, WaitTimeout
-from planaria.runtime.worker.position import Assignment
 from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
 from planaria.runtime.worker.setup import Setup
 from waiting import until
@@ -129,7 +129,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iter
     messages = PeerMessages(
         setup, resolved, here, control_link, transport, lambda order: pytest.fail(f"a copy without an order: {order}")
     )
-    messages.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
+    messages.assign(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
     yield messages, ours
     port.close()
 
@@ -139,7 +139,7 @@ def test_links_keep_an_edge_while_its_id_stays(office: Office) -> None:
     before, replaced = messages.links.edges[1], messages.links.edges[3]
     assert set(messages.links.edges) == {1, 3}, "stage 2 has no part in the edge 0-1"
     messages.handle(EdgeOpened(before, 0.0))
-    messages.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
+    messages.assign(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     assert messages.links.edges[1] is before and not before.abandoned
     assert messages.links.edges[3] is not replaced and replaced.abandoned
     assert messages.links.unopened == [3]
@@ -149,10 +149,10 @@ def test_links_keep_an_edge_while_its_id_stays(office: Office) -> None:
 
 def test_both_ends_of_a_rebuild_have_an_edge_until_it_ends(office: Office) -> None:
     messages, _ = office
-    messages.move(2, form(2, {(1, 2): "g1:1-2"}, {3: Rebuild(by="checkfree", donors=[2, 4])}))
+    messages.assign(2, form(2, {(1, 2): "g1:1-2"}, {3: Rebuild(by="checkfree", donors=[2, 4])}))
     (gift,) = messages.links.transfers.values()
     assert (gift.spec.link_id, gift.spec.peer, gift.spec.at) == ("g2:state:2>3", 3, "w3's:1"), "donors call"
-    messages.move(2, form(3, {(1, 2): "g1:1-2"}, {2: Rebuild(by="checkfree", donors=[1, 3])}))
+    messages.assign(2, form(3, {(1, 2): "g1:1-2"}, {2: Rebuild(by="checkfree", donors=[1, 3])}))
     assert gift.abandoned
     assert {edge.spec.link_id for edge in messages.links.transfers.values()} == {"g3:state:1>2", "g3:state:3>2"}
     assert {edge.spec.at for edge in messages.links.transfers.values()} == {""}
@@ -164,7 +164,7 @@ def test_both_ends_of_a_rebuild_have_an_edge_until_it_ends(office: Office) -> No
 def test_items_of_an_edge_of_an_older_generation_are_ignored(office: Office, kind: str) -> None:
     messages, controller = office
     old: Any = messages.links.edges[3]
-    messages.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
+    messages.assign(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     item = {
         "frame": FrameArrived(old, *frame(first_visit(2, 7))),
         "state": FrameArrived(old, *frame(State(3))),
@@ -241,7 +241,7 @@ def test_results_are_sent_once_on_the_host_unless_a_generation_has_begun(office:
         messages.send(first, torch.full((3,), number).as_subclass(OnDevice))
         assert not sent, "it is being copied"
         if generation == 1:  # a neighbour is killed; this edge stays
-            messages.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g1:2-3"}))
+            messages.assign(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g1:2-3"}))
     for event in copier.events:
         event.happen()
     until(lambda: not messages.staging.under_way)

@@ -19,7 +19,7 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control import events as e
 from planaria.control.logs import read_run
-from planaria.runtime.fleet.joining import DOOR
+from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE
 
 FOREVER = 10_000
 
@@ -61,7 +61,7 @@ def test_a_closed_terminal_saves_and_stops(tmp_path: Path) -> None:
         begun = run.wait_until(lambda record: len(losses(record)) >= 5)
         os.close(ours)
         assert run.end()[0] == 1
-    assert not (run.folder / DOOR).exists()
+    assert not (run.folder / RUN_ADDRESS_FILE).exists()
     record = checked(run.folder)
     assert (ending(record).outcome, ending(record).reason) == ("stopped", "SIGHUP")
     assert saved(run) == len(losses(record)) >= len(losses(begun))
@@ -77,7 +77,7 @@ def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path: Path) -> None:
         assert os.read(ours, 1)
         os.close(ours)
         assert run.end()[0] == 0
-    assert not (run.folder / DOOR).exists()
+    assert not (run.folder / RUN_ADDRESS_FILE).exists()
     record = checked(run.folder)
     assert ending(record).outcome == "finished" and saved(run) == 40
     (reported,) = facts(record, e.Trouble)
@@ -96,5 +96,5 @@ def test_a_terminal_that_hangs_up_twice_does_not_interrupt(tmp_path: Path, engin
             os.killpg(run.process.pid, signal.SIGHUP)
         code, errors = run.end()
     assert code == 1 and "SIGHUP" in errors and errors.count("\n") == 1, errors
-    assert not (run.folder / DOOR).exists()
+    assert not (run.folder / RUN_ADDRESS_FILE).exists()
     assert saved(run) == len(losses(read_run(run.folder)))

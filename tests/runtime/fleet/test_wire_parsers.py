@@ -100,8 +100,8 @@ REPORTS: list[e.Fact] = [
     e.WorkerMeasurements(
         worker="w1", node=1, stage=1, generation=1, step=1, steps=2, seconds=1.0, passes={}, waited={}, flows={}
     ),
-    e.Worked(worker="w1", node=1, stage=1, generation=1, step=0, spans=[], sent_bytes={1: 2}, peak_bytes=3),
-    e.Heartbeat(step=1, for_s=1.0),
+    e.WorkReport(worker="w1", node=1, stage=1, generation=1, step=0, spans=[], sent_bytes={1: 2}, peak_bytes=3),
+    e.Heartbeat(step=1, action_s=1.0),
 ]
 
 
@@ -248,7 +248,7 @@ def test_a_machine_that_joins_reports_unreadable_answers_in_one_line(answer: byt
     line = Recorded(answer)
     with visiting(line):
         try:
-            joined_machine.Visit(RunAddress(at="127.0.0.1:1", key="00" * 32), 1)
+            joined_machine.RunMembership(RunAddress(at="127.0.0.1:1", key="00" * 32), 1)
         except (UserError, OSError) as error:
             assert "\n" not in str(error)
 
@@ -271,10 +271,15 @@ class Pool:
 def test_a_joined_machine_leaves_at_an_unreadable_message(words: list[bytes]) -> None:
     line = Recorded(TO_MACHINE[0].model_dump_json().encode(), *words)
     with visiting(line):
-        stay = joined_machine.Visit(RunAddress(at="127.0.0.1:1", key="00" * 32), 1)
+        stay = joined_machine.RunMembership(RunAddress(at="127.0.0.1:1", key="00" * 32), 1)
         line.closed = True  # no beats
         pool: Any = Pool()
-        assert stay.stay(pool, 60.0, lambda: "", lambda _: None).how in ("lost", "over", "unwelcome", "again")
+        assert stay.serve_until_end(pool, 60.0, lambda: "", lambda _: None).how in (
+            "lost",
+            "over",
+            "unwelcome",
+            "again",
+        )
 
 
 SETTINGS = json.loads(SETUP.dump_json(Setup(RunConfig(), Path("/run"), Path("/data"), "127.0.0.1")))

@@ -197,7 +197,7 @@ def test_a_frame_in_a_ring_that_was_not_shown_breaks_the_edge(ends: tuple[End, E
     high.edge._channel.share = lambda _: SharedSlot(1, 1)
     high.send(torch.ones(4))
     broken = low.next(EdgeFailed)
-    assert broken.strange and "slot 1 of a ring" in broken.detail
+    assert broken.received_invalid_frame and "slot 1 of a ring" in broken.detail
 
 
 @pytest.mark.parametrize("wrong", ["short", "unsealed", "no file", "sizes"])

@@ -144,7 +144,7 @@ def test_the_fingerprint_depends_on_content_and_style(tmp_path: Path, file: Path
         (b'{"question": "1?", "answer": "1 #### "}', r"ducks.jsonl:4: field 'answer' has no '#### ANSWER'"),
         (b'{"question": "1?"}', r"ducks.jsonl:4: no field 'answer'.*fix or remove the line"),
         (b'{"question": ', r"ducks.jsonl:4: not a JSON record"),
-        (b"[1]", r"ducks.jsonl:4: holds a JSON list"),
+        (b"[1]", r"ducks.jsonl:4: a JSON list"),
         (b"\xff", r"ducks.jsonl:4: not a JSON record"),
         (b"[" * 100_000, r"ducks.jsonl:4: not a JSON record"),
         (b" " * (records.MAX_LINE_BYTES + 1), r"ducks.jsonl:4: longer than 1048576 bytes"),
@@ -165,14 +165,14 @@ def test_lone_surrogates_are_replaced(file: Path) -> None:
 def test_missing_empty_and_oversized_files_are_reported(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"none.jsonl:1: cannot be read"):
+    with pytest.raises(UserError, match=r"none.jsonl:1: unreadable"):
         opened(f"jsonl:{tmp_path / 'none.jsonl'}")
     with pytest.raises(UserError, match=r"contains no train\*.jsonl"):
         opened(f"gsm8k:{tmp_path}")
     with pytest.raises(UserError, match="too few problems"):
         opened(f"jsonl:{written(tmp_path / 'one.jsonl', LINES[0])}")
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}")[:-9])
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="unreadable"):
         opened(f"jsonl:{tmp_path / 'cut.jsonl.gz'}")
     monkeypatch.setattr(records, "MAX_BYTES", 100)
     with pytest.raises(UserError, match=r"ducks.jsonl:2: more than 100 bytes"):

@@ -80,7 +80,7 @@ def test_numbers_outside_the_range_have_no_problem(name: str, tmp_path: Path) ->
         ("codes", {"shown": 8}, "shown = 8 of 8 shards leaves none"),
         ("codes", {"shown": 0}, "task.options.shown = 0"),
         ("codes", {"degree": 5}, "at most 4 checks"),
-        ("codes", {"shards": 40, "data": 16}, "24 checks, of at most 12"),
+        ("codes", {"shards": 40, "data": 16}, "24 checks; the limit is 12"),
         ("codes", {"shards": 8, "data": 4, "distance": 3, "weight": 2, "degree": 1}, "no code was found|allow at most"),
         (
             "codes",

@@ -27,10 +27,10 @@ def replay_run(folder: Path) -> str:
         run_folders.require(folder, run_folders.CONFIG)
     record = read_run(folder)
     if not record.starts:
-        raise UserError(f"{folder / EVENTS}: has no start of a run, so it cannot be replayed; restore the log")
+        raise UserError(f"{folder / EVENTS} has no start of a run, so it cannot be replayed; restore the log")
     if not any(isinstance(fact, Spawn) for _, fact in record.history):
         raise UserError(
-            f"{folder}: was trained inline by an older planaria, without a controller, so it cannot be replayed"
+            f"{folder} was trained inline by an older planaria, without a controller, so it cannot be replayed"
         )
     result = replay(fact for _, fact in record.history)
     problems = list(result.problems)

@@ -22,7 +22,7 @@ from planaria.runtime.configuration import configure
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import on_schedule
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.resumption import choose, take_up
+from planaria.runtime.engine.resumption import choose, resumption_of
 from planaria.runtime.import_export import Kind, export_run, export_state, import_run
 
 DIGITS = 12
@@ -90,10 +90,10 @@ def verify(folder: Path, name: str | None) -> Iterator[str]:
 def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: Path) -> list[str]:
     """Write a checkpoint of a run, as resumed with ``changes``, into a folder of checkpoints; return notes."""
     notes: list[str] = []
-    there = take_up(folder, changes, name, notes.append)
+    there = resumption_of(folder, changes, name, notes.append)
     if there.saved is None or not there.saved.whole:
         raise UserError(
-            f"{folder}: has no whole checkpoint to convert; train on with `planaria train --resume {folder}`"
+            f"{folder} has no complete checkpoint to convert; train on with `planaria train --resume {folder}`"
         )
     if to.resolve() == there.store.folder.resolve() or (to / there.saved.folder.name).exists():
         raise UserError(f"--to {to}: would replace a checkpoint; choose another folder")
@@ -134,7 +134,7 @@ def export(
     for flag, given in (("--precision", precision), ("--shard", shard_mb)):
         if given is not None:
             raise UserError(
-                f"{flag} {given}: requires --format hf; moments are exported with fp32 weights, tensor by tensor"
+                f"{flag} {given} requires --format hf; moments are exported with fp32 weights, tensor by tensor"
             )
     return [*export_state(folder, to, kind, saved), str(to)]
 
@@ -171,7 +171,7 @@ def _written(store: CheckpointStore, source: Path, config: RunConfig, step: int)
     for replica in range(several):
         for stage in range(config.pipeline.stages + 1):
             state = stage_for(source, config, stage, replica)
-            written = write_stage(store.part(step, several, replica, 0), stage, step, state)
+            written = write_stage(store.unsealed_replica_folder(step, several, replica, 0), stage, step, state)
             digests[stage_name(stage, replica, several)] = written.sha256
     return digests
 
@@ -180,7 +180,7 @@ def _chosen(folder: Path, name: str | None) -> SealedCheckpoint:
     run_folders.config_of(folder)
     saved = choose(CheckpointStore(folder / "checkpoints"), name)
     if saved is None:
-        raise UserError(f"{folder}: has no checkpoint yet; train on with `planaria train --resume {folder}`")
+        raise UserError(f"{folder} has no checkpoint yet; train on with `planaria train --resume {folder}`")
     return saved
 
 

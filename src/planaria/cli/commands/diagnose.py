@@ -32,7 +32,7 @@ def diagnose(folder: Path) -> str:
     lines = [f"{folder}, step {last} ({live})", "", *_workers(result, naming), "", *_transits(result, naming), ""]
     responses = []
     for _, fact in record.landmarks:
-        if isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
+        if isinstance(fact, d.SlowPartFound | d.HandOverSlowStage | d.Reroute | d.Cleared):
             responses.append(f"step {fact.step}  {line(fact, naming)}")
     slow = [sentence(blamed, naming) for blamed in result.current]
     lines += ["Slow at present:", *(f"  {text}" for text in slow)] if slow else ["Nothing is slow at present."]

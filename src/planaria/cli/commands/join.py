@@ -7,8 +7,8 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.join import AddressEntrance, Entrance, FolderEntrance, JoinTerms, join
+from planaria.runtime.engine.process_engine import PRELOAD
 from planaria.runtime.fleet.joining import MAX_WORKERS
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.transport.address import REACHABLE, Reach

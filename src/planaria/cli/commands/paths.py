@@ -33,7 +33,7 @@ def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | No
     topology = topology_of(config, recipe)
     schedule, before = _schedule(config, recipe)
     if topology.path_network is None:
-        raise UserError("network.topology: has no [[link]] entries, so there is one path between two sites")
+        raise UserError("network.topology has no [[link]] entries, so there is one path between two sites")
     problem, solution = problem_of(config, topology), schedule.solution
     _require_same(problem, schedule)
     over = MultipathPlanner(topology, message_bytes(config.model, config.pipeline).larger)
@@ -62,7 +62,7 @@ def _schedule(config: RunConfig, recipe: Path | None) -> tuple[Schedule, Several
     file = relative_to_recipe(recipe, config.routing.schedule)
     result = read(file)
     if result.paths is None:
-        raise UserError(f"{file}: was planned with one path between two sites; plan again with [[link]] entries")
+        raise UserError(f"{file} was planned with one path between two sites; plan again with [[link]] entries")
     return result, result.paths
 
 
@@ -75,7 +75,11 @@ def _require_same(problem: PlanningProblem, schedule: Schedule) -> None:
     elif tuple(rules.sizes) != problem.sizes or rules.visits != problem.visits:
         label = "its stages or visits are not the recipe's (pipeline.stages, routing.data_nodes, routing.skip)"
     elif problem.summed != (schedule.sums_s is not None):
-        label = "it was planned " + ("without gradient sums" if problem.summed else "with them") + " (routing.sums)"
+        label = (
+            "it was planned "
+            + ("without gradient sums" if problem.summed else "with them")
+            + " (routing.wait_for_gradient_sums)"
+        )
     elif rules.microbatches != problem.microbatches:
         label = "its microbatches are not the recipe's (pipeline.microbatches)"
     else:

@@ -37,7 +37,7 @@ def copy(path: Path, to: Path) -> tuple[list[Path], str]:
     copies = {to: path} | {to.parent / name: path.parent / name for name in _named(tree)}
     there = [file for file in copies if file.exists()]
     if there:
-        raise UserError(f"{there[0]}: exists already; give another name, or remove it")
+        raise UserError(f"{there[0]} exists already; give another name, or remove it")
     if not to.parent.is_dir():
         raise UserError(f"{to}: folder {to.parent} does not exist; create it, or give another path")
     for file, original in copies.items():

@@ -98,7 +98,7 @@ def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
             "network.topology: not given; to plan routes, name a TOML file of sites and nodes, such as "
             f"{shipped.FOLDER / 'topologies' / 'twelve_cities.toml'}"
         )
-    return read(relative_to_recipe(recipe, config.network.topology), config.network.scale)
+    return read(relative_to_recipe(recipe, config.network.topology), config.network.link_time_scale)
 
 
 def parse_budget(text: str) -> SearchBudget:

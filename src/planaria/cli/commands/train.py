@@ -17,7 +17,7 @@ from planaria.report.observe.trackers import trackers
 from planaria.runtime.configuration import configure
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check, read_faults
-from planaria.runtime.engine.fleet import preload_for
+from planaria.runtime.engine.process_engine import preload_for
 from planaria.runtime.engine.starting_weights import starting_weights, weight_warnings
 from planaria.runtime.engine.unused_settings import require_used
 from planaria.runtime.fleet.spawner import fork_server

@@ -68,7 +68,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     """
     whole = [folder.resolve() for folder in folders]
     if twice := next((folder for i, folder in enumerate(whole) if folder in whole[:i]), None):
-        raise UserError(f"{twice}: is given twice; give each run once")
+        raise UserError(f"{twice} is given twice; give each run once")
     short = [folder.name for folder in whole]
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 

@@ -44,9 +44,9 @@ ATTACKS: dict[str, type[Attack]] = {
     "wrong_size": WrongSize,
     "wrong_type": WrongType,
 }
-"""by name. Only planaria's own: a trace may come from a stranger and must not name a class to import"""
+"""by name; only planaria's own: a trace may come from a stranger and must not name a class to import"""
 
-PLAIN_LIE = "nan"
+DEFAULT_ATTACK = "nan"
 """attack of a fault that names none"""
 
 
@@ -55,7 +55,7 @@ def attack_of(name: str | None, strength: float | None) -> Attack:
 
     :raises UserError: naming unknown names or incompatible settings.
     """
-    name = PLAIN_LIE if name is None else name
+    name = DEFAULT_ATTACK if name is None else name
     if name not in ATTACKS:
         raise UserError(f"attack = {name!r}: no such choice; {nearest(name, ATTACKS)}")
     chosen = ATTACKS[name]

@@ -17,7 +17,7 @@ from planaria.config.registry import Choice
 from planaria.exchange.compress.base import Compressor
 
 Strength = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
-"""of an attack; set by a trace's fault"""
+"""strength of an attack; set by a trace's fault"""
 
 
 @dataclass(frozen=True)

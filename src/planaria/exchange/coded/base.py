@@ -65,7 +65,7 @@ class Scheme(Choice, ABC):
     """whether decoding gives the exact sum instead of an estimate"""
 
     def why_unsupported(self, n: int) -> str:
-        """Return why the scheme does not support n workers, with a fix, or an empty string."""
+        """Return why the scheme does not support n workers, with a fix; empty if it does."""
         return ""
 
     def delay(self) -> int:

@@ -20,12 +20,12 @@ from planaria.exchange.coded.sgc import MSGC, SRSGC
 from planaria.exchange.coded.simulate import FinishTimes, replay, uncoded_seconds, windows
 
 WORTH = 0.02
-"""least share of the uncoded time that a code must save: less is below a probe's precision"""
+"""minimum share of the uncoded time that a code must save: less is below a probe's precision"""
 
 ALIKE = 1.25
 """workers whose median times differ by a smaller factor count as the same kind of machine"""
 ORDERS, ROUNDS = 4, 320
-"""most replays of a probe, and the sufficient total of rounds"""
+"""maximum number of replays of a probe, and the sufficient total of rounds"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SchemeCandidate:
     name: str
     scheme: Scheme
     seconds: float
-    """per job"""
+    """seconds per job"""
     error: float
     """standard error of ``seconds``, as if rounds were independent and orders of workers were not"""
     load: float
@@ -43,7 +43,7 @@ class SchemeCandidate:
     vectors: int
     """gradients that a worker sends for a job"""
     microbatches: int
-    """least number for a job, over all workers"""
+    """minimum number of microbatches of a job, over all workers"""
 
     def __str__(self) -> str:
         options = ", ".join(f"{name} = {value}" for name, value in self.scheme.model_dump().items())
@@ -136,7 +136,7 @@ def choose(
     """
     n, ordered = profile.workers, reordered_profiles(profile)
     candidates = [
-        _offer(name, scheme, ordered, slow, window)
+        _candidate(name, scheme, ordered, slow, window)
         for name, scheme in candidate_schemes(n, most_delay)
         if microbatches is None or microbatches % scheme.chunks(n) == 0 or name == "none"
     ]
@@ -152,7 +152,7 @@ def choose(
     return SchemeChoice(best, ranked, f"{best} saves {1 - best.seconds / none.seconds:.0%} of the uncoded time")
 
 
-def _offer(name: str, scheme: Scheme, ordered: Sequence[FinishTimes], slow: float, window: int) -> SchemeCandidate:
+def _candidate(name: str, scheme: Scheme, ordered: Sequence[FinishTimes], slow: float, window: int) -> SchemeCandidate:
     n, times = ordered[0].workers, [expected_seconds(scheme, each, slow, window) for each in ordered]
     seconds, error = fmean(mean for mean, _ in times), fmean(error for _, error in times)
     return SchemeCandidate(name, scheme, seconds, error, scheme.load(n), scheme.vectors(), scheme.chunks(n))

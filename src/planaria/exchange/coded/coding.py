@@ -68,15 +68,15 @@ class Coding:
         """Chunks in a step: equal parts of its microbatches."""
         return self.jobs * self.scheme.chunks(self.replicas)
 
-    def superfluous(self, counted: frozenset[int]) -> Late:
+    def uncounted(self, counted: frozenset[int]) -> Late:
         """Return the replicas whose work of a round is lost if only ``counted`` ones count."""
         return frozenset(range(self.replicas)) - counted
 
     def history(self, counted: Counted) -> History:
         """Return the history in the schemes' form."""
-        return [self.superfluous(there) for there in counted]
+        return [self.uncounted(there) for there in counted]
 
-    def duties(self, counted: Counted, replica: int) -> list[AssignedTask]:
+    def tasks_of(self, counted: Counted, replica: int) -> list[AssignedTask]:
         """Return the mini-tasks of ``replica`` in the next round."""
         size = self.scheme.chunks(self.replicas)
         tasks = self.scheme.tasks(self.replicas, self.jobs, self.history(counted))[replica]
@@ -93,7 +93,7 @@ class Coding:
 
         Not before it is ``late``, if the others would have to repeat work.
         """
-        missing = self.superfluous(done)
+        missing = self.uncounted(done)
         if not missing:
             return True
         if self.scheme.delay() and not late:

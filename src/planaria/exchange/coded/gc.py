@@ -21,7 +21,7 @@ from planaria.exchange.coded.base import CodedVector, History, MiniTask, Scheme,
 
 Matrix = NDArray[np.float64]
 MOST_ENLARGED = 200
-"""most amplification of rounding errors: those of fp32 stay below 1e-5"""
+"""maximum amplification of rounding errors: those of fp32 stay below 1e-5"""
 LARGEST = 64
 """workers of a cyclic code; testing more would take longer than a step"""
 
@@ -190,7 +190,7 @@ def enlarges(n: int, spare: int) -> float:
 
 
 def precision_problem(n: int, stragglers: int, spare: Callable[[int], int] = int) -> str:
-    """Return why a code of ``spare`` (stragglers) loses too much precision, with a fix, or an empty string."""
+    """Return why a code of ``spare`` (stragglers) loses too much precision, with a fix; empty if not."""
     if (times := enlarges(n, spare(stragglers))) <= MOST_ENLARGED:
         return ""
     fewer = next(less for less in range(stragglers - 1, -1, -1) if enlarges(n, spare(less)) <= MOST_ENLARGED)

@@ -57,7 +57,7 @@ class Compressor(Choice, ABC):
         """
 
     def reached(self, vector: Tensor, draw: int = 0) -> float:
-        """Return a δ that holds for ``vector``: the guaranteed or the measured one; 0 if the message is useless."""
+        """Return a δ that holds for ``vector``: the guaranteed or the measured one; 0 if it adds error."""
         return self.delta(len(vector)) if self.guaranteed else max(0.0, measured_delta(self, vector, draw))
 
     @abstractmethod
@@ -65,14 +65,14 @@ class Compressor(Choice, ABC):
         """Return the count of numbers in a message, rounded up to full groups."""
 
     def flaw(self, message: Tensor, like: Tensor) -> str:
-        """Return why a message is invalid, given a valid one (``like``), or an empty string."""
+        """Return why a message is invalid, given a valid one (``like``); empty if it is valid."""
         if (message.dtype, message.shape) != (like.dtype, like.shape):
             return f"{message.dtype} {list(message.shape)}, not {like.dtype} {list(like.shape)}"
         return self.damage(message, self.count(like))
 
     @abstractmethod
     def damage(self, message: Tensor, count: int) -> str:
-        """Return why a message of the right size and dtype for ``count`` numbers is invalid, or an empty string."""
+        """Return why a message of the right size and dtype for ``count`` numbers is invalid; empty if it is valid."""
 
 
 def measured_delta(compressor: Compressor, vector: Tensor, draw: int = 0) -> float:

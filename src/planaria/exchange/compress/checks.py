@@ -21,7 +21,7 @@ def compression_in(config: ExchangeConfig) -> Compression | None:
 
 
 def require_messages(config: RunConfig) -> None:
-    """Check that the compression fits every stage and the routing; UserError if not."""
+    """Check that the compression supports every stage and the routing; UserError if not."""
     compression = compression_in(config.exchange)
     if compression is None:
         return

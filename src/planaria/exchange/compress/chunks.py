@@ -103,8 +103,10 @@ class Chunked(Compressor, ABC):
             reader = ArrayReader(message, count, self.bytes(count))
         except ValueError as error:
             return str(error)
-        return next((problem for n, size in sizes(count, self.chunk) if (problem := self._wrong(reader, n, size))), "")
+        return next(
+            (problem for n, size in sizes(count, self.chunk) if (problem := self._why_invalid(reader, n, size))), ""
+        )
 
     @abstractmethod
-    def _wrong(self, reader: ArrayReader, n: int, size: int) -> str:
-        """Return why the next ``n`` chunks of ``size`` numbers are invalid, or an empty string."""
+    def _why_invalid(self, reader: ArrayReader, n: int, size: int) -> str:
+        """Return why the next ``n`` chunks of ``size`` numbers are invalid; empty if they are valid."""

@@ -24,7 +24,7 @@ from planaria.exchange.compress.chunks import CHUNK
 from planaria.exchange.compress.dct import DCT
 from planaria.exchange.compress.dense import PLAIN, GroupQuantised, Sign, Uncompressed
 from planaria.exchange.compress.estimates import EF21, EF21W, EControl
-from planaria.exchange.compress.feedback import EF14, Decayed, Feedback, NoFeedback, at_least_fp32
+from planaria.exchange.compress.feedback import EF14, DecayedErrorFeedback, Feedback, NoFeedback, at_least_fp32
 from planaria.exchange.compress.sparse import RandK, TopK
 from planaria.exchange.compress.topk2 import TopK2
 
@@ -47,7 +47,14 @@ FEEDBACKS: Registry[Feedback] = Registry(
     "feedback",
     "exchange.compress.feedback",
     Feedback,  # type: ignore[type-abstract]
-    {"none": NoFeedback, "ef14": EF14, "decayed": Decayed, "ef21": EF21, "ef21w": EF21W, "econtrol": EControl},
+    {
+        "none": NoFeedback,
+        "ef14": EF14,
+        "decayed": DecayedErrorFeedback,
+        "ef21": EF21,
+        "ef21w": EF21W,
+        "econtrol": EControl,
+    },
     location="exchange.compress",
 )
 
@@ -104,7 +111,7 @@ class Compression:
         """Return the compressor's δ for the message of ``exact``."""
         if self.compressor.guaranteed:
             return self.compressor.delta(count)
-        judged = [weight_message.flat(vector) for vector in self.feedback.judged(outer, exact) if vector]
+        judged = [weight_message.flat(vector) for vector in self.feedback.measured_vectors(outer, exact) if vector]
         return min((self.compressor.reached(v, outer.rounds) for v in judged), default=self.compressor.delta(count))
 
     def receive(

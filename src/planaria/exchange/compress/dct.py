@@ -85,7 +85,7 @@ class DCT(Chunked):
         """Return the minimum over chunks of k/d: the basis keeps norms, so the error is what was not sent."""
         return min((self.kept(size) / size for _, size in chunks.sizes(count, CHUNK)), default=1.0)
 
-    def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
+    def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
         places, values = self._read(reader, n, size)
         return misplaced(places, size) or ("" if all_finite(values) else "not all of its numbers are finite")
 

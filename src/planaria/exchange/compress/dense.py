@@ -121,7 +121,7 @@ class Sign(Chunked):
         """Return 2/π, that of a normal variable."""
         return 2.0 / math.pi
 
-    def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
+    def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
         return "" if all_finite(self._read(reader, n, size)[0]) else "not all of its numbers are finite"
 
     def _read(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor]:

@@ -19,10 +19,20 @@ from planaria.config.bounds import Positive
 from planaria.exchange.base import Parts, StageOuterState, Weights
 from planaria.exchange.compress.base import squared_norm
 from planaria.exchange.compress.feedback import Feedback, at_least_fp32
-from planaria.exchange.stepsize import scales
 
 LEAST = 1e-3
-"""least smoothness, as a share of the mean; applies to gradients that hardly changed in the warm-up"""
+"""minimum smoothness, as a share of the mean; applies to gradients that hardly changed in the warm-up"""
+
+
+def member_weights(smoothness: Sequence[float]) -> list[float]:
+    """Return w_i = L_i/ΣL_j from each member's smoothness (arXiv 2402.10774, algorithm 2): it compresses g_i/(n w_i),
+    which counts n w_i. No proof covers AdamW."""
+    return [each / sum(smoothness) for each in smoothness]
+
+
+def member_scales(smoothness: Sequence[float]) -> list[float]:
+    """Return n·w_i, the divisor of member i's vector before compression (arXiv 2402.10774, algorithm 2)."""
+    return [len(smoothness) * weight for weight in member_weights(smoothness)]
 
 
 class Estimates(Feedback, ABC):
@@ -92,7 +102,7 @@ class EF21W(EF21):
     warmup: Positive = 8
     """steps of the warm-up, whose differences are sent uncompressed"""
 
-    def objection_to(self, members: int) -> str:
+    def why_members_unsupported(self, members: int) -> str:
         if self.smoothness == "auto" or len(self.smoothness) == members:
             return ""
         return f"smoothness has {len(self.smoothness)} values for exchange.replicas = {members}; give one for each"
@@ -116,7 +126,7 @@ class EF21W(EF21):
     def scale(self, outer: StageOuterState, member: int) -> float:
         if self.measuring(outer):
             return 1.0
-        return scales(estimated(outer.secants) if self.smoothness == "auto" else self.smoothness)[member]
+        return member_scales(estimated(outer.secants) if self.smoothness == "auto" else self.smoothness)[member]
 
 
 def estimated(secants: tuple[float, ...]) -> list[float]:
@@ -155,7 +165,7 @@ class EControl(Estimates):
         ahead = _ahead(outer, exact)
         return {name: ahead[name].add_(outer["residual"].get(name, 0.0), alpha=eta) for name in ahead}
 
-    def judged(self, outer: StageOuterState, exact: Weights) -> Sequence[Weights]:
+    def measured_vectors(self, outer: StageOuterState, exact: Weights) -> Sequence[Weights]:
         return _ahead(outer, exact), outer["residual"]
 
     def next_parts(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:

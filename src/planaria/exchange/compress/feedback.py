@@ -45,10 +45,10 @@ class Feedback(Choice, ABC):
     def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         """Return the vector to compress instead of ``exact``.
 
-        :param delta: the compressor's δ: guaranteed, or the smallest measured for the vectors of :meth:`judged`.
+        :param delta: the compressor's δ: guaranteed, or the smallest measured for :meth:`measured_vectors`.
         """
 
-    def judged(self, outer: StageOuterState, exact: Weights) -> Sequence[Weights]:
+    def measured_vectors(self, outer: StageOuterState, exact: Weights) -> Sequence[Weights]:
         """Return the vectors whose δ :meth:`target` needs; δ is measured only if the compressor guarantees none."""
         return ()
 
@@ -85,12 +85,12 @@ class Feedback(Choice, ABC):
         """Return the state after measuring the differences that members ``sent`` uncompressed."""
         return outer
 
-    def objection_to(self, members: int) -> str:
-        """Return why the feedback does not support this number of members, or an empty string."""
+    def why_members_unsupported(self, members: int) -> str:
+        """Return why the feedback does not support this number of members; empty if it does."""
         return ""
 
     def why_unsupported(self, delta: float) -> str:
-        """Return why the feedback does not support a compressor of this δ, or an empty string."""
+        """Return why the feedback does not support a compressor of this δ; empty if it does."""
         return ""
 
 
@@ -133,7 +133,7 @@ class EF14(Feedback):
         )
 
 
-class Decayed(EF14):
+class DecayedErrorFeedback(EF14):
     """D = C(βe + g), e ← βe + g − D: the error of each round decays (arXiv 2508.15706); β = 1 is EF14.
 
     A coordinate that is never sent ends at g/(1 − β), and is lost if that stays below what the compressor sends.

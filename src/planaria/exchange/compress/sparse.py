@@ -16,16 +16,16 @@ from planaria.exchange.compress.chunks import Chunked
 
 _TINY = torch.finfo(torch.float32).tiny
 _STEPS = 127
-"""levels of 8 bits on either side of zero"""
+"""positive levels of 8 bits; there are as many negative ones"""
 
 
 def largest(chunk: Tensor, k: int) -> Tensor:
-    """Return the places of the k numbers of largest magnitude in each row of ``chunk``, ascending: int64 [n, k]."""
+    """Return the indices of the k numbers of largest magnitude in each row of ``chunk``, ascending: int64 [n, k]."""
     return torch.topk(chunk.abs(), k, dim=1, sorted=False).indices.sort(dim=1).values
 
 
 def misplaced(places: Tensor, size: int) -> str:
-    """Return why these places [n, k] in rows of ``size`` numbers are invalid, or an empty string."""
+    """Return why these indices [n, k] in rows of ``size`` numbers are invalid; empty if they are valid."""
     ascending = int(places.max()) < size and not bool((places.diff(dim=1) <= 0).any())
     return "" if ascending else "its places are not ascending, or beyond their chunk"
 
@@ -55,7 +55,7 @@ class ChunkedTopK(Chunked, ABC):
         """Return the minimum over chunks of k/d."""
         return min((self.kept(size) / size for _, size in chunks.sizes(count)), default=1.0)
 
-    def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
+    def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
         finite = all_finite(self._unscaled(*self._numbers(reader, n, size)))
         return "" if finite else "not all of its numbers are finite"
 
@@ -101,8 +101,8 @@ class TopK(ChunkedTopK):
             chunk.scatter_(1, positions, self._unscaled(*self._numbers(reader, *chunk.shape)))
         return vector
 
-    def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
-        return misplaced(self._places(reader, n, size), size) or super()._wrong(reader, n, size)
+    def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
+        return misplaced(self._places(reader, n, size), size) or super()._why_invalid(reader, n, size)
 
     def _places(self, reader: chunks.ArrayReader, n: int, size: int) -> Tensor:
         """Return indices [n, k]."""

@@ -1,4 +1,4 @@
-"""Top-k in chunks of 4,096 numbers, with 12-bit places and 2-bit values, as SparseLoCo (arXiv 2508.15706) sends it."""
+"""Top-k in chunks of 4,096 numbers, with 12-bit indices and 2-bit values, as SparseLoCo (arXiv 2508.15706) sends it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from planaria.exchange.compress.sparse import largest, misplaced
 PLACE_BITS, CODE_BITS = 12, 2
 CHUNK = 1 << PLACE_BITS
 _LARGEST = torch.finfo(torch.bfloat16).max
-_BORDERS = (-2.25, -0.75, 0.75)
+_BIN_EDGES_IN_SIGMA = (-2.25, -0.75, 0.75)
 """between the bins of ``released``, in standard deviations from the mean: four of width 6σ/4, the third about zero"""
 
 
 class TopK2(Chunked):
-    """The k largest numbers of each chunk by magnitude, each in 14 bits: its place, and one of the chunk's four levels.
+    """The k largest numbers of each chunk by magnitude, each in 14 bits: its index, and one of the chunk's four levels.
 
     A chunk's levels are bfloat16 numbers, each the mean of the numbers it stands for:
 
@@ -36,7 +36,7 @@ class TopK2(Chunked):
     chunk: ClassVar[int] = CHUNK
 
     k: Annotated[int, Field(ge=1, le=CHUNK)] = 64
-    """numbers sent of each chunk of 4,096; in proportion of a shorter one, at least one"""
+    """numbers sent of each chunk of 4,096; of a shorter chunk in proportion, at least one"""
     levels: Literal["symmetric", "released"] = "symmetric"
     """levels of the 2-bit values"""
 
@@ -80,7 +80,7 @@ class TopK2(Chunked):
         return self.levels == "symmetric"
 
     def delta(self, count: int) -> float:
-        """Return the minimum over chunks of min(k/d, 1/k); a normal variable exceeds it with both kinds of levels.
+        """Return the minimum over chunks of min(k/d, 1/k); normal variables give more, with either kind of levels.
 
         Write the k largest magnitudes as t + a_i, where t is the smallest, with the mean t + ā. The message keeps at
         least k(t + ā)², and ‖v‖² at most d·t² + 2tkā + Σa_i², where Σa_i² ≤ k²ā². [derived here]
@@ -92,12 +92,12 @@ class TopK2(Chunked):
     def _level_count(self) -> int:
         return 2 if self.levels == "symmetric" else 4
 
-    def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
+    def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
         places, _, levels = self._read(reader, n, size)
         return misplaced(places, size) or ("" if all_finite(levels) else "not all of its numbers are finite")
 
     def _read(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return places [n, k], codes [n, k] and levels [n, 4] of the next ``n`` chunks of ``size`` numbers."""
+        """Return indices [n, k], codes [n, k] and levels [n, 4] of the next ``n`` chunks of ``size`` numbers."""
         k = self.kept(size)
         places, codes = (
             chunks.unpacked(reader.take((n, chunks.packed_bytes(k, bits)), torch.uint8), k, bits)
@@ -117,7 +117,9 @@ def _symmetric(values: Tensor) -> tuple[Tensor, Tensor]:
 def _released(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return codes [n, k] and levels [n, 4] of the four bins."""
     mean, sigma = values.mean(dim=1, keepdim=True), values.std(dim=1, keepdim=True, correction=0)
-    codes = sum(((values > mean + border * sigma).long() for border in _BORDERS), torch.zeros(1, dtype=torch.long))
+    codes = sum(
+        ((values > mean + border * sigma).long() for border in _BIN_EDGES_IN_SIGMA), torch.zeros(1, dtype=torch.long)
+    )
     return codes, _means(values, codes, 4)
 
 

@@ -29,7 +29,7 @@ class RobustRule(Choice, ABC):
     """f, the number of Byzantine members tolerated"""
 
     def min_members(self) -> int:
-        """Return the fewest members with which it tolerates f Byzantine ones; by default 2f + 1, a majority."""
+        """Return the minimum number of members that tolerates f Byzantine ones; by default 2f + 1, a majority."""
         return 2 * self.byzantine + 1
 
 

@@ -16,7 +16,7 @@ from planaria.exchange.robust.base import GramRule
 TOLERANCE = 1e-4
 """length of the last step, relative to τ"""
 ROUNDS = 1000
-"""most steps with ``rounds = "auto"``"""
+"""maximum number of steps with ``rounds = "auto"``"""
 
 
 class CenteredClipping(GramRule):

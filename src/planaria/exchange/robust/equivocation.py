@@ -38,7 +38,7 @@ class Exclusions(NamedTuple):
 
     @property
     def min_byzantine(self) -> int:
-        """Least number of Byzantine members."""
+        """Minimum number of Byzantine members."""
         return len(self.byzantine) + len(self.disputes) + len(self.invalid)
 
     @property

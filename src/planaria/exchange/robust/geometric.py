@@ -18,9 +18,9 @@ Matrix = NDArray[np.float64]
 TOLERANCE = 1e-6
 """excess of the sum of distances over its minimum, relative"""
 ROUNDS = 1000
-"""most steps with ``rounds = "auto"``"""
+"""maximum number of steps with ``rounds = "auto"``"""
 _SMALLEST = 1e-9
-"""ν, in mean distances between members: the least distance"""
+"""ν, in mean distances between members: the minimum distance"""
 
 
 class GeometricMedian(GramRule):

@@ -1,6 +1,6 @@
 """Members' vectors in chunks, and their inner products in one pass, without temporaries of their size.
 
-Distances between near vectors keep more than rounding errors.
+Distances between near vectors stay larger than their rounding errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ not depend on their number"""
 BLOCK = 1024
 """numbers per small matrix product; those of a chunk are not split among threads either"""
 _NEAR = 0.01
-"""least squared distance of two vectors, as a share of that from the reference; below it, everything is computed in
+"""minimum squared distance of two vectors, as a share of that from the reference; below it, everything is computed in
 fp64"""
 BOUND = 10.0
 """median lengths; longer vectors are shortened to this length [chosen here]"""

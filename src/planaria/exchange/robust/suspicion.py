@@ -35,7 +35,7 @@ class MemberRejections:
         return replace(self._closed(byzantine), round=round, now=frozenset(by))
 
     def strikes(self, byzantine: int) -> int:
-        """Return the least number of rounds with an invalid update, given at most ``byzantine`` Byzantine members."""
+        """Return the minimum number of rounds with an invalid update, given at most ``byzantine`` Byzantine members."""
         closed = self._closed(byzantine)
         most = sorted(closed.by.values(), reverse=True)
         return closed.proved + (most[byzantine] if len(most) > byzantine else 0)
@@ -65,7 +65,7 @@ class Suspicion:
     """Findings so far, and their number of steps."""
 
     findings: Mapping[Finding, int] = field(default_factory=lambda: MappingProxyType({}))
-    """→ steps; of all-reduced replicas"""
+    """finding → steps in which it was made; all-reduced replicas only"""
     now: frozenset[Finding] = frozenset()
     """those in the current step"""
     refusals: Mapping[int, MemberRejections] = field(default_factory=lambda: MappingProxyType({}))
@@ -96,7 +96,7 @@ class Suspicion:
         return self.refusals.get(member, _NEVER).strikes(byzantine_bound(rule))
 
     def forgotten(self, member: int) -> Suspicion:
-        """Return the state without reports by and about ``member``, whose place another machine takes."""
+        """Return the state without reports by and about ``member``, which another machine replaces."""
         result = {finding: steps for finding, steps in self.findings.items() if member not in finding}
         others = {other: held.without(member) for other, held in self.refusals.items() if other != member}
         now = frozenset(finding for finding in self.now if member not in finding)
@@ -118,7 +118,7 @@ class Suspicion:
         return findings(received, received.keys() - known.left_out.keys(), max(0, rule.tolerated - known.min_byzantine))
 
     def unbearable(self, rule: Exchange) -> str:
-        """Return why the step cannot be made without the excluded members, or an empty string."""
+        """Return why the step is impossible without the excluded members; empty if it is possible."""
         standing = self.exclusions(rule)
         if standing.min_byzantine <= rule.tolerated:
             return ""

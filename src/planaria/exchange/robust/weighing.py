@@ -26,7 +26,7 @@ Products = Mapping[int, Mapping[int, float]]
 class Weighing:
     """Weighting for one exchange.
 
-    Products are about a point r, so that distances between near vectors do not drown in rounding. If all members need
+    Products are about a point r, so that distances between near vectors exceed rounding errors. If all members need
     bit-identical results, r must be equal at all: the last value of an iterative rule, or zero, since such members send
     steps from shared weights. Members with models of their own send these, which differ by thousandths of their norms:
     r is a member's ``own`` vector.

@@ -129,7 +129,7 @@ def _drill(recipe: Path, settings: Mapping[str, str], seeds: list[int] | None, r
     from planaria.swarm.commands.drill import drill
     from planaria.swarm.config import SwarmConfig
 
-    _require_of(SwarmConfig, settings, f"is no setting of a swarm, and {recipe} is a drill; leave it out")
+    _require_of(SwarmConfig, settings, f"is not a setting of a swarm, and {recipe} is a drill; leave it out")
     laid = ({} if seeds is None else {"seeds": seeds}) | ({"repair": True} if repair else {})
     return drill(recipe, settings, quiet, laid)
 
@@ -203,11 +203,11 @@ def _edit(
     if len(actions) > 1:
         raise UserError(f"{' and '.join(actions)}: give one of them; change the result with the second")
     if add is None:
-        refuse({"as": called, "domain": domain, "text": text}, "goes with --add MODEL")
+        refuse({"as": called, "domain": domain, "text": text}, "requires --add MODEL")
     routers = {"top-k": top_k, "temperature": temperature, "samples": samples, "no-bias": no_bias or None}
     options = {"lambda": scale, "seed": seed, **routers}
     if how is None:
-        refuse({"safe": safe, **options}, "goes with --merge HOW")
+        refuse({"safe": safe, **options}, "requires --merge HOW")
     elif to is None:
         raise UserError(f"--merge {how}: give --to FOLDER, the folder to write the model to")
     else:
@@ -245,7 +245,7 @@ def _folder(run: Path, to: Path | None, text: str | None = None) -> Path | None:
         refuse({"to": to, "text": text}, f"is for a merged model, and {run} is an ensemble, changed in place")
         return None
     if to is None:
-        raise UserError(f"{run}: is a merged model, which is not changed in place; give --to FOLDER for the result")
+        raise UserError(f"{run} is a merged model, which is not changed in place; give --to FOLDER for the result")
     return to
 
 
@@ -260,9 +260,9 @@ def _merged(run: Path, to: Path, how: How, safe: str | None, given: Mapping[str,
         routers = {name: value for name, value in given.items() if name not in ("lambda", "seed")}
         refuse(routers, "is about routers, which only --merge dume makes")
     if how == "average":
-        refuse({"lambda": given["lambda"]}, "is no part of an average; leave it out")
+        refuse({"lambda": given["lambda"]}, "does not apply to an average; leave it out")
     if is_exported(run):
-        raise UserError(f"{run}: is one model already; --merge is for an ensemble of `planaria experts train`")
+        raise UserError(f"{run} is one model already; --merge is for an ensemble of `planaria experts train`")
     if how == "average" or how == "dume":
         return merge.merge(run, to, _wanted(how, given), safe)
     return merge.fuse(run, to, how, given["lambda"], safe, given["seed"] or 0)
@@ -281,7 +281,7 @@ def _wanted(by: Literal["average", "dume"], given: Mapping[str, Any]) -> MergeOp
     for name, value in chosen.items():
         if not least[name] <= value < float("inf"):
             note = " (all)" if name == "top-k" else ""
-            raise UserError(f"--{name} {value:g}: must be {least[name]:g}{note} or more")
+            raise UserError(f"--{name} {value:g} must be {least[name]:g}{note} or more")
     usual = {"top_k": 1, "temperature": 1.0, "samples": SAMPLES, "ridge": RIDGE}
     fields = {"top-k": "top_k", "lambda": "ridge"}
     chosen = {fields.get(name, name): value for name, value in chosen.items()}

@@ -15,8 +15,8 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
 from planaria.exchange.coded.choose import SchemeChoice, choose
+from planaria.exchange.coded.coded_report import LEAST_ROUNDS, profile_of
 from planaria.exchange.coded.coding import coding_of
-from planaria.exchange.coded.report import LEAST_ROUNDS, profile_of
 from planaria.exchange.coded.simulate import FinishTimes
 from planaria.lab.commands.advise_compress import advise_compress
 from planaria.lab.commands.advise_wire import advise_wire
@@ -28,9 +28,9 @@ from planaria.report.tables import Table, show
 from planaria.runtime.engine.config_checks import check
 
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
-"""Units of a prediction → number per hour."""
+"""units of a prediction → number per hour"""
 CLOSE = 1.01
-"""Ratio to the best below which predictions are practically equal."""
+"""ratio to the best below which predictions are practically equal"""
 
 
 def experience() -> Experience:
@@ -75,9 +75,11 @@ def _require_prices(config: RunConfig, path: Path) -> None:
         if not getattr(network, name)
     ]
     if missing:
-        raise UserError(f"{path}: {', '.join(missing)}: advice needs to know; give each in [network] or as a flag")
-    if not network.hourly:
-        raise UserError(f"{path}: network.hourly = 0: without failures nothing need be kept; give a rate above 0")
+        raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
+    if not network.hourly_failure_probability:
+        raise UserError(
+            f"{path}: network.hourly_failure_probability = 0 means no failures, so no advice; set a rate above 0"
+        )
 
 
 def _unit(hours: float) -> str:
@@ -92,7 +94,7 @@ def _in_unit(unit: str, *hours: float) -> str:
 
 
 def _show(config: RunConfig, advice: StrategyAdvice, unit: str) -> None:
-    rate = f"{config.network.hourly:.3g} an hour and worker"
+    rate = f"{config.network.hourly_failure_probability:.3g} an hour and worker"
     head = ["strategy", "recovery.strategy", "routing", unit, "range", "checkpoint every", "MB a step", "memory"]
     rows = []
     for strategy in advice.candidates:
@@ -141,7 +143,7 @@ def _break_even(config: RunConfig, point: BreakEven) -> str:
 
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-"""Candidate numbers of jobs per step."""
+"""candidate numbers of jobs per step"""
 
 
 class BestWindow(NamedTuple):
@@ -191,12 +193,12 @@ def _delays_of(config: RunConfig, folder: Path) -> tuple[FinishTimes, int]:
     coding, profile = coding_of(record.config.exchange), profile_of(record)
     if coding is None or profile is None:
         raise UserError(
-            f"{folder}: has fewer than {LEAST_ROUNDS} rounds in which every replica had as much to do; train with "
+            f"{folder} has fewer than {LEAST_ROUNDS} rounds in which every replica had as much to do; train with "
             f"exchange.coded = 'none' for {LEAST_ROUNDS} steps or more, and give that run's folder"
         )
     if profile.workers != config.exchange.replicas:
         raise UserError(
-            f"{folder}: has {profile.workers} replicas, and the recipe exchange.replicas = {config.exchange.replicas}; "
+            f"{folder} has {profile.workers} replicas, and the recipe exchange.replicas = {config.exchange.replicas}; "
             "measure as many as will train"
         )
     return profile, coding.jobs

@@ -54,10 +54,10 @@ def _require(config: RunConfig, path: Path) -> None:
         )
     for name in ("robust", "coded"):
         if value := getattr(exchange, name):
-            raise UserError(f"{path}: exchange.{name} = {value!r}: was not raced with fewer bytes; leave it out")
+            raise UserError(f"{path}: exchange.{name} = {value!r} was not raced with fewer bytes; leave it out")
     prices = ("forward_s", "backward_s", "bandwidth")
     if missing := [f"network.{name}" for name in prices if not getattr(network, name)]:
-        raise UserError(f"{path}: {', '.join(missing)}: advice needs to know; give each in [network] or as a flag")
+        raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
 
 
 def _row(choice: WeighedCompression, dense: WeighedCompression, known: CompressionExperience) -> list[str]:

@@ -25,7 +25,7 @@ def advise_wire(config: RunConfig, path: Path) -> int:
     """
     prices = ("forward_s", "backward_s", "bandwidth")
     if missing := [f"network.{name}" for name in prices if not getattr(config.network, name)]:
-        raise UserError(f"{path}: {', '.join(missing)}: advice needs to know; give each in [network] or as a flag")
+        raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
     if config.routing.schedule or config.network.topology:
         raise UserError(f"{path}: routing.schedule, network.topology: --wire is for equal links; leave them out")
     advice = weigh_wires(config)

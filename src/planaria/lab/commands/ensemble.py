@@ -65,7 +65,7 @@ def evaluate(folder: Path, text: str | None) -> int:
         return 0
     tests = sorted((folder / TEST).glob("*.jsonl"))
     if not tests:
-        raise UserError(f"{folder / TEST}: has no test texts; name a text with --text FILE")
+        raise UserError(f"{folder / TEST} has no test texts; name a text with --text FILE")
     _print_domains(ensemble, folder, tests)
     return 0
 
@@ -112,7 +112,7 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
     require_name(name, "--as")
     with _changing(folder) as kept:
         if any(member.name == name for member in kept.members):
-            raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
+            raise UserError(f"{folder} has an expert {name!r} already; choose another name with --as")
         parameters = _require_compatible(folder, kept, source, domain)
         path = _copied(source, folder / ADDED, name)
         beliefs = torch.tensor([member.belief for member in kept.members], dtype=torch.float64)
@@ -204,12 +204,12 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
     if tokens is not None and not 1 <= tokens <= context:
         raise UserError(f"--tokens {tokens}: texts have {context} tokens here; give 1 to {context}")
     if tolerance is not None and not 0 < tolerance < 1:
-        raise UserError(f"--tolerance {tolerance:g}: must be above 0 and below 1")
+        raise UserError(f"--tolerance {tolerance:g} must be above 0 and below 1")
     experts = [member.name for member in ensemble.manifest.members]
     if len(experts) < 2:
-        raise UserError(f"{folder}: has only one expert, so no weights; add another with `planaria experts edit`")
+        raise UserError(f"{folder} has only one expert, so no weights; add another with `planaria experts edit`")
     if floor is not None and not 0 < floor < 1 / len(experts):
-        raise UserError(f"--floor {floor:g}: must be above 0 and below 1/{len(experts)}, so that weights can differ")
+        raise UserError(f"--floor {floor:g} must be above 0 and below 1/{len(experts)}, so that weights can differ")
     held_out, test = _read(ensemble, folder, HELD_OUT), _read(ensemble, folder, TEST)
     result = fit_weights(
         experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE
@@ -225,7 +225,7 @@ def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
     files = sorted((folder / HELD_OUT).glob("*.jsonl"))
     if not files:
         raise UserError(
-            f"{folder / HELD_OUT}: has no domains' texts, on which weights are fitted; restore them, or run the recipe "
+            f"{folder / HELD_OUT} has no domains' texts, on which weights are fitted; restore them, or run the recipe "
             "again under another --name"
         )
     known = ensemble.manifest
@@ -260,7 +260,7 @@ def _test_sources(folder: Path, made: fused.Fused | None, text: str | None) -> d
         raise UserError(f"{folder}: knows no test texts; name a text with --text FILE")
     tests = sorted((Path(made.run) / TEST).glob("*.jsonl"))
     if not tests:
-        raise UserError(f"{Path(made.run) / TEST}: has no test texts; name one with --text FILE")
+        raise UserError(f"{Path(made.run) / TEST} has no test texts; name one with --text FILE")
     return {file.stem: str(file) for file in tests}
 
 

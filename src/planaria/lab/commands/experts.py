@@ -82,13 +82,13 @@ def _require_supported(path: Path, spec: ExpertsSpec, base: RunConfig) -> None:
         raise UserError("engine = 'simulate': a simulation trains no models; use 'inline' or 'fleet'")
     if base.data.mixture:
         raise UserError(f"{path}: data.mixture: each expert reads its own domain; leave it out")
-    if base.data.most is not None:
-        raise UserError(f"{path}: data.most: would cut some domains off; give experts.most, which is for each")
+    if base.data.max_chars is not None:
+        raise UserError(f"{path}: data.max_chars: would cut some domains off; give experts.most, which is for each")
     if base.data.document_mask:
         raise UserError(f"{path}: data.document_mask: an ensemble reads samples without masks; leave it out")
     if base.checkpoint.store is not None:
         fix = "leave it out, and copy the run's folder"
-        raise UserError(f"{path}: checkpoint.store: takes single runs, and no texts and results of experts; {fix}")
+        raise UserError(f"{path}: checkpoint.store supports single runs, not the texts and results of experts; {fix}")
     if spec.schedule_steps and base.optim.schedule == "constant":
         raise UserError(
             f"{path}: experts.schedule_steps: optim.schedule = 'constant' has no end; give 'cosine' or 'wsd'"
@@ -103,7 +103,7 @@ class _Inputs(Record):
     experts: dict[str, Any]
     run: dict[str, Any]
     split: str
-    """Rule by which documents were split."""
+    """rule by which documents were split"""
 
 
 def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:

@@ -34,7 +34,7 @@ from planaria.swarm.policy.policies import LlamaPolicy, open_policy, usage_of
 from planaria.swarm.repair.training import take, weights_of
 
 UNRELATED = 1.0
-"""Mean change over mean weight from which a model does not count as a child of a parent."""
+"""mean change over mean weight from which a model does not count as a child of a parent"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MergeSources:
     parent: LlamaPolicy
     experts: Sequence[LlamaPolicy]
     origin: SourceModel
-    """The parent."""
+    """the parent"""
     parts: list[SourceModel]
 
 
@@ -97,7 +97,7 @@ def add_up(sources: MergeSources, to: Path, record: Fused) -> None:
 def require_free(to: Path) -> None:
     """:raises UserError: when a model cannot be written there."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"--to {to}: exists and is not an empty folder; remove it, or write elsewhere")
+        raise UserError(f"--to {to} exists and is not an empty folder; remove it, or write elsewhere")
 
 
 def open_llama(path: str) -> LlamaPolicy:
@@ -107,7 +107,7 @@ def open_llama(path: str) -> LlamaPolicy:
     """
     result = open_policy(path)
     if not isinstance(result, LlamaPolicy):
-        raise UserError(f"{path}: is no LLaMA like planaria's; only experts of one can become one model")
+        raise UserError(f"{path} is not a LLaMA like planaria's; only experts of one can become one model")
     return result
 
 
@@ -140,7 +140,7 @@ def _parent(run: Path, known: EnsembleManifest) -> Path:
 
 
 SUMS = "routers.safetensors"
-"""Expert's name → sums of its domain [layers, D + 1, D + 1], from which routers are computed."""
+"""expert's name → sums of its domain [layers, D + 1, D + 1], from which routers are computed"""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class MergeOptions:
     by: Literal["average", "dume"]
     routers: Routers
     bias: bool
-    """dume: whether routers have biases."""
+    """dume: whether routers have biases"""
 
 
 def merge(run: Path, to: Path, wanted: MergeOptions, safe: str | None) -> int:
@@ -187,7 +187,7 @@ def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text
     require_name(name, "--as")
     opened = _Opened.of(folder)
     if any(part.name == name for part in opened.record.parts):
-        raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
+        raise UserError(f"{folder} has an expert {name!r} already; choose another name with --as")
     policy, origin = open_llama(expert), opened.record.parent.path
     if not Path(origin).exists():
         raise UserError(f"{folder / FILE}: the parent is missing at {origin}; restore it")
@@ -215,7 +215,7 @@ def remove_expert(folder: Path, to: Path, name: str) -> int:
     opened = _Opened.of(folder)
     names = [part.name for part in opened.record.parts]
     if name not in names:
-        raise UserError(f"{folder}: has no expert {name!r}; {nearest(name, names)}")
+        raise UserError(f"{folder} has no expert {name!r}; {nearest(name, names)}")
     if len(names) == 1:
         raise UserError(f"{folder}: {name!r} is its only expert; a model needs one")
     parts = [part for part in opened.record.parts if part.name != name]
@@ -240,7 +240,7 @@ class _Opened:
         """:raises UserError: when there is none, or it is damaged."""
         record = fused.read(folder)
         if record is None or record.routers is None:
-            raise UserError(f"{folder}: is no model of `planaria experts edit --merge dume`; make one first")
+            raise UserError(f"{folder} is not a model of `planaria experts edit --merge dume`; make one first")
         model, tokenizer = open_model(folder)
         names, size = [part.name for part in record.parts], model.config.dim + 1
         if model.routing is None or model.routing.experts != len(names):
@@ -258,7 +258,7 @@ def _sums(file: Path, names: Sequence[str], shape: tuple[int, ...]) -> dict[str,
     result, _ = kept_sums(file, shape, fix)
     for name in names:
         if name not in result:
-            raise UserError(f"{file}: has no sums of expert {name!r}; {fix}")
+            raise UserError(f"{file} has no sums of expert {name!r}; {fix}")
     return result
 
 

@@ -24,7 +24,7 @@ from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.copy_costs import step_bytes_and_memory
 
 SPAN = 100.0
-"""Break-evens are searched within this factor of the recipe's own number, both ways."""
+"""break-evens are searched within this factor of the recipe's own number, both ways"""
 _HALVINGS = 20
 
 
@@ -37,9 +37,9 @@ class WeighedStrategy:
     routing: str
     step_bytes: float
     memory: float
-    """Memory of copies over all stages' weights and moments."""
+    """memory of copies over all stages' weights and moments"""
     background: bool = False
-    """Whether checkpoints are written while training continues."""
+    """whether checkpoints are written while training continues"""
 
 
 class UnweighableStrategy(NamedTuple):
@@ -47,7 +47,7 @@ class UnweighableStrategy(NamedTuple):
 
     why: str
     hours: Range | None
-    """Hours if failures cost what they cost in races with models of other sizes."""
+    """hours if failures cost what they cost in races with models of other sizes"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class StrategyAdvice:
 
     candidates: Sequence[WeighedStrategy]
     rivals: Sequence[str]
-    """Strategies that may be better than the first, given the spread of the races in experience."""
+    """strategies that may be better than the first, given the spread of the races in experience"""
     break_evens: Sequence[BreakEven]
 
 
@@ -93,7 +93,7 @@ def unknown_strategies(config: RunConfig, experience: Experience) -> dict[str, U
 
 def _expected(name: str, variant: RunConfig, experience: Experience) -> Prediction | UnweighableStrategy:
     clock = clock_of(variant)
-    rate = per_step_probability(variant.network.hourly, clock.step_s)
+    rate = per_step_probability(variant.network.hourly_failure_probability, clock.step_s)
     failures = FailureRate(rate, frozenset(range(variant.pipeline.stages + 1)))
     if why := why_not_covered(variant, failures, experience):
         return UnweighableStrategy(why, None)
@@ -112,14 +112,15 @@ def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
     result = weigh_strategies(config, experience)
     if not result:
         raise UserError(
-            f"network: with {config.network.hourly:.3g} failures an hour and worker, no known strategy makes durable "
-            "progress: steps, saves or repairs take too long; look at [network]"
+            f"network: with {config.network.hourly_failure_probability:.3g} failures an hour and worker, no "
+            "known strategy makes durable "
+            "progress: steps, saves or repairs take too long; check [network]"
         )
     best = result[0].prediction
     rivals = [w.prediction.name for w in result[1:] if may_be_as_good(w.prediction.hours, best.hours)]
     network = config.network
     dials: list[tuple[str, float | None]] = [
-        ("network.hourly", network.hourly),
+        ("network.hourly_failure_probability", network.hourly_failure_probability),
         ("network.bandwidth", network.bandwidth),
         ("network.store_bandwidth", network.store_bandwidth),
         ("network.memory_bandwidth", network.memory_bandwidth),
@@ -151,7 +152,7 @@ def _break_evens(config: RunConfig, experience: Experience, best: str, label: st
     result = []
     for factor in (1.0 / SPAN, SPAN):
         far = value * factor
-        if label == "network.hourly":
+        if label == "network.hourly_failure_probability":
             far = min(far, max(0.99, value))
         if (at := first_change(winner, best, value, far)) is not None:
             result.append(BreakEven(label, at, winner(at)))
@@ -172,7 +173,7 @@ def first_change(winner: Callable[[float], str], best: str, near: float, far: fl
 
 
 OLD = 1000
-"""Steps after which every copy is complete."""
+"""steps after which every copy is complete"""
 
 
 @dataclass(frozen=True)
@@ -190,13 +191,13 @@ class Prediction:
     name: str
     hours: Range
     interval: int | None
-    """Steps between checkpoints, if the strategy needs them."""
+    """steps between checkpoints, if the strategy needs them"""
     certain: bool
-    """Whether it is pure arithmetic, without experience."""
+    """whether it is pure arithmetic, without experience"""
 
 
 def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experience) -> str:
-    """Explain why experience does not cover a recipe's strategy; empty if it does, or if none is needed."""
+    """Return why experience does not cover a recipe's strategy; empty if it does, or if none is needed."""
     if config.routing.kind not in ("full", "swapped"):
         return "the steps that its routes cost were not measured"
     chain = recovery(config.recovery, config.pipeline.stages).strategies
@@ -208,7 +209,7 @@ def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experi
 
 
 def why_size_not_covered(config: RunConfig, failures: FailureRate, experience: Experience, size: int) -> str:
-    """Explain why experience does not cover ``size`` parameters; empty if it does.
+    """Return why experience does not cover ``size`` parameters; empty if it does.
 
     Call it only if :func:`why_not_covered` is empty.
     """
@@ -216,7 +217,7 @@ def why_size_not_covered(config: RunConfig, failures: FailureRate, experience: E
     used: list[Curve | SwappedSteps] = [curve for curve, _ in _used(config, fates, failures.rate, experience)]
     if config.routing.kind == "swapped":
         used.append(experience.swapped)
-    return next((why for one in used if (why := one.far(size))), "")
+    return next((why for one in used if (why := one.why_size_not_covered(size))), "")
 
 
 def predict(
@@ -259,7 +260,7 @@ def predict(
             saves = ticks / interval
         struck = ticks * failures.rate
         moved = clock.load_s * len(rolled) + clock.donated_s * len(rebuilt)
-        down = struck * (len(fates) * (clock.again * clock.step_s + clock.replacement_s) + moved)
+        down = struck * (len(fates) * (clock.mean_repeated_steps * clock.step_s + clock.replacement_s) + moved)
         hours[side] = (ticks * clock.step_s + saves * clock.save_s + down) / 3600
     certain = not used and config.routing.kind != "swapped"
     return Prediction(name, Range(**hours), interval if chance else None, certain)
@@ -269,9 +270,9 @@ class _StageRecovery(NamedTuple):
     """Recovery of a stage that is lost alone."""
 
     by: str | None
-    """The strategy that rebuilds it; None if all roll back."""
+    """the strategy that rebuilds it; None if all roll back"""
     unready: int
-    """Steps after another failure during which it would roll back anyway."""
+    """steps after another failure during which it would roll back anyway"""
 
 
 def _used(

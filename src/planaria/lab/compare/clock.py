@@ -26,22 +26,22 @@ class ArmClock:
     """Seconds of everything that takes time in one arm."""
 
     step_s: float
-    """One step, including its copies."""
+    """one step, including its copies"""
     save_s: float
-    """One checkpoint: training pauses while every worker uploads, or copies, its stage."""
+    """one checkpoint: training pauses while every worker uploads, or copies, its stage"""
     load_s: float
-    """All workers read their stages back."""
+    """all workers read their stages back"""
     donated_s: float
-    """The state of one block stage over one link: approximately what a donor sends."""
+    """the state of one block stage over one link: approximately what a donor sends"""
     replacement_s: float
     bandwidth: float
-    """Bytes per second of a link; infinite if the recipe gives none."""
+    """bytes per second of a link; infinite if the recipe gives none"""
     write_s: float = 0.0
-    """The upload of a copy while training continues."""
+    """the upload of a copy while training continues"""
     workers: int = 1
-    """Machines that train; standby machines are not counted."""
-    again: float = 0.5
-    """Mean steps repeated after a loss; 0 for controls, which lose no work."""
+    """machines that train; standby machines are not counted"""
+    mean_repeated_steps: float = 0.5
+    """mean steps repeated after a loss; 0 for controls, which lose no work"""
 
     @property
     def behind(self) -> int:
@@ -54,7 +54,7 @@ class ArmClock:
         ``scale`` converts bytes of the raced model to those of the clock's model.
         """
         state = self.load_s if met.rolled_back else scale * met.moved_bytes / self.bandwidth
-        return self.again * self.step_s + self.replacement_s + state
+        return self.mean_repeated_steps * self.step_s + self.replacement_s + state
 
     def seconds(self, course: ArmCourse, ticks: float, scale: float) -> float:
         """Return the time of the first ``ticks`` ticks of a course."""

@@ -18,9 +18,9 @@ from planaria.lab.compare.experience import Range
 from planaria.models.families import stage_parameters
 
 CLOSE = 1.01
-"""Least ratio of dense seconds to compressed seconds that counts as a gain."""
+"""minimum ratio of dense seconds to compressed seconds that counts as a gain"""
 SPAN = 100.0
-"""Break-even bandwidths are searched within this factor of the recipe's own, both ways."""
+"""break-even bandwidths are searched within this factor of the recipe's own, both ways"""
 
 
 class CompressionArm(Record):
@@ -28,13 +28,13 @@ class CompressionArm(Record):
 
     name: str
     changes: dict[str, str]
-    """Changes of the recipe; empty for dense gradients."""
+    """changes of the recipe; empty for dense gradients"""
     loss: Range
-    """Final loss."""
+    """final loss"""
     steps: Range | None
-    """Steps to the dense gradients' loss at the target; None if any seed missed it."""
+    """steps to the dense gradients' loss at the target; None if any seed missed it"""
     missed: int
-    """Seeds that missed it."""
+    """seeds that missed it"""
 
 
 class CodingTimes(Record):
@@ -50,14 +50,14 @@ class CompressionExperience(Record):
 
     source: str
     setting: str
-    """What the race trained."""
+    """what the race trained"""
     seeds: list[int]
     steps: int
-    """Steps of the race."""
+    """steps of the race"""
     target: float
-    """Steps after which dense gradients have the loss that others must reach."""
+    """steps after which dense gradients have the loss that others must reach"""
     arms: list[CompressionArm]
-    """Dense gradients first."""
+    """dense gradients first"""
     coding: CodingTimes
 
 
@@ -73,15 +73,15 @@ class WeighedCompression:
 
     arm: CompressionArm
     how: str
-    """Short description."""
+    """short description"""
     step_bytes: float
-    """Mean bytes that one replica sends per step."""
+    """mean bytes that one replica sends per step"""
     step_s: float
-    """Seconds of a step, including known coding time."""
+    """seconds of a step, including known coding time"""
     coding_s: float | None
-    """Least coding time within ``step_s``; None if not measured."""
+    """minimum coding time within ``step_s``; None if not measured"""
     eta: float | None
-    """Default of EControl."""
+    """default of EControl"""
 
     def seconds(self, side: str) -> float | None:
         """Return the seconds that match a dense step's progress; ``side`` is mean, low or high; None if unknown."""
@@ -95,9 +95,9 @@ class CompressionAdvice:
     choices: Sequence[WeighedCompression]
     dense: WeighedCompression
     best: WeighedCompression | None
-    """The fastest scheme known to reach dense gradients' loss; None if none is worthwhile."""
+    """the fastest scheme known to reach dense gradients' loss; None if none is worthwhile"""
     break_even: float | None
-    """The bandwidth below which one is worthwhile; None if there is none within :data:`SPAN`."""
+    """the bandwidth below which one is worthwhile; None if there is none within :data:`SPAN`"""
 
 
 def advise(config: RunConfig, lessons: CompressionExperience) -> CompressionAdvice:

@@ -10,15 +10,15 @@ from planaria.common.documents import Record, former_names
 from planaria.recovery.base import Recovery
 
 POWERS = [k / 20 for k in range(6, 25)]
-"""Candidate powers of a curve, 0.3 to 1.2."""
+"""candidate powers of a curve, 0.3 to 1.2"""
 WIDE = 2.0
-"""Least ratio of rates that determines the power."""
+"""minimum ratio of rates that determines the power"""
 FEWEST = 4
-"""Fewest races for a curve."""
+"""minimum number of races for a curve"""
 BEYOND = 1.25
-"""Multiple of the highest raced rate up to which a curve is trusted."""
+"""multiple of the highest raced rate up to which a curve is trusted"""
 SIZES = 2.0
-"""Factor below the smallest or above the largest raced model within which experience applies."""
+"""factor below the smallest or above the largest raced model within which experience applies"""
 
 
 class Range(Record):
@@ -33,9 +33,9 @@ class SwappedSteps(Range):
     """Steps to a loss with swapped routing over those with full routing, without failures."""
 
     parameters: int
-    """Of the raced model."""
+    """of the raced model"""
 
-    def far(self, size: int) -> str:
+    def why_size_not_covered(self, size: int) -> str:
         """See :meth:`Curve.far`."""
         return _far(size, self.parameters, self.parameters)
 
@@ -45,13 +45,13 @@ class Observation(Record):
 
     _former = former_names(strategy="way")
     strategy: str
-    """The recovery strategy (:func:`strategy_of`)."""
+    """the recovery strategy (:func:`strategy_of`)"""
     rate: float
-    """Failures per step."""
+    """failures per step"""
     extra: float
-    """Steps to the target over those without failures on the same routes, less 1; noise can make it negative."""
+    """steps to the target over those without failures on the same routes, less 1; noise can make it negative"""
     parameters: int
-    """Of the model."""
+    """of the model"""
 
 
 class Curve(Record):
@@ -60,15 +60,15 @@ class Curve(Record):
     scale: float
     power: float
     low: float
-    """Addend: the largest amount by which a race was below a curve fitted without it (≤ 0)."""
+    """addend: the largest amount by which a race was below a curve fitted without it (≤ 0)"""
     high: float
-    """Addend: the same above (≥ 0)."""
+    """addend: the same above (≥ 0)"""
     races: int
     min_rate: float
-    """Lowest raced rate, failures per step."""
+    """lowest raced rate, failures per step"""
     max_rate: float
     min_parameters: int
-    """Parameters of the smallest model with enough races."""
+    """parameters of the smallest model with enough races"""
     max_parameters: int
 
     def extra(self, rate: float, side: str) -> float:
@@ -80,15 +80,15 @@ class Curve(Record):
         return float(self.scale * rate**self.power + deviation * min(1.0, rate / self.min_rate) ** 0.5)
 
     def doubt(self, rate: float) -> str:
-        """Explain why the curve does not cover this rate; empty if it does."""
+        """Return why the curve does not cover this rate; empty if it does."""
         if self.races < FEWEST:
             return f"{self.races} races, of which at least {FEWEST} are needed"
         if rate > BEYOND * self.max_rate:
             return f"{rate:.2g} failures a step, raced with up to {self.max_rate:.2g}"
         return ""
 
-    def far(self, size: int) -> str:
-        """Explain why the curve does not cover a model of ``size`` parameters; empty if it does."""
+    def why_size_not_covered(self, size: int) -> str:
+        """Return why the curve does not cover a model of ``size`` parameters; empty if it does."""
         return _far(size, self.min_parameters, self.max_parameters)
 
 
@@ -97,7 +97,7 @@ class Experience(Record):
 
     swapped: SwappedSteps
     observed: dict[str, list[Observation]]
-    """Observations by the races they come from."""
+    """observations by the races they come from"""
 
     @cached_property
     def curves(self) -> dict[str, Curve]:

@@ -34,15 +34,15 @@ class LossEvent(Record):
 
     tick: int
     stages: list[int]
-    """Stages; with several replicas, numbers of their nodes."""
+    """stages; with several replicas, numbers of their nodes"""
     outcome: str
-    """Recovery of each ('3: checkfree'; '3: peer', from another replica), or the step that all rolled back to."""
+    """recovery of each ('3: checkfree'; '3: peer', from another replica), or the step that all rolled back to"""
     moved_bytes: int
-    """Bytes sent by donors."""
+    """bytes sent by donors"""
     rolled_back: bool
-    """Whether training rolled back to a checkpoint."""
+    """whether training rolled back to a checkpoint"""
     steps_lost: int
-    """Steps undone by a rollback, to a checkpoint or to memory."""
+    """steps undone by a rollback, to a checkpoint or to memory"""
 
 
 class ArmCourse(Record):
@@ -52,9 +52,9 @@ class ArmCourse(Record):
     met: list[LossEvent]
     ticks: int
     saved: list[int]
-    """Ticks after which all stages were saved."""
+    """ticks after which all stages were saved"""
     stopped: str = ""
-    """Why the arm stopped; empty if it reached its budget."""
+    """why the arm stopped; empty if it reached its budget"""
 
 
 class _Race:
@@ -79,7 +79,7 @@ class _Race:
         return {n: copy.deepcopy(replicas.state(n) if replicas else runner.state()) for n, runner in runners.items()}
 
     def lose(self, nodes: Sequence[int]) -> str:
-        """Lose nodes and recover as the recipe specifies; return why that is impossible, or an empty string."""
+        """Lose nodes and recover as the recipe specifies; return why that is impossible; empty if it is possible."""
         before, step_before = self.engine.moved_bytes, self.engine.step
         self._behind.give_up()
         plan = self.engine.lose(nodes, self._durable)
@@ -89,7 +89,7 @@ class _Race:
         outcome, lost = ", ".join(f"{node}: {by}" for node, by in came.items()), 0
         if plan.rollback == "disk":
             self.engine.step = self._durable
-            self.engine.become(self._kept[self._durable])
+            self.engine.load_states(self._kept[self._durable])
         if plan.rollback:
             lost, outcome = step_before - self.engine.step, f"all: step {self.engine.step}"
         rolled_back = plan.rollback == "disk"

@@ -25,7 +25,7 @@ from planaria.lab.trials.result_cache import CachedResult, TrialIdentity, identi
 from planaria.pipeline.routing.arrangement import node_of
 
 Code = Callable[[RunConfig], Iterable[type | ModuleType]]
-"""Configuration → the code outside planaria that it names."""
+"""configuration → the code outside planaria that it names"""
 
 
 class Race(Record):
@@ -34,14 +34,14 @@ class Race(Record):
     arm: str
     config: RunConfig
     dataset: str
-    """Folder of the prepared token shards."""
+    """folder of the prepared token shards"""
     trace: Trace
     faults: bool
-    """Whether the trace applies."""
+    """whether the trace applies"""
     further: list[Trace] = Field(default_factory=list)
-    """Traces of the arm's replicas 1, 2, …, if faults apply."""
+    """traces of the arm's replicas 1, 2, …, if faults apply"""
     behind: int = 0
-    """Ticks until a background checkpoint is durable."""
+    """ticks until a background checkpoint is durable"""
 
     @property
     def name(self) -> str:

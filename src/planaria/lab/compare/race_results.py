@@ -14,7 +14,7 @@ from planaria.lab.compare.race_spec import SMOOTHED
 from planaria.lab.trials.spread import Spread, bootstrap, spread
 
 ENOUGH = 5
-"""Fewest seeds for which an interval of their mean is reported."""
+"""minimum number of seeds for which an interval of their mean is reported"""
 
 
 def smoothed(points: Sequence[ValidationPoint]) -> list[tuple[float, float]]:
@@ -54,28 +54,28 @@ class ArmRun(Record):
 
     seed: int
     trace: str
-    """Digest of the failures of the arm's first replica."""
+    """digest of the failures of the arm's first replica"""
     target: float
-    """Loss to reach, nats."""
+    """loss to reach, nats"""
     ticks: float | None
-    """Ticks to the target; None if it was missed."""
+    """ticks to the target; None if it was missed"""
     hours: float | None
-    """Hours to the target by the arm's clock."""
+    """hours to the target by the arm's clock"""
     ratio: float | None
-    """Ticks over the fault-free arm's with the same seed."""
+    """ticks over the fault-free arm's with the same seed"""
     reset_ratio: float | None = None
-    """Ticks over those of the control that loses moments alone, with the same seed; None without it."""
+    """ticks over those of the control that loses moments alone, with the same seed; None without it"""
     hours_ratio: float | None
     machine_hours: float | None = None
-    """Hours times the machines that train."""
+    """hours times the machines that train"""
     final: float | None
-    """Last smoothed loss; None if the arm stopped before there was one."""
+    """last smoothed loss; None if the arm stopped before there was one"""
     saves: int
-    """Checkpoints made before the target, or in total if it was missed."""
+    """checkpoints made before the target, or in total if it was missed"""
     failures: int
-    """Losses of stages before the target, or in total if it was missed."""
+    """losses of stages before the target, or in total if it was missed"""
     steps_lost: int
-    """Steps undone by all rollbacks."""
+    """steps undone by all rollbacks"""
     stopped: str
 
 
@@ -88,11 +88,11 @@ class ArmPrices(Record):
     replacement_s: float
     load_s: float
     again: float
-    """Steps repeated after a loss."""
+    """steps repeated after a loss"""
     bandwidth: float | None
-    """Bytes per second of a link; None: infinite."""
+    """bytes per second of a link; None: infinite"""
     scale: float
-    """Bytes of a block stage over those in the raced model."""
+    """bytes of a block stage over those in the raced model"""
     replicas: int
     stages: int
     microbatches: int
@@ -100,9 +100,9 @@ class ArmPrices(Record):
     context: int
     dim: int
     wire_bytes: float
-    """Mean bytes of a number sent from stage to stage, over both directions."""
+    """mean bytes of a number sent from stage to stage, over both directions"""
     parameters: list[int]
-    """Parameters of each stage, the ends first."""
+    """parameters of each stage, the ends first"""
 
 
 class ArmScore(Record):
@@ -110,34 +110,34 @@ class ArmScore(Record):
 
     name: str
     changes: dict[str, str]
-    """The arm's changes of the recipe."""
+    """the arm's changes of the recipe"""
     faults: bool
-    """Whether the failures apply."""
+    """whether the failures apply"""
     routing: str
     runs: list[ArmRun]
     step_s: float
-    """Seconds of one step by the clock."""
+    """seconds of one step by the clock"""
     save_s: float
     step_bytes: float
-    """Bytes that copies add to a step in the clock's model, as the strategies state."""
+    """bytes that copies add to a step in the clock's model, as the strategies state"""
     traffic: float
-    """``step_bytes`` over the activations and gradients that all replicas send in a step."""
+    """``step_bytes`` over the activations and gradients that all replicas send in a step"""
     memory: float
-    """Memory of copies over all stages' weights and moments."""
+    """memory of copies over all stages' weights and moments"""
     curves: list[list[tuple[float, float]]]
-    """For each seed, (hours, smoothed loss)."""
+    """for each seed, (hours, smoothed loss)"""
     weights: float = 0.0
-    """Bytes that a replica sends to others in a step over those of its weights."""
+    """bytes that a replica sends to others in a step over those of its weights"""
     workers: int = 0
-    """Machines that train; 0 in results of older versions."""
+    """machines that train; 0 in results of older versions"""
     control: str = ""
-    """Name of the control that it is; empty if it is none."""
+    """name of the control that it is; empty if it is none"""
     exact: bool | None = None
-    """Whether all its strategies restore lost state exactly; None in results of older versions."""
+    """whether all its strategies restore lost state exactly; None in results of older versions"""
     given: ArmPrices | None = None
-    """Inputs of its numbers, with :attr:`courses`."""
+    """inputs of its numbers, with :attr:`courses`"""
     courses: list[ArmCourse] = Field(default_factory=list)
-    """For each seed."""
+    """for each seed"""
 
     def spread(self, of: str) -> Spread | None:
         """Return the spread of a number over the seeds; None if a seed lacks it."""
@@ -185,7 +185,7 @@ class SeedTrace(Record):
     digest: str
     faults: list[tuple[int, int]]
     replica: int = 0
-    """Replica of the arms that have it; all arms have replica 0."""
+    """replica of the arms that have it; all arms have replica 0"""
 
 
 class ComparisonResults(Record):
@@ -194,19 +194,19 @@ class ComparisonResults(Record):
     version: int = 1
     name: str
     clock: str
-    """The recipe that determines the hours."""
+    """the recipe that determines the hours"""
     steps: int
     stages: int
     target_at: float
     hourly: float
     failures: list[SeedTrace]
     further: list[SeedTrace] = Field(default_factory=list)
-    """Failures of further replicas, if an arm has several."""
+    """failures of further replicas, if an arm has several"""
     arms: list[ArmScore]
     search: list[ArmScore] = Field(default_factory=list)
-    """Optimizer settings tried without failures; the best is the arm 'tuned'."""
+    """optimizer settings tried without failures; the best is the arm 'tuned'"""
     blows: str = "stage"
-    """What a failure takes (``compare.trace.failure_domain``)."""
+    """what a failure takes (``compare.trace.failure_domain``)"""
 
     @property
     def priced(self) -> bool:

@@ -23,15 +23,15 @@ from planaria.lab.trials.jobs import JobSettings
 from planaria.recovery import RECOVERIES
 
 FAULT_FREE = "fault-free"
-"""The arm that every comparison has: the recipe without failures."""
+"""the arm that every comparison has: the recipe without failures"""
 TUNED = "tuned"
-"""The fault-free arm with the optimizer settings, found by a search, that reach the target soonest."""
+"""the fault-free arm with the optimizer settings, found by a search, that reach the target soonest"""
 CONTROLS = ("oracle", "reset")
-"""Strategies that serve as references for others."""
+"""strategies that serve as references for others"""
 OFTEN = 20
-"""Validations of a run whose recipe has no comparison, if it has too few."""
+"""validations of a run whose recipe has no comparison, if it has too few"""
 SMOOTHED = 3
-"""Validations averaged as the loss at the last of them."""
+"""validations averaged as the loss at the last of them"""
 RULES = ArmRules(
     "compare",
     RunConfig,
@@ -98,7 +98,7 @@ class Comparison(TrialsWithArms, JobSettings):
     """the recipe whose sizes and [network] determine the hours; default: this one"""
     trace: TraceSpec = TraceSpec()
     controls: bool = True
-    """if arms recover in different ways, also race one losing nothing (oracle) and one moments (reset)"""
+    """if arms differ in recovery, also run controls that lose nothing (oracle) and only moments (reset)"""
     search: TuningGrid = TuningGrid()
 
 
@@ -109,7 +109,7 @@ class Arm(Section):
     config: RunConfig
     faults: bool = True
     searched: bool = False
-    """Whether it is a point of the search for the fault-free arm's best settings."""
+    """whether it is a point of the search for the fault-free arm's best settings"""
 
 
 def load(
@@ -134,7 +134,7 @@ def load(
     faults = {name: tables.get("faults", name not in points) for name, tables in chosen.items()}
     for name, struck in faults.items():
         if not isinstance(struck, bool):
-            raise UserError(f"{path}: compare.arms.{name}.faults = {struck!r}: must be true or false")
+            raise UserError(f"{path}: compare.arms.{name}.faults = {struck!r} must be true or false")
     changes = {name: {key: t for key, t in tables.items() if key != "faults"} for name, tables in chosen.items()}
     base, configs = _fair(tree, changes, flags, path)
     if not comparison.arms and _validations(comparison, base) < SMOOTHED:  # the recipe has no comparison

@@ -1,4 +1,4 @@
-"""Rule of a comparison's ranking: which arms are ranked, and whether the first place is certain. Pure."""
+"""Rule of a comparison's ranking: which arms are ranked, and whether the first rank is certain. Pure."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ class ComparisonRequest:
 
     path: Path
     flags: Mapping[str, object]
-    """Settings applied to all arms."""
+    """settings applied to all arms"""
     seeds: Sequence[int] | None = None
     only: Sequence[str] | None = None
-    """Arms to race."""
+    """arms to race"""
     trace: Mapping[str, Any] | None = None
-    """Overrides of ``compare.trace``."""
+    """overrides of ``compare.trace``"""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _given(config: RunConfig, clock: ArmClock, scale: float) -> ArmPrices:
     return ArmPrices(
         replacement_s=clock.replacement_s,
         load_s=clock.load_s,
-        again=clock.again,
+        again=clock.mean_repeated_steps,
         bandwidth=None if math.isinf(clock.bandwidth) else clock.bandwidth,
         scale=scale,
         replicas=config.exchange.replicas,
@@ -307,7 +307,7 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) 
     other = recipe.load(recipe_file if recipe_file.is_file() else Path(comparison.clock), {}, "train", "compare")
     if other.pipeline.stages != arm.config.pipeline.stages:
         raise UserError(
-            f"{path}: compare.clock = {comparison.clock!r}: has {other.pipeline.stages} block stages, "
+            f"{path}: compare.clock = {comparison.clock!r} has {other.pipeline.stages} block stages, "
             f"this comparison {arm.config.pipeline.stages}; the same failures must mean the same"
         )
     share = other.pipeline.microbatches * arm.config.pipeline.microbatches
@@ -315,7 +315,7 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) 
     if left:
         raise UserError(
             f"{path}: compare.arms.{arm.name}: pipeline.microbatches = {arm.config.pipeline.microbatches} of "
-            f"{base.pipeline.microbatches} are no whole number of {comparison.clock}'s {other.pipeline.microbatches}; "
+            f"{base.pipeline.microbatches} are not a multiple of {comparison.clock}'s {other.pipeline.microbatches}; "
             "give another number, or another compare.clock"
         )
     pipeline = other.pipeline.model_copy(update={"microbatches": count})

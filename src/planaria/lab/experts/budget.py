@@ -11,13 +11,13 @@ from planaria.config.schema import ModelConfig
 from planaria.models.llama_stages import flops_per_token, parameter_count
 
 SYNCHRONISED, LONGER, LARGER = "M_Ho-I_Ho", "M_Ho-I_He", "M_He-I_Ho"
-"""Arms: equal experts; longer training for harder domains; larger models for harder domains."""
+"""arms: equal experts; longer training for harder domains; larger models for harder domains"""
 GENERALIST = "generalist"
-"""Prefix of arms of one model for all domains, and its domain."""
+"""prefix of arms of one model for all domains, and its domain"""
 PASSES = 3
-"""Forward passes equivalent to a training step; the backward pass takes two."""
+"""forward passes equivalent to a training step; the backward pass takes two"""
 EVEN = 0.01
-"""Largest relative difference of two arms' compute."""
+"""largest relative difference of two arms' compute"""
 
 
 class ExpertPlan(Record):
@@ -38,13 +38,13 @@ class ArmCost:
 
     arm: str
     flops: float
-    """6 N + 12 L D T for each token, embeddings included."""
+    """6 N + 12 L D T for each token, embeddings included"""
     parameter_tokens: float
-    """Σ parameters · tokens, all parameters."""
+    """Σ parameters · tokens, all parameters"""
     inner_parameter_tokens: float
-    """Σ parameters · tokens, without embedding tables."""
+    """Σ parameters · tokens, without embedding tables"""
     token_flops: float
-    """A forward pass of all active experts, for one token: the cost of inference."""
+    """a forward pass of all active experts, for one token: the cost of inference"""
 
 
 def allot_jobs(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -> dict[str, list[ExpertPlan]]:

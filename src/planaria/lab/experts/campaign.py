@@ -40,9 +40,9 @@ from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 QUARTERS = 4
-"""Points of a probe's learning curve."""
+"""points of a probe's learning curve"""
 Line = Mapping[str, str]
-"""Size → the parent that experts of this size branch off."""
+"""size → the parent that experts of this size branch off"""
 
 
 def arms_of(spec: ExpertsSpec, base: RunConfig, tier: Mapping[str, Mapping[str, int]]) -> dict[str, list[ExpertPlan]]:
@@ -100,14 +100,14 @@ class Campaign:
     spec: ExpertsSpec
     base: RunConfig
     folder: Path
-    """Folder of the whole run, with the domains' texts and the tokenizer."""
+    """folder of the whole run, with the domains' texts and the tokenizer"""
     seed: int
     texts: DomainTexts
     watcher: Watcher
     parents: dict[str, Training] = field(default_factory=dict)
-    """Name → a model that experts branch off."""
+    """name → a model that experts branch off"""
     curves: dict[str, list[ProbeLoss]] = field(default_factory=dict)
-    """Domain → the probe's held-out losses."""
+    """domain → the probe's held-out losses"""
 
     @property
     def own(self) -> Path:

@@ -18,7 +18,7 @@ class ProbeLoss(NamedTuple):
 
     step: int
     loss: float
-    """Nats per token."""
+    """nats per token"""
 
 
 def still_to_learn(curve: Sequence[ProbeLoss]) -> float:

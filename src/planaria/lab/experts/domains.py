@@ -30,24 +30,24 @@ from planaria.lab.experts.embedding import k_means_groups
 from planaria.lab.experts.experts_spec import ExpertsSpec, TextSpec
 
 PIECE = 4_000
-"""Characters of a piece."""
+"""characters of a piece"""
 TENTH = 10
-"""One in this many documents is test text, and one is held out."""
+"""one in this many documents is test text, and one is held out"""
 WILD = "*?["
-"""Characters that make a source a glob."""
+"""characters that make a source a glob"""
 TRAINED, HELD_OUT, TEST = "domains", "held-out", "test"
-"""Folders of a run: text for experts, one file for each domain; for probes and priors; for tests."""
+"""folders of a run: text for experts, one file for each domain; for probes and priors; for tests"""
 GENERAL = "general"
-"""Folder, and file, of the parents' text if it is not that of the domains."""
+"""folder, and file, of the parents' text if it is not that of the domains"""
 RULE = "by document"
-"""How documents are split; part of a run's identity."""
+"""how documents are split; part of a run's identity"""
 
 
 class DocumentPart(NamedTuple):
     """A part of a document."""
 
     document: str
-    """Its SHA-256 (hex) without surrounding white space: equal texts are the same document."""
+    """its SHA-256 (hex) without surrounding white space: equal texts are the same document"""
     text: str
 
 

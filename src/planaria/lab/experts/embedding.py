@@ -23,10 +23,10 @@ FILE = "embedding.safetensors"
 FEATURES = 2**14
 DIMENSIONS = 64
 EVERY = 16
-"""Tokens after which the prior of a text is updated."""
+"""tokens after which the prior of a text is updated"""
 _CENTRE = "centre."
 Decode = Callable[[Sequence[int]], str]
-"""Tokens to text."""
+"""tokens to text"""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Embedding:
     """Embedding of texts as unit vectors [D]."""
 
     idf: Tensor
-    """[F]."""
+    """[F]"""
     components: Tensor
-    """[D, F]."""
+    """[D, F]"""
     centres: Mapping[str, Tensor]
-    """Domain → mean of its texts [D]."""
+    """domain → mean of its texts [D]"""
 
     @classmethod
     def fitted(cls, domains: Mapping[str, Sequence[str]]) -> Embedding:
@@ -99,7 +99,7 @@ class Embedding:
             centres = {name.removeprefix(_CENTRE): t for name, t in result.items() if name.startswith(_CENTRE)}
             return cls(result["idf"], result["components"], centres)
         except (OSError, SafetensorError, KeyError) as error:
-            raise UserError(f"{folder / FILE}: missing or damaged ({error}); bring it back") from None
+            raise UserError(f"{folder / FILE}: missing or damaged ({error}); restore it") from None
 
 
 def k_means_groups(texts: Sequence[str], count: int) -> list[int]:

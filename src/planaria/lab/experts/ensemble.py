@@ -37,7 +37,7 @@ class Ensemble:
         self.manifest: EnsembleManifest = manifest.read(folder)
         if digest(folder / TOKENIZER) != self.manifest.tokenizer:
             raise UserError(
-                f"{folder / TOKENIZER}: is not the tokenizer that these experts were trained with; restore it"
+                f"{folder / TOKENIZER} is not the tokenizer that these experts were trained with; restore it"
             )
         self.tokenizer = Tokenizer.open(folder / TOKENIZER)
         self._folder, self._held = folder, held or self.manifest.mixture.top_k or len(self.manifest.members)
@@ -220,9 +220,9 @@ class TextPrior(NamedTuple):
     """Prior ln π of E experts that depends on the text."""
 
     over: Callable[[Tensor], Tensor]
-    """Samples [N, T + 1] → [E, N, T], each by the text before a token."""
+    """samples [N, T + 1] → [E, N, T], each by the text before a token"""
     after: Callable[[Sequence[int]], Tensor]
-    """Text → [E]."""
+    """text → [E]"""
 
 
 def text_prior(folder: Path, ensemble: EnsembleManifest, tokenizer: Tokenizer) -> TextPrior | None:

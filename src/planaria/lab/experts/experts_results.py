@@ -13,22 +13,22 @@ from planaria.common.documents import Record
 from planaria.lab.experts.budget import SYNCHRONISED, ExpertPlan, is_generalist
 
 TIE = 0.005
-"""Relative difference of perplexities below which arms are equally good."""
+"""relative difference of perplexities below which arms are equally good"""
 WORST = "worst"
-"""The prior for the worst domain."""
+"""the prior for the worst domain"""
 
 
 class DomainScore(Record):
     """An ensemble on one domain's test text; losses in nats per token."""
 
     loss: float
-    """Of the mixture."""
+    """of the mixture"""
     best: float
-    """Of the best single expert."""
+    """of the best single expert"""
     averaged: float
-    """Mean of the experts' losses: an upper bound."""
+    """mean of the experts' losses: an upper bound"""
     speaking: list[float]
-    """Mean weight of each expert over all tokens."""
+    """mean weight of each expert over all tokens"""
 
     @property
     def perplexity(self) -> float:
@@ -39,24 +39,24 @@ class ArmResult(Record):
     """One arm with one seed."""
 
     experts: list[ExpertPlan]
-    """The trained ones."""
+    """the trained ones"""
     belief: list[float]
-    """ln π of each expert if it is the same for all texts."""
+    """ln π of each expert if it is the same for all texts"""
     scores: dict[str, DomainScore]
-    """Test domain → score with the recipe's mixture."""
+    """test domain → score with the recipe's mixture"""
     held_out: float
-    """Mean loss of the ensemble on the domains' held-out text, for model selection."""
+    """mean loss of the ensemble on the domains' held-out text, for model selection"""
     fewer: dict[str, dict[str, DomainScore]]
-    """top-1, top-2 … → test domain → score with that many experts after the prefix."""
+    """top-1, top-2 … → test domain → score with that many experts after the prefix"""
     passes: dict[str, float]
-    """top-k → forward passes per token."""
+    """top-k → forward passes per token"""
     without: dict[str, dict[str, float]]
-    """Member → test domain → loss of the ensemble without it."""
+    """member → test domain → loss of the ensemble without it"""
     flops: float
     parameter_tokens: float
     inner_parameter_tokens: float
     token_flops: float = 0.0
-    """A forward pass of all active experts, for one token."""
+    """a forward pass of all active experts, for one token"""
 
 
 class SeedResult(Record):
@@ -64,22 +64,22 @@ class SeedResult(Record):
 
     seed: int
     line: int = 0
-    """Number of the line within the seed."""
+    """number of the line within the seed"""
     parents: dict[str, str] = Field(default_factory=dict)
-    """Size → the parent of its experts in this line."""
+    """size → the parent of its experts in this line"""
     branched: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Size → test domain → loss of that parent."""
+    """size → test domain → loss of that parent"""
     difficulty: dict[str, dict[str, float]]
-    """Measure → domain → difficulty."""
+    """measure → domain → difficulty"""
     tier: dict[str, dict[str, int]]
     curves: dict[str, list[tuple[int, float]]]
-    """Domain → steps of its probe, and the held-out loss after them."""
+    """domain → steps of its probe, and the held-out loss after them"""
     parent: dict[str, float]
-    """Test domain → loss of the line's parent of middle size."""
+    """test domain → loss of the line's parent of middle size"""
     single: dict[str, dict[str, float]]
-    """Member → test domain → its own loss."""
+    """member → test domain → its own loss"""
     lost: list[str]
-    """Experts that could not be trained."""
+    """experts that could not be trained"""
     arms: dict[str, ArmResult]
 
 
@@ -88,9 +88,9 @@ class TextWeights(Record):
 
     experts: list[str]
     pieces: list[str]
-    """The text of each token."""
+    """the text of each token"""
     weights: list[list[float]]
-    """Weights of all experts for each token."""
+    """weights of all experts for each token"""
 
 
 class FittedWeights(Record):
@@ -98,29 +98,29 @@ class FittedWeights(Record):
 
     experts: list[str]
     tokens: int
-    """First tokens of each text that count."""
+    """first tokens of each text that count"""
     texts: int
-    """Texts on which the weights were fitted."""
+    """texts on which the weights were fitted"""
     floor: float
     weights: list[float]
-    """Of each expert."""
+    """of each expert"""
     prices: dict[str, float]
-    """Domain → q_d: reduction of the worst domain's loss per nat of reduction of this domain's."""
+    """domain → q_d: reduction of the worst domain's loss per nat of reduction of this domain's"""
     value: float
-    """Loss of the worst domain on held-out text."""
+    """loss of the worst domain on held-out text"""
     bound: float
-    """Lower bound on ``value`` for any weights of at least the floor."""
+    """lower bound on ``value`` for any weights of at least the floor"""
     residual: float
     tolerance: float
     certified: bool
-    """Whether the residual is within the tolerance."""
+    """whether the residual is within the tolerance"""
     solver: str
     passes: float
-    """Row evaluations over the number of rows."""
+    """row evaluations over the number of rows"""
     held_out: dict[str, dict[str, float]]
-    """Prior → domain → loss on the text on which the weights were fitted."""
+    """prior → domain → loss on the text on which the weights were fitted"""
     test: dict[str, dict[str, float]]
-    """Prior → domain → loss on test text."""
+    """prior → domain → loss on test text"""
 
     @property
     def gap(self) -> float:
@@ -152,7 +152,7 @@ class Results(Record):
     runs: list[SeedResult]
     speech: TextWeights | None = None
     worst: FittedWeights | None = None
-    """The ensemble's weights for its worst domain; None for a single expert, or for too many to choose."""
+    """the ensemble's weights for its worst domain; None for a single expert, or for too many to choose"""
 
     @property
     def domains(self) -> list[str]:

@@ -186,7 +186,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
         both = sorted(self.domains.keys() & self.untrained.keys())
         if both:
             raise ValueError(
-                f"experts.untrained.{both[0]}: is one of experts.domains too; give one of them another name"
+                f"experts.untrained.{both[0]} is one of experts.domains too; give one of them another name"
             )
         if "hand" in self.probe.by and (open_ := [n for n, d in self.domains.items() if d.hand is None]):
             raise ValueError(
@@ -246,7 +246,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
                     key = "after" if domain.after else "of"
                     raise ValueError(f"{where}.{key}: goes with an expert, and this domain has none; leave it out")
         if not self.seed.text.source and self.seed.text != TextSpec():
-            raise ValueError("experts.seed.text.source: is missing; give it, or leave experts.seed.text out")
+            raise ValueError("experts.seed.text.source is missing; give it, or leave experts.seed.text out")
         for size in self.rivals:
             if size not in self.sizes:
                 raise ValueError(f"experts.generalists: there is no size {size!r}; {nearest(size, self.sizes)}")
@@ -276,7 +276,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
             if invalid := [name for name in names if not is_key(name)]:
                 raise ValueError(f"experts.{table}.{invalid[0]}: not a valid name; {KEY_RULE}")
         if GENERALIST in self.domains:
-            raise ValueError(f"experts.domains.{GENERALIST}: is the arm's name; give the domain another")
+            raise ValueError(f"experts.domains.{GENERALIST} is the arm's name; give the domain another")
 
 
 def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:

@@ -20,7 +20,7 @@ FILE = "fused.json"
 How = Literal["sum", "ties", "dare"]
 By = Literal[How, "average", "dume"]
 SCALES: dict[How, float] = {"sum": 0.3, "ties": 0.4, "dare": 0.3}
-"""Default λ; source: arXiv 2405.09055."""
+"""default λ; source: arXiv 2405.09055"""
 
 
 class SourceModel(Record):
@@ -31,19 +31,19 @@ class SourceModel(Record):
     domain: str = ""
     path: str
     sha256: str
-    """Of its weights, by :func:`planaria.models.task_vectors.digest`."""
+    """of its weights, by :func:`planaria.models.task_vectors.digest`"""
 
 
 class Routers(Record):
     """Parameters of dume's routers."""
 
     ridge: float = Field(ge=0, allow_inf_nan=False)
-    """λ."""
+    """λ"""
     temperature: float = Field(gt=0, allow_inf_nan=False)
     top_k: int = Field(ge=0)
-    """Blocks that a token passes; 0 is all."""
+    """blocks that a token passes; 0 is all"""
     samples: int = Field(ge=1)
-    """Most samples of each domain's text."""
+    """maximum number of samples of each domain's text"""
 
     def of(self, experts: int) -> int:
         """Return how many of ``experts`` blocks a token passes."""
@@ -56,15 +56,15 @@ class Fused(Record):
     format: Literal[1] = 1
     by: By
     scale: float = 0.0
-    """λ; unused by dume."""
+    """λ; unused by dume"""
     seed: int = 0
-    """Seed of dare's dropping."""
+    """seed of dare's dropping"""
     parent: SourceModel
     parts: list[SourceModel]
     run: str = ""
-    """Folder of the experts' ensemble."""
+    """folder of the experts' ensemble"""
     routers: Routers | None = None
-    """Given for dume."""
+    """given for dume"""
 
 
 def contributions(fused: Fused, parent: Named, models: Sequence[Named]) -> list[dict[str, Tensor]]:
@@ -95,7 +95,7 @@ def read_whole(folder: Path) -> Fused | None:
     if (result := read(folder, fix)) is None:
         return None
     if result.routers is not None:
-        raise UserError(f"{folder}: has several blocks per layer, which repair does not support; repair its experts")
+        raise UserError(f"{folder} has several blocks per layer, which repair does not support; repair its experts")
     for part in (result.parent, *result.parts):
         if not Path(part.path).is_dir():
             raise UserError(f"{folder / FILE}: {part.name} is missing at {part.path}; {fix}")

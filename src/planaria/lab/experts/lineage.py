@@ -9,7 +9,7 @@ from statistics import fmean
 from planaria.lab.experts.difficulty import tiers
 
 APART = 1 << 20
-"""Difference of the training seeds of two parents of one size; larger than any run's number of seeds."""
+"""difference of the training seeds of two parents of one size; larger than any run's number of seeds"""
 
 
 def numbered_name(name: str, number: int) -> str:

@@ -27,7 +27,7 @@ from planaria.lab.experts.manifest import TOKENIZER
 from planaria.models.huggingface import import_model
 
 BATCH = 32
-"""Windows read at once."""
+"""windows read at once"""
 
 
 @dataclass(frozen=True)

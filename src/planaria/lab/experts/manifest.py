@@ -16,9 +16,9 @@ from planaria.lab.experts.experts_spec import MixtureSpec
 FILE = "experts.json"
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 ADDED = "added"
-"""Folder within an ensemble for experts that were added after its training."""
+"""folder within an ensemble for experts that were added after its training"""
 MOST_BYTES = 1 << 22
-"""Largest size of a manifest."""
+"""largest size of a manifest"""
 
 
 class Expert(Record):
@@ -27,14 +27,14 @@ class Expert(Record):
     name: str
     domain: str
     model: str
-    """Its folder, relative to the manifest's."""
+    """its folder, relative to the manifest's"""
     sha256: str
-    """Of its weights."""
+    """of its weights"""
     parameters: int
     parent: str = ""
-    """Folder of the model that it branched off, relative to the manifest's; empty if unknown."""
+    """folder of the model that it branched off, relative to the manifest's; empty if unknown"""
     belief: float = Field(default=0.0, allow_inf_nan=False)
-    """For the cached prior: ln π, up to a constant."""
+    """for the cached prior: ln π, up to a constant"""
 
     @property
     def added(self) -> bool:
@@ -47,17 +47,17 @@ class EnsembleManifest(Record):
 
     format: Literal[1] = 1
     tokenizer: str
-    """SHA-256 of tokenizer.json."""
+    """SHA-256 of tokenizer.json"""
     vocab: int
     context: int
     mixture: MixtureSpec
     members: list[Expert]
     removed: list[str] = Field(default_factory=list)
-    """Experts trained with the ensemble that were removed from it."""
+    """experts trained with the ensemble that were removed from it"""
     parent: str = ""
-    """Folder of the model of middle size that its experts descend from; empty: as its members specify."""
+    """folder of the model of middle size that its experts descend from; empty: as its members specify"""
     mixes: dict[str, list[str]] = Field(default_factory=dict)
-    """Domain without its own text → the domains whose text it mixes."""
+    """domain without its own text → the domains whose text it mixes"""
 
     def parts(self, domain: str) -> list[str]:
         """Return the domains whose text this one's experts learn from."""
@@ -74,7 +74,7 @@ class EnsembleManifest(Record):
         if not result:
             raise UserError(f"{prior}: its experts do not name the model they branched off; use another")
         if not (folder / result / WEIGHTS).is_file():
-            raise UserError(f"{prior}: there is no {folder / result / WEIGHTS}; bring it back")
+            raise UserError(f"{prior}: there is no {folder / result / WEIGHTS}; restore it")
         return result
 
     def changed_like(self, before: EnsembleManifest) -> EnsembleManifest:
@@ -101,7 +101,7 @@ def digest(file: Path) -> str:
         with file.open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); bring the expert back, or remove it") from None
+        raise UserError(f"{file} cannot be read ({error.strerror}); restore the expert, or remove it") from None
 
 
 def read(folder: Path) -> EnsembleManifest:
@@ -111,10 +111,10 @@ def read(folder: Path) -> EnsembleManifest:
     """
     file = folder / FILE
     if not file.is_file():
-        raise UserError(f"{folder}: holds no ensemble (no {FILE}); make one with `planaria experts train RECIPE`")
-    manifest = documents.model(file, EnsembleManifest, MOST_BYTES, "bring an older copy back")
+        raise UserError(f"{folder} holds no ensemble (no {FILE}); make one with `planaria experts train RECIPE`")
+    manifest = documents.model(file, EnsembleManifest, MOST_BYTES, "restore an older copy")
     if not manifest.members:
-        raise UserError(f"{file}: has no experts; add one with `planaria experts edit {folder} --add MODEL`")
+        raise UserError(f"{file} has no experts; add one with `planaria experts edit {folder} --add MODEL`")
     return manifest
 
 
@@ -131,12 +131,12 @@ def expert_folder(folder: Path, member: Expert) -> Path:
     model = folder / member.model
     if not (model / WEIGHTS).is_file():
         raise UserError(
-            f"{folder / FILE}: expert {member.name!r}: there is no {model / WEIGHTS}; bring it back, or "
+            f"{folder / FILE}: expert {member.name!r}: there is no {model / WEIGHTS}; restore it, or "
             f"`planaria experts edit {folder} --remove {member.name}`"
         )
     if digest(model / WEIGHTS) != member.sha256:
         raise UserError(
-            f"{folder / FILE}: expert {member.name!r}: {model / WEIGHTS} is not the file that was added; bring that "
+            f"{folder / FILE}: expert {member.name!r}: {model / WEIGHTS} is not the file that was added; restore that "
             "back, or remove the expert and add this one"
         )
     return model

@@ -23,11 +23,11 @@ from planaria.common.errors import UserError
 Array = NDArray[np.float64]
 
 FLOOR = 0.01
-"""Least weight of an expert; it costs at most -ln(1 - Kφ) nats per text."""
+"""minimum weight of an expert; it costs at most -ln(1 - Kφ) nats per text"""
 ROUNDS = 200
-"""Most iterations of expectation maximisation to tighten the bound."""
+"""maximum number of iterations of expectation maximisation to tighten the bound"""
 TIGHT = 1e-12
-"""Nats; slack at which the bound counts as tight."""
+"""nats; slack at which the bound counts as tight"""
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class MinimaxProblem:
     """The concatenated rows of all domains."""
 
     names: tuple[str, ...]
-    """Names of domains [D]."""
+    """names of domains [D]"""
     rows: Array
-    """B [n, K], scaled."""
+    """B [n, K], scaled"""
     domain: NDArray[np.int64]
-    """Domain of each row [n]."""
+    """domain of each row [n]"""
     size: Array
-    """n_d: rows of each domain [D]."""
+    """n_d: rows of each domain [D]"""
     shift: Array
-    """Amount by which scaling lowered each domain's loss [D], nats."""
+    """amount by which scaling lowered each domain's loss [D], nats"""
     floor: float
 
     @property
@@ -100,12 +100,12 @@ def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> MinimaxProblem:
     """
     for name, value in texts.items():
         if not value.shape[0]:
-            raise UserError(f"domain {name!r}: has no held-out text, on which weights are fitted; provide some")
+            raise UserError(f"domain {name!r} has no held-out text, on which weights are fitted; provide some")
     experts = next(iter(texts.values())).shape[1]
     if experts < 2:
         raise UserError("there is only one expert, so there are no weights; add another with `planaria experts edit`")
     if not 0 < floor < 1 / experts:
-        raise UserError(f"floor = {floor:g}: must be above 0 and below 1/{experts}, so that weights can differ")
+        raise UserError(f"floor = {floor:g} must be above 0 and below 1/{experts}, so that weights can differ")
     for name, value in texts.items():
         if (bad := np.flatnonzero(~np.isfinite(value.max(1)))).size:
             raise UserError(
@@ -129,11 +129,11 @@ class MinimaxBounds:
     """Bounds that w and q prove; nats per text."""
 
     value: float
-    """max_d f_d(w)."""
+    """max_d f_d(w)"""
     bound: float
-    """Lower bound on the worst domain's loss for any weights of at least the floor."""
+    """lower bound on the worst domain's loss for any weights of at least the floor"""
     residual: float
-    """‖F + g‖, in units of the problem."""
+    """‖F + g‖, in units of the problem"""
 
     @property
     def gap(self) -> float:
@@ -193,13 +193,13 @@ def _along(x: Array, wish: Array) -> float:
 Solver = Literal["extragradient", "halpern"]
 
 MANY = 10_000
-"""Rows from which halpern needs fewer evaluations, as measured; it was not faster in seconds on one machine."""
+"""rows from which halpern needs fewer evaluations, as measured; it was not faster in seconds on one machine"""
 TOLERANCE = 1e-3
-"""Of the residual."""
+"""of the residual"""
 FLAT = 1e-3
-"""Least L, for equal experts, whose F is constant."""
+"""minimum L, for equal experts, whose F is constant"""
 PASSES = 4000
-"""Evaluations of all rows after which the best point is returned, certified or not."""
+"""evaluations of all rows after which the best point is returned, certified or not"""
 
 
 @dataclass(frozen=True)
@@ -207,18 +207,18 @@ class MinimaxWeights:
     """Result of a solver."""
 
     w: Array
-    """[K], each at least the floor."""
+    """[K], each at least the floor"""
     q: Array
-    """Prices of domains [D]."""
+    """prices of domains [D]"""
     proof: MinimaxBounds
     rows: int
     evaluations: int
-    """Row evaluations of the solver, without the certificate's."""
+    """row evaluations of the solver, without the certificate's"""
     solver: Solver
     lipschitz: float
-    """The solver's last estimate of L."""
+    """the solver's last estimate of L"""
     certified: bool
-    """Whether the residual is within the tolerance."""
+    """whether the residual is within the tolerance"""
 
 
 def worst_domain(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from planaria.common.errors import UserError
 
 RIDGE = 1e-2
-"""Default λ; source: the published code of arXiv 2603.29765."""
+"""default λ; source: the published code of arXiv 2603.29765"""
 
 
 def sums(rows: Tensor) -> Tensor:

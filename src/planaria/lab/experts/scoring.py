@@ -103,7 +103,7 @@ def _stacked(readings: Sequence[DomainLogProbabilities]) -> dict[str, Tensor]:
 
 
 RIVALS = ("uniform", "cached")
-"""Priors compared with the fitted one."""
+"""priors compared with the fitted one"""
 
 
 def fit_weights(

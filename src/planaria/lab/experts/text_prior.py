@@ -19,9 +19,9 @@ from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
 
 FILE = "ridge.safetensors"
-"""File beside the parent's model: the sums of each domain, and the digest of the model."""
+"""file beside the parent's model: the sums of each domain, and the digest of the model"""
 SAMPLES = 256
-"""Most samples of each domain's training text."""
+"""maximum number of samples of each domain's training text"""
 
 
 @torch.inference_mode()
@@ -111,5 +111,5 @@ def _opened(file: Path, whose: str, shape: tuple[int, ...]) -> dict[str, Tensor]
     fix = "remove it to compute it again"
     result, metadata = kept_sums(file, shape, fix)
     if metadata.get("model") != whose:
-        raise UserError(f"{file}: was made with another model than the one beside it; {fix}")
+        raise UserError(f"{file} was made with another model than the one beside it; {fix}")
     return result

@@ -25,7 +25,7 @@ from planaria.lab.experts.text_prior import SAMPLES, stored_or_computed
 from planaria.models.huggingface import import_model
 
 FILE = "votes.safetensors"
-"""File beside the parent's model: the token counts of each domain, and the digest of the model."""
+"""file beside the parent's model: the token counts of each domain, and the digest of the model"""
 
 
 def token_counts(tokens: Tensor, vocab: int) -> Tensor:

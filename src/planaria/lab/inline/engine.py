@@ -14,7 +14,7 @@ from planaria.control.decisions import PEER
 from planaria.control.memory_snapshots import MemorySnapshot
 from planaria.control.replica import after_commit
 from planaria.data.stream import Stream
-from planaria.exchange.coded.worker import coded_steps
+from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.lab.inline.replicas import InlineReplicas, StageRounds
 from planaria.lab.inline.rounds import InlineRounds, carry_out
 from planaria.models.packing import pack, unpack
@@ -40,7 +40,7 @@ class StepResult:
     loss: float
     grad_norms: dict[int, float]
     rounds: list[StageRounds] = field(default_factory=list)
-    """Rounds of the replicas' exchange settled after this step."""
+    """rounds of the replicas' exchange settled after this step"""
 
 
 class InlineEngine:
@@ -87,14 +87,14 @@ class InlineEngine:
         self._memory = None if retaining is None else MemorySnapshot(*retaining)
 
     @property
-    def there(self) -> Arrangement:
+    def active_nodes(self) -> Arrangement:
         """The nodes that train."""
         return self.resolved.arrangement.of(self.stage.keys() - self.skipped)
 
     def train_step(self) -> StepResult:
         """Run and commit one step."""
         plan = self.resolved.training(self.step, self.skipped, self.detour)
-        there = self.there
+        there = self.active_nodes
         if self._memory is not None:
             self._memory = self._memory.begun(self.step)
         self._deliver("before")
@@ -114,7 +114,7 @@ class InlineEngine:
             self.copies[node].commit(self.step)
         if self.replicas is not None:
             self.replicas.commit()
-        self._grow_older()
+        self._age_copies()
         if self._memory is not None:
             self._memory = self._memory.committed(self.step, there.stage)
         rounds = [] if self.replicas is None else self.replicas.exchange_round(self.step + 1)
@@ -126,7 +126,7 @@ class InlineEngine:
     def evaluate(self) -> float:
         """Return the mean validation loss over the recipe's validation microbatches and all replicas, in nats."""
         if self.replicas is None:
-            return self._evaluate(self.there)
+            return self._evaluate(self.active_nodes)
         return fmean(self.evaluate_replicas())
 
     def evaluate_replicas(self) -> list[float]:
@@ -143,10 +143,10 @@ class InlineEngine:
         everywhere = self.resolved.arrangement
         whole = {node: self.replicas.consensus(everywhere.peers(node)) for node in nodes}
         for node in nodes:
-            self.runners[node].put(whole[node])
+            self.runners[node].set_weights(whole[node])
         loss = self._evaluate(self.resolved.arrangement.of(nodes))
         for node in nodes:
-            self.runners[node].put(before[node])
+            self.runners[node].set_weights(before[node])
         return loss
 
     def _evaluate(self, there: Arrangement) -> float:
@@ -209,7 +209,7 @@ class InlineEngine:
                     at = replace(at, before=self.runners[node].state())
                 rebuilt[node] = self._chain.rebuild(by, stage, given, at)
                 made[node] = by, given
-        self.become(rebuilt)
+        self.load_states(rebuilt)
         if self.replicas is not None:
             self.replicas.rebuilt([node for node in rebuilt if node not in made])
         for node, (by, given) in made.items():
@@ -226,7 +226,7 @@ class InlineEngine:
         self.moved_bytes += flat.nbytes
         return unpack(flat)
 
-    def become(self, states: Mapping[int, StageState]) -> None:
+    def load_states(self, states: Mapping[int, StageState]) -> None:
         """Load these states; the nodes' copies of other nodes start empty."""
         if self.replicas is not None and states.keys() == self.runners.keys():
             rounds = max(int(state.outer["rounds"]) if state.outer else 0 for state in states.values())
@@ -242,12 +242,12 @@ class InlineEngine:
         self.skip(self.skipped - set(states), set(states))
 
     def skip(self, nodes: Collection[int], rebuilt: Collection[int] = ()) -> None:
-        """Train without ``nodes`` until they :meth:`become` something."""
+        """Train without ``nodes`` until :meth:`load_states` restores them."""
         self.skipped = set(nodes)
         for copies in self.copies.values():
             copies.formed(set(rebuilt), self.skipped)
 
-    def _grow_older(self) -> None:
+    def _age_copies(self) -> None:
         """Age all copies by one commit, by the rule of the run's record."""
         pairs = [pair for slot in self._chain.placed(self.resolved.arrangement) for pair in slot.copy.pairs]
         staleness, self._rested = after_commit(self._ages, self._rested, self.skipped, pairs)
@@ -273,14 +273,14 @@ class InlineEngine:
             return
         for nodes in dict.fromkeys(nodes_sharing_parameters(there, self.config.model, node) for node in there.stage):
             if len(nodes) > 1:
-                total = sum_shares(self.runners[node].share() for node in nodes)
+                total = sum_shares(self.runners[node].gradient_sums() for node in nodes)
                 for node in nodes:
-                    self.runners[node].absorb(total)
+                    self.runners[node].load_gradient_sums(total)
 
     def _carry_out(self, plan: StepPlan, stream: Stream, first_sample: int, train: bool) -> None:
         data = self._data(stream, first_sample, len(plan.routes))
         assert data.batch is not None
-        own = len(plan.routes) // (self.resolved.at_once if train else 1)
+        own = len(plan.routes) // (self.resolved.replicas_per_plan if train else 1)
         for node, runner in self.runners.items():
             batch, targets = data.batch, data.learned
             if train and self.replicas is not None:

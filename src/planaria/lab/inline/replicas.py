@@ -27,9 +27,9 @@ from planaria.runtime.worker.runner import NonFinite, StageRunner
 from planaria.runtime.worker.step_samples import Batch
 
 Received = dict[int, dict[int, Update]]
-"""Node → the update received in a round from each replica of its group, itself included."""
+"""node → the update received in a round from each replica of its group, itself included"""
 Verdicts = dict[int, UpdateJudgement]
-"""Node → its verdict on the updates of a round."""
+"""node → its verdict on the updates of a round"""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class StageRounds:
 
     number: int
     groups: list[tuple[int, ...]]
-    """Groups of replicas."""
+    """groups of replicas"""
     blocking_bytes: int
-    """Bytes sent by all nodes that some node waited for."""
+    """bytes sent by all nodes that some node waited for"""
     prefetched_bytes: int
     verdicts: Verdicts = field(default_factory=dict)
     first: frozenset[int] = frozenset()
-    """Nodes that report for all that settled with them."""
+    """nodes that report for all that settled with them"""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class _Pending:
     """A round in progress."""
 
     due: int
-    """Commits by which it must be settled."""
+    """commits by which it must be settled"""
     round: StageRounds
     honest: Mapping[int, Update]
-    """Node → its correct update."""
+    """node → its correct update"""
     received: Received
 
 
@@ -239,7 +239,7 @@ class InlineReplicas:
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
             compressed = pending.honest[node].compressed if len(party) > 1 else None
             verdicts[node] = replace(verdicts[node], counted=counted, compressed=compressed)
-            runner.put(fast)
+            runner.set_weights(fast)
         if self.exchange.synchronised and (left := [r for r in range(self.count) if r not in out]):
             for replica in out:
                 self._copy(left[0], replica)

@@ -1,4 +1,4 @@
-"""Rounds of coded steps in one process; each node computes what a worker does (``exchange/coded/worker.py``)."""
+"""Rounds of coded steps in one process; each node computes what a worker does (``exchange/coded/coded_worker.py``)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from planaria.exchange.coded.coded_worker import CodedSteps, PartialSums
 from planaria.exchange.coded.coding import Counted
-from planaria.exchange.coded.worker import CodedSteps, PartialSums
 from planaria.pipeline.plan.actions import Action, Key, StepPlan, topological_order
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.step_samples import StepData
 
 Counts = Callable[[int, Counted], frozenset[int]]
-"""(step, replicas counted in its rounds so far) → the replicas whose results count in the next round."""
+"""(step, replicas counted in its rounds so far) → the replicas whose results count in the next round"""
 
 
 class InlineRounds:
@@ -58,7 +58,7 @@ class InlineRounds:
                 self._steps.begin(self._runners[node], work, data(stage))
             carry_out(work.plan, self._runners)
             for node in column.values():
-                sums[node].add(work.task, replica, len(counted), self._runners[node].share())
+                sums[node].add(work.task, replica, len(counted), self._runners[node].gradient_sums())
 
 
 def carry_out(

@@ -16,13 +16,13 @@ from planaria.report.phrases import amount, counted
 from planaria.report.theme import INK, MUTED, RED, RULE, SERIES, VEIL, figure, label, lanes, on, stroke, whole
 
 Over = Literal["hours", "steps"]
-"""Unit of a loss curve's axis."""
+"""unit of a loss curve's axis"""
 GRID = 240
-"""Points of a curve."""
+"""points of a curve"""
 BEGINNING = 0.12
-"""Share of the fault-free arm's hours whose losses are above the figure."""
+"""share of the fault-free arm's hours whose losses are above the figure"""
 ROW = 30
-"""Pixels of one row of bars."""
+"""pixels of one row of bars"""
 
 
 def colours(results: ComparisonResults) -> Mapping[str, str]:

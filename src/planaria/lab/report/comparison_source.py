@@ -25,7 +25,7 @@ from planaria.report.observe.tally import RunTally
 NUMBERS = "comparison.json"
 RACE = re.compile(r"(?P<arm>[^.]+)\.(?P<seed>\d+)\.(?P<kind>json|job|ticks)")
 MOST_RACES = 400
-"""Most races to show; the report has all."""
+"""maximum number of races to show; the report has all"""
 
 
 def _files(folder: Path) -> list[Path]:

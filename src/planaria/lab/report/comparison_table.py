@@ -13,18 +13,18 @@ from planaria.report.phrases import amount, counted
 from planaria.report.tables import Table, show
 
 DIGEST = 16
-"""Hex digits shown of a trace's digest."""
+"""hex digits shown of a trace's digest"""
 STEPS = {"steps to target": ("ticks", ".0f"), "× fault-free": ("ratio", ".3f")}
-"""Column → number of a run, and its format."""
+"""column → number of a run, and its format"""
 RESET = {"× reset": ("reset_ratio", ".3f")}
-"""Columns added if a control loses moments alone."""
+"""columns added if a control loses moments alone"""
 HOURS = {"hours to target": ("hours", ".1f"), "× hours": ("hours_ratio", ".3f")}
-"""Columns added if steps take time."""
+"""columns added if steps take time"""
 MACHINES = {"machine-hours": ("machine_hours", ".0f")}
-"""Columns added if arms differ in machines."""
+"""columns added if arms differ in machines"""
 FINAL = {"final loss": ("final", ".3f")}
 INTERVAL = "95 % of ×"
-"""Column of the bootstrap intervals of ratios to the fault-free arm."""
+"""column of the bootstrap intervals of ratios to the fault-free arm"""
 
 
 def show_table(results: ComparisonResults) -> None:

@@ -21,7 +21,7 @@ from planaria.lab.trials.spread import shown
 from planaria.report.sheets import Cell, as_csv
 
 WIDE, HIGH = 5.5, 3.4
-"""Inches: one and a half columns of a paper."""
+"""inches: one and a half columns of a paper"""
 FORMATS = ("pdf", "svg")
 
 
@@ -39,7 +39,7 @@ def write_for_paper(results: ComparisonResults, folder: Path) -> list[str]:
         for name, content in files.items():
             atomic.write_bytes(folder / name, content)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); give --to another folder") from None
+        raise UserError(f"{folder} cannot be written ({error.strerror}); give --to another folder") from None
     return [*files]
 
 

@@ -69,7 +69,7 @@ def winners(
 HOURLY = [float(rate) for rate in np.geomspace(0.01, 0.5, 71)]
 COSTS = [float(cost) for cost in np.linspace(1.0, 2.0, 51)]
 LABELLED = 0.03
-"""Least share of the map of a region with its arm's name inside."""
+"""minimum share of the map of a region with its arm's name inside"""
 
 
 def redundant_arm(results: ComparisonResults) -> str | None:

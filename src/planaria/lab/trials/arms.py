@@ -56,14 +56,14 @@ def table_of(
     recipe.require_kind(tree, path, name, runs)
     if name not in tree and needed:
         command = recipe.command_of(runs)
-        raise UserError(f"{path}: has no [{name}] table; run it without one: `planaria {command} {path}`")
+        raise UserError(f"{path} has no [{name}] table; run it without one: `planaria {command} {path}`")
     table = tree.pop(name, {})
     result = recipe.overlaid(table, laid or {}) if isinstance(table, dict) else table
     return recipe.table(kind, result, name, path), tree
 
 
 LONGEST_ARM = 100
-"""Characters of an arm's name, which becomes part of file names."""
+"""characters of an arm's name, which becomes part of file names"""
 
 
 def file_name(arm: str) -> str:
@@ -85,12 +85,12 @@ class ArmRules(Generic[Config]):
     """The changes that arms of one kind of trial may make."""
 
     section: str
-    """Name of the table that defines the arms."""
+    """name of the table that defines the arms"""
     kind: type[Config]
     free: tuple[str, ...]
-    """Dotted names that arms may change: sections or single settings."""
+    """dotted names that arms may change: sections or single settings"""
     checked: Callable[[Config, str], Config] = lambda config, place: config
-    """Further checks of a configuration from a place in a file."""
+    """further checks of a configuration, given its location in a file"""
 
     def arms(
         self, tree: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], flags: Mapping[str, object], path: Path

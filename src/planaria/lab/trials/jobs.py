@@ -21,9 +21,9 @@ from planaria.runtime.fleet.process import die_with_parent
 
 POLL_S = 0.1
 GRACE_S = 30.0
-"""Seconds to wait for processes to exit after SIGTERM."""
+"""seconds to wait for processes to exit after SIGTERM"""
 _TAIL = 4096
-"""Bytes at the end of a log in which to look for the last line."""
+"""bytes at the end of a log in which to look for the last line"""
 
 
 class JobSettings(Section):
@@ -40,19 +40,19 @@ class Job:
     """Work for a separate process. Its progress is on disk, so another process can resume it."""
 
     name: str
-    """Unique name."""
+    """unique name"""
     steps: int
-    """Total work."""
+    """total work"""
     log: Path
-    """Output of its processes."""
+    """output of its processes"""
     done: Callable[[], bool]
-    """Return whether its result exists."""
+    """returns whether its result exists"""
     reached: Callable[[], int]
-    """Return the steps done; may be called while its process runs."""
+    """returns the steps done; may be called while its process runs"""
     pulse: Callable[[], object]
-    """Return a value that changes while its process makes progress."""
+    """returns a value that changes while its process makes progress"""
     command: Callable[[], Sequence[str]]
-    """Prepare a process that starts or resumes it; return Python's arguments."""
+    """prepares a process that starts or resumes it; returns Python's arguments"""
 
 
 class Watcher(Protocol):

@@ -23,7 +23,7 @@ from planaria.common.documents import Record, former_names
 from planaria.common.errors import UserError
 
 _OURS = {"planaria"} | sys.stdlib_module_names
-"""Packages whose code is identified by a version."""
+"""packages whose code is identified by a version"""
 
 
 _REMOVE = "remove it to run this again"
@@ -34,12 +34,12 @@ class TrialIdentity(Record):
 
     version: str
     recipe: str
-    """SHA-256 of the configuration and all other inputs."""
+    """SHA-256 of the configuration and all other inputs"""
     code: dict[str, str]
-    """Module of custom code → SHA-256 of its source file."""
+    """module of custom code → SHA-256 of its source file"""
 
     def difference(self, kept: TrialIdentity, versions: bool = True) -> str:
-        """Explain why a result of the identity ``kept`` is not valid for this one; empty if it is."""
+        """Return why a result of the identity ``kept`` is not valid for this one; empty if it is."""
         if versions and kept.version != self.version:
             return f"planaria {kept.version} made it, this is {self.version}"
         if kept.recipe != self.recipe:
@@ -50,7 +50,7 @@ class TrialIdentity(Record):
     def require_current(self) -> None:
         """Raise UserError if a source file has changed since this identity was made."""
         if changed := [name for name, digest in self.code.items() if _digest(name) != digest]:
-            raise UserError(f"{_file(changed[0])}: was changed while a trial ran with it; start the command again")
+            raise UserError(f"{_file(changed[0])} was changed while a trial ran with it; start the command again")
 
 
 def identity(requested: object, code: Iterable[type | ModuleType] = ()) -> TrialIdentity:
@@ -75,7 +75,7 @@ def _modules(one: type | ModuleType) -> Iterator[str]:
 def _file(module: str) -> Path:
     result = None if module == "__main__" else getattr(importlib.import_module(module), "__file__", None)
     if result is None:
-        raise UserError(f"{module}: has no source file that another process could import; write the class into a file")
+        raise UserError(f"{module} has no source file that another process could import; write the class into a file")
     return Path(result)
 
 
@@ -137,4 +137,4 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another folder with --out") from None
+        raise UserError(f"{folder} cannot be created ({error.strerror}); choose another folder with --out") from None

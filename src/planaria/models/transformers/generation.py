@@ -87,7 +87,7 @@ class _Call:
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=self._most,
-            do_sample=False,  # the likeliest of the one token that is left
+            do_sample=False,  # only one token is left
             use_cache=True,
             eos_token_id=self._stops or None,
             pad_token_id=0,

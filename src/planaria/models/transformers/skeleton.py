@@ -216,7 +216,7 @@ class AbsentLayer(nn.Module):
 
 
 class OwnLayer(AbsentLayer):
-    """A decoder layer of a block stage, at its place in the library's list."""
+    """A decoder layer of a block stage, at its index in the library's list."""
 
     def __init__(
         self, layer: nn.Module, number: int, passage: Passage, in_tuple: int, first: bool = False, last: bool = False

@@ -81,7 +81,7 @@ class WireCodec(Choice, ABC):
         return self
 
     def invalid_reason(self, message: Tensor, shape: Shape, leg: Leg) -> str:
-        """Return why a received message of the right shape and type is invalid, or an empty string."""
+        """Return why a received message of the right shape and type is invalid; empty if it is valid."""
         return ""
 
     @property

@@ -12,14 +12,14 @@ from planaria.config.registry import Registry
 from planaria.config.schema import ModelConfig, PipelineConfig
 from planaria.pipeline.codecs.base import MessageBytes, WireCodec
 from planaria.pipeline.codecs.floats import Bf16, Fp32
-from planaria.pipeline.codecs.groups import Groups
+from planaria.pipeline.codecs.group_quantisation import GroupQuantiser
 from planaria.pipeline.codecs.subspace import SubspaceCodec
 
 CODECS: Registry[WireCodec] = Registry(
     "wire",
     "pipeline.wire",
     WireCodec,  # type: ignore[type-abstract]
-    {"fp32": Fp32, "bf16": Bf16, "groups": Groups, "subspace": SubspaceCodec},
+    {"fp32": Fp32, "bf16": Bf16, "groups": GroupQuantiser, "subspace": SubspaceCodec},
     location="pipeline.wire",
 )
 _SHORT = re.compile(r"(\d+)/(\d+)")

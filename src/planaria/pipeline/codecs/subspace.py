@@ -19,7 +19,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models.subspace import Subspace
 from planaria.pipeline.codecs.base import Leg, Shape, Visit, WireCodec, tensor_bytes
 from planaria.pipeline.codecs.floats import Bf16
-from planaria.pipeline.codecs.groups import Groups
+from planaria.pipeline.codecs.group_quantisation import GroupQuantiser
 
 _ID_BYTES = 8
 """of an int64"""
@@ -98,7 +98,7 @@ class SubspaceCodec(WireCodec):
     def _inner(self, leg: Leg) -> WireCodec:
         """Return the codec of the k numbers."""
         bits = self.forward if leg == "forward" else self.backward
-        return Bf16() if bits == 16 else Groups(forward=bits, backward=bits, group=self.group)
+        return Bf16() if bits == 16 else GroupQuantiser(forward=bits, backward=bits, group=self.group)
 
     def _within(self, shape: Shape) -> tuple[int, ...]:
         return (*shape[:2], self.rank)

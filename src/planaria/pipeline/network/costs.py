@@ -68,7 +68,7 @@ class Costs:
 
 
 UNIT = Costs(NetworkConfig(forward_s=[1.0], backward_s=[2.0]))
-"""Costs for comparing plans: a backward pass costs two forward passes, stages are equal, messages are free."""
+"""costs for comparing plans: a backward pass costs two forward passes, stages are equal, messages are free"""
 
 
 class MessageCosts:

@@ -165,7 +165,7 @@ def files(nodes: Sequence[Node], links: Mapping[tuple[str, str], MeasuredLink], 
     }
     kept = [{"site": n.site, "speed": n.speed, "memory": n.memory, "role": n.role} for n in nodes]
     tree = {"matrix": {name: f"{name}.csv" for name in tables}, "queueing": queueing, "nodes": kept}
-    head = "# Measured by `planaria network measure`: to be read with network.scale = 1.\n"
+    head = "# Measured by `planaria network measure`: to be read with network.link_time_scale = 1.\n"
     return {f"{name}.csv": _table(sites, numbers) for name, numbers in tables.items()} | {
         "topology.toml": head + tomli_w.dumps(tree)
     }

@@ -225,7 +225,7 @@ def _parse(path: Path) -> TopologyFile:
     if not path.is_file():
         raise UserError(f"{path}: there is no such topology; network.topology names a TOML file")
     if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; a topology lists sites and nodes")
+        raise UserError(f"{path} is larger than {MAX_BYTES >> 20} MiB; a topology lists sites and nodes")
     try:
         return TopologyFile.model_validate(documents.toml(path, MAX_BYTES))
     except ValidationError as error:
@@ -265,7 +265,7 @@ def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     try:
         rows = [row for row in csv.reader(lines) if row]
     except csv.Error as error:
-        raise UserError(f"{path}: is not CSV: {error}; give a table of sites") from None
+        raise UserError(f"{path} is not CSV: {error}; give a table of sites") from None
     sites = [name.strip() for name in rows[0][1:]] if rows else []
     if len(sites) > MOST_SITES or len(set(sites)) < len(sites) or "" in sites:
         raise UserError(f"{path}: its first row must name sites, each once and at most {MOST_SITES}")

@@ -69,7 +69,7 @@ class Action:
 
 
 Route = tuple[int, ...]
-"""The nodes that one microbatch visits, from its origin (a worker of stage 0) back to it."""
+"""the nodes that one microbatch visits, from its origin (a worker of stage 0) back to it"""
 
 
 @dataclass(frozen=True)

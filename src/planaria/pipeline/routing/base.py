@@ -35,7 +35,7 @@ def require(items: Sequence[Sequence[int]], config: RunConfig, location: str) ->
     pipeline = config.pipeline
     if len(items) != pipeline.microbatches:
         raise UserError(
-            f"{location}: has {len(items)} routes; pipeline.microbatches = {pipeline.microbatches} needs one for each"
+            f"{location} has {len(items)} routes; pipeline.microbatches = {pipeline.microbatches} needs one for each"
         )
     for i, route in enumerate(items):
         inner = route[1:-1]

@@ -38,20 +38,20 @@ class Skipping(Routing):
 def skipping(config: RunConfig, step: int) -> list[Route]:
     """Draw the routes of ``step`` from the run's seed; stages are used equally often, within one.
 
-    :raises UserError: if routing.jump is too short for so few visits.
+    :raises UserError: if routing.max_jump is too short for so few visits.
     """
     stages, shape = config.pipeline.stages, config.routing
     rng = random.Random(f"skipping {config.seed} {step}")
-    routes = balanced(stages, visits(stages, shape.skip), shape.jump, rng)
+    routes = balanced(stages, visits(stages, shape.skip), shape.max_jump, rng)
     drawn = [
-        (0, *reordered(next(routes), rng.randint(0, shape.swaps), shape.jump, rng), 0)
+        (0, *reordered(next(routes), rng.randint(0, shape.swaps), shape.max_jump, rng), 0)
         for _ in range(config.pipeline.microbatches)
     ]
     rng.shuffle(drawn)  # otherwise the first drawn would always be the most even
     return drawn
 
 
-def disorder(walk: Sequence[int], swaps: int, jump: int) -> str:
+def cc3_violation(walk: Sequence[int], swaps: int, jump: int) -> str:
     """Return how the block stages ``walk`` violate CC3; empty if they do not.
 
     A walk goes forward by at most ``jump`` places beyond its furthest stage, and at most ``swaps`` times back, to the
@@ -96,7 +96,8 @@ def _cycle(stages: int, count: int, jump: int, rng: random.Random) -> list[list[
         if len(result) == length:
             return result
     raise UserError(
-        f"routing.jump = {jump}: {count} visits cannot span {stages} stages in such jumps and use all of them equally; "
+        f"routing.max_jump = {jump}: {count} visits cannot span {stages} stages in such jumps and use all of "
+        "them equally; "
         "raise it, or lower routing.skip"
     )
 
@@ -105,7 +106,7 @@ def _choose(used: dict[int, int], count: int, jump: int, rng: random.Random) -> 
     """Return ``count`` of the least used stages, in natural order; empty if none was found that obeys ``jump``."""
     for _ in range(TRIES):
         chosen = sorted(sorted(used, key=lambda stage: (used[stage], rng.random()))[:count])
-        if not disorder(chosen, 0, jump):
+        if not cc3_violation(chosen, 0, jump):
             return chosen
     return []
 

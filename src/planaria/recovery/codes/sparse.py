@@ -58,7 +58,7 @@ def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, location: object
     """
     for n, row in enumerate(rows):
         if len(row) < 2 or len(set(row)) < len(row) or not all(0 <= shard < shards for shard in row):
-            raise UserError(f"{location}: check {n}: must name two or more shards from 0 to {shards - 1}, each once")
+            raise UserError(f"{location}: check {n} must name two or more shards from 0 to {shards - 1}, each once")
     data = shards - len(rows)
     if not 1 <= data <= MAX_DATA:
         raise UserError(

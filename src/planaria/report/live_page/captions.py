@@ -163,9 +163,9 @@ class Captions:
             case e.EdgeBroken() if self._is_present(fact):
                 ends = self._naming.edge(*sorted((fact.node, fact.peer)))
                 return Caption("fault", f"The connection {ends} is broken. Whether a worker died is not known yet.")
-            case d.Blamed() | d.Relieve() | d.Reroute() | d.Cleared():
+            case d.SlowPartFound() | d.HandOverSlowStage() | d.Reroute() | d.Cleared():
                 text = line(fact, self._naming)
-                if isinstance(fact, d.Blamed):  # a panel shows its evidence
+                if isinstance(fact, d.SlowPartFound):  # a panel shows its evidence
                     text = text.partition(": ")[0]
                 return Caption(SLOWNESS[fact.kind], f"{_capital(text)}.")
             case d.BeginRound():
@@ -174,7 +174,7 @@ class Captions:
                 )
             case d.Save() if not fact.background:
                 return Caption("calm", f"Every stage writes its weights to disk: checkpoint {fact.step}.")
-            case d.Cannot():
+            case d.Unrecoverable():
                 lost = f"{stages(fact.lost)} cannot be rebuilt" if fact.lost else "the run cannot continue"
                 return Caption("loss", f"{_capital(lost)}: {fact.reason}.")
             case d.ExcludeMember():

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.feature_facts import NOT_SHOWN
-from planaria.control.logs import News
+from planaria.control.feature_facts import HIDDEN_FACTS
+from planaria.control.logs import LogItem
 from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.pipeline.routing import ROUTINGS, change, routes, without
 from planaria.report.live_page.captions import Captions
@@ -42,7 +42,7 @@ from planaria.report.run.verdict_lines import line as verdict_line
 
 PHASES: dict[type, str] = {
     d.RunStep: "step", d.Commit: "commit", d.Form: "link", d.Save: "save", d.Replan: "replan", d.Disband: "left",
-    d.ReplicaRestarted: "wait", d.Cannot: "cannot",
+    d.ReplicaRestarted: "wait", d.Unrecoverable: "cannot",
 }  # fmt: skip
 """decision about a replica → phase that it starts"""
 
@@ -70,7 +70,7 @@ class LogFold:
         """Return the initial frame."""
         return StateChange(0, 0.0, self.state, routine=False)
 
-    def take(self, t: float, news: News) -> StateChange | None:
+    def take(self, t: float, news: LogItem) -> StateChange | None:
         """Return the frame of a fact at clock time ``t``; None if it changes nothing visible."""
         if isinstance(news, e.RunStarted):
             self._end = self.seconds(self.latest) if self._number else 0.0
@@ -79,7 +79,7 @@ class LogFold:
         if isinstance(news, StepMetric | ValidationMetric):
             self.tally.measured(news)
             return self._frame(t, {"loss": _loss(news)} if isinstance(news, StepMetric) else _validation(news))
-        if isinstance(news, e.Worked):
+        if isinstance(news, e.WorkReport):
             return self._worked(t, news)
         return self._fact(t, news)
 
@@ -98,7 +98,7 @@ class LogFold:
         change |= {"step": self.members.progress}
         if isinstance(fact, d.RunStep | d.Commit | e.StageReady):
             return self._frame(t, change | self._step(t, fact))
-        if isinstance(fact, d.Blamed | d.Cleared | d.Relieve | d.Reroute | e.RunStarted):
+        if isinstance(fact, d.SlowPartFound | d.Cleared | d.HandOverSlowStage | d.Reroute | e.RunStarted):
             change |= {"slow": slow_shown(self.tally.verdicts, Naming(self.members.started))}
         if type(fact) in QUIET:
             return None
@@ -106,7 +106,7 @@ class LogFold:
         story = {"step": line.step, "tone": line.tone, "text": line.text} if line else None
         return self._frame(t, after, story, routine=False)
 
-    def _worked(self, t: float, worked: e.Worked) -> StateChange | None:
+    def _worked(self, t: float, worked: e.WorkReport) -> StateChange | None:
         self.tally.worked(worked)
         self._scene.take(worked)
         change: Json = {"links": self._scene.links()}
@@ -202,7 +202,7 @@ WHOLE = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recover
 """parts of the state that a non-routine frame replaces as a whole"""
 QUIET: set[type] = {
     e.StageCommitted, e.StageCopied, e.StageSaved, e.UpdateReceived, e.UpdatesWeighted, e.MessageCompressed,
-    e.RoundApplied, *NOT_SHOWN, e.PatienceOver, e.GraceExpired, d.DrawGroups, d.Introduce, e.RetryDue,
+    e.RoundApplied, *HIDDEN_FACTS, e.RoundWaitExpired, e.GraceExpired, d.DrawGroups, d.OpenPrefetchLinks, e.RetryDue,
     e.IntervalChosen, d.Discard,
 }  # fmt: skip
 """facts that change nothing visible"""
@@ -210,7 +210,7 @@ QUIET: set[type] = {
 
 def _concerned(fact: e.Event | d.Decision, story: LogFold) -> list[int]:
     """Return the replicas whose phase a fact changes."""
-    if isinstance(fact, d.Form | d.Save | d.Replan | d.Disband | d.ReplicaRestarted | d.Cannot):
+    if isinstance(fact, d.Form | d.Save | d.Replan | d.Disband | d.ReplicaRestarted | d.Unrecoverable):
         return [fact.replica]
     if isinstance(fact, e.WorkerLost):
         nodes = story.state.get("nodes", {}).items()
@@ -333,7 +333,7 @@ def recovery_shown(timing: RecoveryTiming, seconds: Callable[[float], float]) ->
         "nodes": list(timing.nodes),
         "workers": list(timing.workers),
         "causes": list(timing.causes),
-        "heirs": {str(node): worker for node, worker in timing.heirs.items()},
+        "heirs": {str(node): worker for node, worker in timing.new_workers.items()},
         "step": timing.step,
         "outcome": timing.outcome,
         "attempts": timing.attempts,

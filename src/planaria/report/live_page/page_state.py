@@ -46,7 +46,7 @@ class PageState:
         """lost workers, in order"""
         self._lost = 0
 
-    def take(self, fact: e.Event | d.Decision | e.Worked) -> None:
+    def take(self, fact: e.Event | d.Decision | e.WorkReport) -> None:
         """Process a fact."""
         match fact:
             case e.RunStarted():
@@ -79,7 +79,7 @@ class PageState:
                 self._links.setdefault(self._members.replica(fact.node), {})[_pair(fact.node, fact.peer)] = "broken"
             case d.Disband():
                 self._links.pop(fact.replica, None)
-            case e.Worked():
+            case e.WorkReport():
                 self._worked(fact)
 
     def _about(self, worker: str) -> Json:
@@ -112,7 +112,7 @@ class PageState:
             {name: "open" for name in links if str(linked.node) in name.split("-") and links[name] != "broken"}
         )
 
-    def _worked(self, worked: e.Worked) -> None:
+    def _worked(self, worked: e.WorkReport) -> None:
         self._sent.update({_pair(worked.node, peer): sent for peer, sent in worked.sent_bytes.items()})
         about = self._about(worked.worker)
         peaks = {"peak": worked.peak_bytes, "device_peak": worked.device_peak_bytes}

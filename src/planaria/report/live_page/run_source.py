@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 
 from planaria.common.errors import UserError
 from planaria.control.events import RunStarted
-from planaria.control.logs import EVENTS, IN_MEMORY, LogFollower, News
+from planaria.control.logs import EVENTS, IN_MEMORY, LogFollower, LogItem
 from planaria.control.run_record import REPORTS
 from planaria.report.live_page.frames import Frames, Json, StateChange
 from planaria.report.live_page.limits import BATCH, POLL_S, QUIET_S, READY_S
@@ -147,7 +147,7 @@ def source_of(folder: Path) -> LogSource:
     if not (folder / EVENTS).exists():
         for name, label in OTHERS.items():
             if (folder / name).exists():
-                raise UserError(f"{folder}: is not a run's folder but {label}, which has no page; see its report.html")
+                raise UserError(f"{folder} is not a run's folder but {label}, which has no page; see its report.html")
         for kind in map(resolve_name, OF_PARTS):
             if kind.fits(folder):
                 source: LogSource = kind(folder)
@@ -164,7 +164,7 @@ class RunSource:
         self._story = LogFold(self._log.config)
         self.tally: RunTally | None = self._story.tally
         self.began = False
-        self._reading: Iterator[tuple[float, News]] | None = None
+        self._reading: Iterator[tuple[float, LogItem]] | None = None
         """news of the log that are not folded yet"""
 
     @property

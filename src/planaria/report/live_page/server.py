@@ -29,7 +29,7 @@ from planaria.report.observe.prometheus import CONTENT_TYPE, MetricSample
 from planaria.report.observe.tally import RunTally
 
 Strike = Callable[[Path, str, int, str], str]
-"""Injects a fault: (run's folder, worker, incarnation, fault) → result. Raises UserError without such a worker."""
+"""injects a fault: (run's folder, worker, incarnation, fault) → result; raises UserError without such a worker"""
 Fault = Literal["kill", "freeze", "slow", "cut"]
 FAULTS: tuple[str, ...] = get_args(Fault)
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.verdicts import Fault
+from planaria.control.slowness_events import Fault
 from planaria.report.observe.tally import RECOVERY_S, Durations, RunTally
 from planaria.report.run.recovery_timing import Outcome
 
@@ -158,7 +158,7 @@ FAMILIES = (
     MetricFamily("planaria_verdicts_total", "counter", "Verdicts of the diagnosis, by class.",
            lambda tally: _by("class", tally.verdicts.blamed, get_args(Fault))),
     MetricFamily("planaria_deeds_total", "counter", "Actions against slow workers and links.",
-           lambda tally: _by("deed", tally.verdicts.deeds, ("relieve", "reroute"))),
+           lambda tally: _by("deed", tally.verdicts.deeds, ("hand_over_slow_stage", "reroute"))),
     MetricFamily("planaria_checkpoint_step", "gauge", "Step of the newest checkpoint.",
            lambda tally: _known(tally.checkpoint)),
 )  # fmt: skip

@@ -39,14 +39,14 @@ Key = tuple[str, tuple[int, ...]]
 class SlowVerdict:
     """A current verdict of slowness."""
 
-    blamed: d.Blamed
-    deed: d.Relieve | d.Reroute | None = None
+    blamed: d.SlowPartFound
+    deed: d.HandOverSlowStage | d.Reroute | None = None
     """latest action against it"""
 
     @property
     def times(self) -> float:
         """Slowdown compared with its peers, or with its own start if it has none; 0 if neither is known."""
-        usual = self.blamed.usual or self.blamed.past
+        usual = self.blamed.peer_median_s or self.blamed.initial_s
         return self.blamed.seconds / usual if usual > 0 else 0.0
 
 
@@ -66,23 +66,23 @@ class SlowVerdicts:
         match fact:
             case e.RunStarted():
                 self.current = {}
-            case d.Blamed():
+            case d.SlowPartFound():
                 self.current[_key(fact)] = SlowVerdict(fact)
                 self.blamed[fact.fault] += 1
             case d.Cleared():
                 self.current.pop(_key(fact), None)
-            case d.Relieve():
+            case d.HandOverSlowStage():
                 self._act(fact, [key for key in self.current if "link" not in key[0] and fact.node in key[1]])
             case d.Reroute():
                 self._act(fact, [key for key in self.current if key[0] == "slow link"])
 
-    def _act(self, deed: d.Relieve | d.Reroute, keys: list[Key]) -> None:
+    def _act(self, deed: d.HandOverSlowStage | d.Reroute, keys: list[Key]) -> None:
         self.deeds[deed.kind] += 1
         for key in keys:
             self.current[key] = replace(self.current[key], deed=deed)
 
 
-def _key(fact: d.Blamed | d.Cleared) -> Key:
+def _key(fact: d.SlowPartFound | d.Cleared) -> Key:
     return fact.fault, tuple(fact.nodes)
 
 
@@ -156,7 +156,7 @@ class RunTally:
         else:
             self.loss, self.tokens_per_s = metric.loss, metric.tokens_per_s
 
-    def worked(self, work: e.Worked) -> list[RecoveryTiming]:
+    def worked(self, work: e.WorkReport) -> list[RecoveryTiming]:
         """Process a work report; return the recoveries it completes."""
         replica = self._naming.replica if self._naming else self.members.replica
         for peer, sent in work.sent_bytes.items():

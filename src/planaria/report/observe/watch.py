@@ -46,7 +46,7 @@ EVERY, THINNED_FROM = 20, 1000
 """every 20th of the first 2,000 steps is logged, every 40th of the next 2,000, every 80th of the next 4,000, …"""
 AFTER_FORMING = 2
 """steps after a formation that are logged too, to time and draw recoveries"""
-TOGETHER = 100
+STEPS_PER_SUM = 100
 """steps whose bytes are logged as one sum per worker; a killed controller loses at most these"""
 
 
@@ -121,7 +121,7 @@ class RunWatch:
         self._measured(self._metrics.on_decision(t, decision))
         self._check_display(t)
 
-    def on_worked(self, t: float, worked: e.Worked) -> None:
+    def on_worked(self, t: float, worked: e.WorkReport) -> None:
         for when, kept in self._sample.take(t, worked, self._naming.replica(worked.node)):
             self._note(partial(self._log.worked, when, kept))
         self._recovered(self._tally.worked(worked))
@@ -152,7 +152,7 @@ class RunWatch:
         except OSError as error:
             removed = error.errno == errno.ENOENT
             fix = "start the run again, and leave its folder in place" if removed else "free the disk, then resume it"
-            why = f"{error.filename}: cannot be written ({error.strerror}); {fix}"
+            why = f"{error.filename} cannot be written ({error.strerror}); {fix}"
             self.trouble = self.trouble or why
             self._reserve.release()
             try:
@@ -233,7 +233,7 @@ class TrackerThread:
         self._queue.put(call)
 
     def trouble(self) -> str:
-        """Return a new problem of the tracker, or an empty string. Each is reported once."""
+        """Return a new problem of the tracker, each once; empty if there is none."""
         if self._left:
             return ""
         since = self._since
@@ -280,14 +280,14 @@ class ReportSampling:
     def __init__(self) -> None:
         self._formed: dict[int, int] = {}
         """replica → its step at its last formation"""
-        self._sums: dict[int, tuple[float, e.Worked]] = {}
+        self._sums: dict[int, tuple[float, e.WorkReport]] = {}
         """node → time and sum of reports that are not logged yet"""
 
     def form(self, replica: int, step: int) -> None:
         """Note that a replica is formed and continues from ``step``."""
         self._formed[replica] = step
 
-    def take(self, t: float, worked: e.Worked, replica: int) -> list[tuple[float, e.Worked]]:
+    def take(self, t: float, worked: e.WorkReport, replica: int) -> list[tuple[float, e.WorkReport]]:
         """Return the reports to log now, with their times: selected steps with spans, others summed without."""
         since = worked.step - self._formed.get(replica, 0)
         if worked.dropped or since <= AFTER_FORMING or worked.step % span_interval(worked.step) == 0:
@@ -301,14 +301,14 @@ class ReportSampling:
         self._sums[worked.node] = t, bare.model_copy(update=_sum(before[1], worked))
         return []
 
-    def rest(self) -> list[tuple[float, e.Worked]]:
+    def rest(self) -> list[tuple[float, e.WorkReport]]:
         """Return the reports left to log at the end."""
         left = list(self._sums.values())
         self._sums.clear()
         return left
 
 
-def _sum(worked: e.Worked, other: e.Worked) -> dict[str, object]:
+def _sum(worked: e.WorkReport, other: e.WorkReport) -> dict[str, object]:
     """Add up the bytes sent to each peer, and keep the larger memory peaks."""
     sent = {
         peer: worked.sent_bytes.get(peer, 0) + other.sent_bytes.get(peer, 0)
@@ -318,7 +318,7 @@ def _sum(worked: e.Worked, other: e.Worked) -> dict[str, object]:
     return {"sent_bytes": sent, **most}
 
 
-def _together(worked: e.Worked, other: e.Worked) -> bool:
+def _together(worked: e.WorkReport, other: e.WorkReport) -> bool:
     """Return whether both reports have the same worker, generation and hundred of steps."""
     same_worker = (worked.worker, worked.generation) == (other.worker, other.generation)
-    return same_worker and worked.step // TOGETHER == other.step // TOGETHER
+    return same_worker and worked.step // STEPS_PER_SUM == other.step // STEPS_PER_SUM

@@ -27,7 +27,7 @@ DEEDS = ["step", "what", "a step took", "predicted", "measured"]
 class SlownessFinding:
     """A verdict of slowness and its end."""
 
-    blamed: d.Blamed
+    blamed: d.SlowPartFound
     until: int | None = None
     """step at which it was cleared"""
 
@@ -36,7 +36,7 @@ class SlownessFinding:
 class StageHandover:
     """Handover of a stage from a slow worker."""
 
-    relieve: d.Relieve
+    relieve: d.HandOverSlowStage
     measured_s: float | None = None
     """median seconds per step afterwards; None without any"""
 
@@ -51,7 +51,7 @@ class Diagnosis:
     """node → its worker's last measurements"""
 
     @property
-    def current(self) -> list[d.Blamed]:
+    def current(self) -> list[d.SlowPartFound]:
         """Verdicts in force at the end of the log."""
         return [finding.blamed for finding in self.findings if finding.until is None]
 
@@ -67,7 +67,7 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
     after: list[list[float]] = []
     for _, fact in record.history:
         match fact:
-            case d.Blamed():
+            case d.SlowPartFound():
                 diagnosis.findings.append(SlownessFinding(fact))
             case d.Cleared():
                 for finding in diagnosis.findings:
@@ -76,13 +76,15 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
                         fact.nodes,
                     ):
                         finding.until = fact.step
-            case d.Relieve():
+            case d.HandOverSlowStage():
                 diagnosis.deeds.append(StageHandover(fact))
                 after.append([])
             case e.WorkerMeasurements():
                 before = now.get(fact.node)
                 same = before is not None and before.worker == fact.worker
-                now[fact.node] = before.then(fact) if before and same else NodeGauge(fact.worker, (fact,), (fact,))
+                now[fact.node] = (
+                    before.with_report(fact) if before and same else NodeGauge(fact.worker, (fact,), (fact,))
+                )
                 for made, seconds in zip(diagnosis.deeds, after, strict=True):
                     if fact.stage == 0 and fact.steps < fact.step - made.relieve.step <= JUDGED:
                         seconds.append(fact.seconds / fact.steps)
@@ -121,7 +123,8 @@ def section(record: RunRecord) -> Iterator[str]:
     if result.findings:
         rows = [
             [f"{f.blamed.step}", "–" if f.until is None else f"{f.until}", sentence(f.blamed, naming).partition(":")[0],
-             ms(f.blamed.seconds), ms(f.blamed.past), ms(f.blamed.usual) if f.blamed.usual else "–"]
+             ms(f.blamed.seconds), ms(f.blamed.initial_s),
+             ms(f.blamed.peer_median_s) if f.blamed.peer_median_s else "–"]
             for f in result.findings
         ]  # fmt: skip
         parts.append(page.table("slow", HEAD, rows, numbers_from=3))

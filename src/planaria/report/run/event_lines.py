@@ -23,7 +23,12 @@ Tone = Literal["fault", "slow", "loss", "recovery", "rollback", "relink", "note"
 SIGNS: dict[Tone, str] = {
     "fault": "⚡", "slow": "≋", "loss": "✗", "recovery": "✓", "rollback": "↺", "relink": "⇄", "note": "·",
 }  # fmt: skip
-SLOWNESS: dict[str, Tone] = {"blamed": "slow", "relieve": "relink", "reroute": "relink", "cleared": "note"}
+SLOWNESS: dict[str, Tone] = {
+    "slow_part_found": "slow",
+    "hand_over_slow_stage": "relink",
+    "reroute": "relink",
+    "cleared": "note",
+}
 CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat", "stuck": "stuck"}
 
 
@@ -79,7 +84,7 @@ class Narrator:
             return self._linked(t, fact)
         elif isinstance(fact, d.Adopt | d.Disband | d.ReplicaRestarted):
             return self._replica(fact)
-        elif isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
+        elif isinstance(fact, d.SlowPartFound | d.HandOverSlowStage | d.Reroute | d.Cleared):
             return self._slowness(t, fact)
         elif isinstance(fact, d.Finish):
             return self._line("note", rest) if (rest := self._repeats.rest()) else None
@@ -114,10 +119,12 @@ class Narrator:
         self._silent.add(relay)
         return self._line("loss", f"relay {relay} does not answer: {error}")
 
-    def _slowness(self, t: float, fact: d.Blamed | d.Relieve | d.Reroute | d.Cleared) -> EventLine | None:
+    def _slowness(
+        self, t: float, fact: d.SlowPartFound | d.HandOverSlowStage | d.Reroute | d.Cleared
+    ) -> EventLine | None:
         """Return a line for a verdict, unless verdicts of its kind repeat."""
         text = line(fact, self._naming)
-        if isinstance(fact, d.Blamed | d.Cleared):
+        if isinstance(fact, d.SlowPartFound | d.Cleared):
             shown = self._repeats.limit(t, f"{fact.fault}: verdicts", text)
             return None if shown is None else self._line(SLOWNESS[fact.kind], shown, fact.replica)
         return self._line(SLOWNESS[fact.kind], text, fact.replica)
@@ -235,7 +242,7 @@ class Narrator:
             return self._line("note", fact.detail)
         if isinstance(fact, e.SaveFailed):
             return self._line("loss", f"checkpoint {fact.step} was not saved: {fact.detail}")
-        if isinstance(fact, d.Cannot):
+        if isinstance(fact, d.Unrecoverable):
             whose = f" of replica {fact.replica}" if self._naming.several else ""
             lost = f"{stages(fact.lost)}{whose} cannot be rebuilt" if fact.lost else f"the run{whose} cannot continue"
             return self._line("loss", f"{lost}: {fact.reason}", fact.replica)

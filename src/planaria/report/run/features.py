@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planaria.control.run_record import RunRecord
-from planaria.exchange.compress import report as compression
-from planaria.exchange.robust import report as trust
+from planaria.exchange.compress import compression_report as compression
+from planaria.exchange.robust import robust_report as trust
 
 
 def sections(record: RunRecord) -> Iterator[str]:
     """Yield the features' sections as HTML."""
     if record.config.exchange.coded:
-        from planaria.exchange.coded import report as coding  # imports torch
+        from planaria.exchange.coded import coded_report as coding  # imports torch
 
         yield from coding.section(record)
     yield from trust.section(record)
@@ -22,7 +22,7 @@ def sections(record: RunRecord) -> Iterator[str]:
 def lines(record: RunRecord) -> Iterator[str]:
     """Yield the features' lines of text."""
     if record.config.exchange.coded:
-        from planaria.exchange.coded import report as coding  # imports torch
+        from planaria.exchange.coded import coded_report as coding  # imports torch
 
         yield from coding.summary_lines(record)
     yield from compression.summary_lines(record)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from planaria.control.decisions import Form
-from planaria.control.events import Linked, Span, Worked
+from planaria.control.events import Linked, Span, WorkReport
 from planaria.control.logs import RunRecord
 from planaria.report import theme
 from planaria.report.run.naming import Naming, naming_of
@@ -63,7 +63,7 @@ class Bar(NamedTuple):
     hover: str
 
 
-def ordinary_step(record: RunRecord) -> list[Worked]:
+def ordinary_step(record: RunRecord) -> list[WorkReport]:
     """Return the work reports of a replica's complete training step of median duration; empty without any.
 
     Steps that saved or rebuilt something are considered only if there are no others.
@@ -97,7 +97,7 @@ class _Seen:
     end: float = -math.inf
     plain: bool = True
 
-    def add(self, work: Worked) -> None:
+    def add(self, work: WorkReport) -> None:
         self.workers += 1
         self.start = min(self.start, *(span.start for span in work.spans))
         self.end = max(self.end, *(span.end for span in work.spans))
@@ -108,26 +108,26 @@ class _Seen:
         return self.end - self.start
 
 
-def _trained(work: Worked) -> bool:
+def _trained(work: WorkReport) -> bool:
     return not work.dropped and any(span.action == "backward" for span in work.spans)
 
 
-def _step(work: Worked, naming: Naming) -> Step:
+def _step(work: WorkReport, naming: Naming) -> Step:
     return naming.replica(work.node), work.generation, work.step
 
 
-def _duration(works: Sequence[Worked]) -> float:
+def _duration(works: Sequence[WorkReport]) -> float:
     spans = [span for work in works for span in work.spans]
     return max(span.end for span in spans) - min(span.start for span in spans)
 
 
-def idle_fraction(works: Sequence[Worked]) -> float:
+def idle_fraction(works: Sequence[WorkReport]) -> float:
     """Return the pipeline's bubble: the share of the step, 0 to 1, that workers spent waiting."""
     busy = sum(span.end - span.start for work in works for span in work.spans)
     return 1 - busy / (_duration(works) * len(works))
 
 
-def step_figure(works: Sequence[Worked]) -> go.Figure:
+def step_figure(works: Sequence[WorkReport]) -> go.Figure:
     """Draw one step, in milliseconds since its first action."""
     zero = min(span.start for work in works for span in work.spans)
     ordered = sorted(works, key=lambda work: (work.stage, work.node))
@@ -145,7 +145,7 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
     last = next(moment for moment in moments if moment is not None)
     around = 0.45 * max(last - zero, 0.05)
     begin, end = zero - around, last + around
-    rows: set[tuple[int, str]] = set(zip(timing.posts, timing.workers, strict=True))
+    rows: set[tuple[int, str]] = set(zip(timing.stage_of_worker, timing.workers, strict=True))
     bars, naming = [], naming_of(record)
     for work in (work for _, work in record.worked if naming.replica(work.node) == timing.replica):
         seen = [_bar(work, span) for span in work.spans if span.end > begin and span.start < end]
@@ -171,11 +171,11 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
     return fig
 
 
-def _bars(work: Worked) -> list[Bar]:
+def _bars(work: WorkReport) -> list[Bar]:
     return [_bar(work, span) for span in work.spans]
 
 
-def _bar(work: Worked, span: Span) -> Bar:
+def _bar(work: WorkReport, span: Span) -> Bar:
     took = f"{1000 * (span.end - span.start):.1f} ms"
     numbered = f" of microbatch {span.microbatch}, hop {span.hop}" if span.microbatch >= 0 else ""
     hover = f"{span.action}{numbered}, step {work.step}: {took}{' (dropped)' if work.dropped else ''}"

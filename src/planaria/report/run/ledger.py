@@ -133,7 +133,7 @@ class _Ledger:
 
     def _start(self, fact: RunStarted) -> None:
         """Undo the lines that a resumed run does not have, by its checkpoint if that is known."""
-        results = (self._sealed[folder] for folder in fact.load.values() if folder in self._sealed)
+        results = (self._sealed[folder] for folder in fact.checkpoint_of_stage.values() if folder in self._sealed)
         loaded = next((sealed for sealed in results if sealed.fact.step == fact.first_step), None)
         if self.first is None:
             self.first = fact

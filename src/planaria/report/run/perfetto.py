@@ -240,7 +240,7 @@ def _fault_events(faults: Faults, rows: _Rows, pid: int, until: int | None) -> I
         yield _instant(name, pid, tid, ns, **args)
 
 
-def _slice(work: e.Worked, span: e.Span, naming: Naming, pid: int, tid: int, start: int, end: int) -> TRACE_EVENT:
+def _slice(work: e.WorkReport, span: e.Span, naming: Naming, pid: int, tid: int, start: int, end: int) -> TRACE_EVENT:
     numbered: Iterable[tuple[str, int]] = (("microbatch", span.microbatch), ("hop", span.hop))
     args = {
         "step": work.step, "stage": work.stage, "replica": naming.replica(work.node), "generation": work.generation,

@@ -41,7 +41,7 @@ class Recoveries:
             self._scans[replica].take(t, fact, left)
         return self._over()
 
-    def worked(self, work: e.Worked, replica: int) -> list[RecoveryTiming]:
+    def worked(self, work: e.WorkReport, replica: int) -> list[RecoveryTiming]:
         """Process a work report of a replica; return the recoveries it completes."""
         if not self._remembers and (replica >= len(self._scans) or not self._scans[replica].open):
             return []
@@ -77,7 +77,7 @@ class Recoveries:
 
 def _concerned(fact: e.Event | d.Decision, left: list[int], members: Membership) -> list[int]:
     """Return the replicas that a fact concerns; ``left``: nodes that lost their holder by it."""
-    if isinstance(fact, d.RunStep | d.Form | d.Cannot | d.Commit | d.Disband):
+    if isinstance(fact, d.RunStep | d.Form | d.Unrecoverable | d.Commit | d.Disband):
         return [fact.replica]
     if isinstance(fact, e.WorkerLost):
         return [members.replica(node) for node in left]
@@ -93,7 +93,7 @@ class _Known:
         """worker → time of its injected fault"""
         self._ends: dict[tuple[int, int, str], list[float]] = defaultdict(list)
 
-    def work(self, work: e.Worked, replica: int) -> None:
+    def work(self, work: e.WorkReport, replica: int) -> None:
         """Record the microbatches that a replica completed."""
         for span in work.spans if work.stage == 0 else ():
             # In validations, the head's forward is a microbatch's last action.
@@ -180,13 +180,15 @@ class _Open:
             where=self.naming.name(self.nodes),
             stages=tuple(self.naming.stage(node) for node in sorted(self.nodes)),
             workers=tuple(self.lost),
-            posts=tuple(self.naming.stage(node) for _, node in self.lost.values()),
+            stage_of_worker=tuple(self.naming.stage(node) for _, node in self.lost.values()),
             causes=tuple(cause for cause, _ in self.lost.values()),
             outcome=self.outcome,
             generation=form.generation if form else None,
             resumed_step=form.step if form else None,
             replica=self.replica,
-            heirs={n: worker for n, worker in form.holders.items() if n in self.nodes} if form and self.lost else {},
+            new_workers={n: worker for n, worker in form.holders.items() if n in self.nodes}
+            if form and self.lost
+            else {},
             attempts=len(self.forms),
             fault_t=self.fault_t,
             lost_t=self.lost_t,
@@ -224,18 +226,18 @@ class _Scan:
         elif isinstance(fact, e.Linked):
             if self._open and self._open.forms and fact.generation == self._open.forms[-1][1].generation:
                 self._open.linked.append((t, fact))
-        elif isinstance(fact, d.Cannot | d.Disband):
+        elif isinstance(fact, d.Unrecoverable | d.Disband):
             self._end(t, fact)
         elif self._open and isinstance(fact, d.Commit):
             self._open.committed = bool(self._open.forms)
 
-    def _end(self, t: float, fact: d.Cannot | d.Disband) -> None:
+    def _end(self, t: float, fact: d.Unrecoverable | d.Disband) -> None:
         """End the open recovery without success."""
         if isinstance(fact, d.Disband):
             self._close_if_over(t)
             self._broken = []
         if self._open:
-            self._open.ended = "cannot" if isinstance(fact, d.Cannot) else "disbanded"
+            self._open.ended = "cannot" if isinstance(fact, d.Unrecoverable) else "disbanded"
         if isinstance(fact, d.Disband):
             self.close()
 

@@ -34,7 +34,7 @@ class RecoveryTiming:
     stages: tuple[int, ...]
     """stage of each node"""
     workers: tuple[str, ...]
-    posts: tuple[int, ...]
+    stage_of_worker: tuple[int, ...]
     """stage of each lost worker"""
     causes: tuple[str, ...]
     """how each worker's death was noticed, or SENT_AWAY"""
@@ -43,7 +43,7 @@ class RecoveryTiming:
     resumed_step: int | None
     """step from which the replica continued"""
     replica: int
-    heirs: dict[int, str]
+    new_workers: dict[int, str]
     """lost node → its new worker"""
     attempts: int
     """number of formations"""

@@ -115,7 +115,7 @@ def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
 def waited(held: Sequence[RoundHistory]) -> tuple[float, float, float, int]:
     """Return one round's mean waits for others and for updates, and the longest wait with its replica; seconds."""
     others = {r: seconds for history in held for r, seconds in history.for_others.items()}
-    offers = {r: seconds for history in held for r, seconds in history.for_offers.items()}
+    offers = {r: seconds for history in held for r, seconds in history.waited_for_updates_s.items()}
     longest, who = max((others[replica] + offers[replica], replica) for replica in others)
     return sum(others.values()) / len(others), sum(offers.values()) / len(others), longest, who
 
@@ -152,7 +152,7 @@ def _rows(record: RunRecord, held: Sequence[RoundHistory], count: int) -> Iterat
             str(sum(bool(history.missing) for history in alone)),
             str(sum(replica in history.missing for history in held)),
             f"{sum(history.for_others[replica] for history in own):.2f}",
-            f"{sum(history.for_offers[replica] for history in own):.2f}",
+            f"{sum(history.waited_for_updates_s[replica] for history in own):.2f}",
             f"{sum(history.blocking_bytes.get(replica, 0) for history in own) / 1e6:.1f}",
             f"{sum(history.prefetched_bytes.get(replica, 0) for history in own) / 1e6:.1f}",
         ]

@@ -251,7 +251,7 @@ def _row(name: str, timing: RecoveryTiming) -> list[str]:
         name,
         ", ".join(timing.workers) or "an edge",
         ", ".join(dict.fromkeys(timing.causes)) or "connection",
-        ", ".join(timing.heirs.values()) or "–",
+        ", ".join(timing.new_workers.values()) or "–",
         timing.outcome,
         "–" if redone is None else str(redone),
         f"{timing.transfer_bytes / 1e6:.1f} MB",

@@ -33,7 +33,7 @@ class RoundHistory:
     """member → its number of committed steps"""
     for_others: dict[int, float]
     """member → seconds from its last work until the others joined"""
-    for_offers: dict[int, float]
+    waited_for_updates_s: dict[int, float]
     """member → seconds from then, or from its later work, until the round was settled"""
     blocking_bytes: dict[int, int] = field(default_factory=dict)
     """member → bytes sent by all its stages while another replica waited"""
@@ -93,7 +93,7 @@ class Rounds:
                 self._met[replica] = fact.round, t, self._idle(replica, t)
         elif isinstance(fact, e.UpdateRejected):
             self._refused.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
-        elif isinstance(fact, e.PatienceOver):
+        elif isinstance(fact, e.RoundWaitExpired):
             self._late.add((fact.round, fact.replica))
         elif isinstance(fact, e.StageSaved) and fact.worker in self._writing:  # it did not wait for the write
             self._writing.discard(fact.worker)
@@ -136,7 +136,7 @@ class Rounds:
             t=t,
             steps={replica: self._members.steps.get(replica, 0) for replica in fact.members},
             for_others=others,
-            for_offers=offers,
+            waited_for_updates_s=offers,
         )
         settled |= set(fact.members)
         self._last |= dict.fromkeys(fact.members, history)
@@ -205,7 +205,7 @@ def totals(held: list[RoundHistory]) -> ExchangeTotals:
         alone=len(alone),
         by_draw=sum(len(history.drawn) == 1 for history in alone),
         for_others=sum(sum(history.for_others.values()) for history in held),
-        for_offers=sum(sum(history.for_offers.values()) for history in held),
+        for_offers=sum(sum(history.waited_for_updates_s.values()) for history in held),
         blocking_bytes=sum(sum(history.blocking_bytes.values()) for history in held),
         prefetched_bytes=sum(sum(history.prefetched_bytes.values()) for history in held),
         refused=sum(len(history.refused) for history in held),

@@ -117,7 +117,7 @@ def _course(facts: RunFacts) -> str:
 
 def _failures(facts: RunFacts) -> str:
     if not facts.outcomes:
-        spares = f", but {counted(facts.spares_lost, 'spare')}" if facts.spares_lost else ""
+        spares = f" except {counted(facts.spares_lost, 'spare')}" if facts.spares_lost else ""
         return f"No worker was lost{spares}." if spares else "Nothing failed."
     died = [f"{counted(facts.deaths, 'worker')} died"] if facts.deaths else []
     were = "was" if facts.sent_away == 1 else "were"

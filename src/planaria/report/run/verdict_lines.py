@@ -7,12 +7,12 @@ from planaria.report.phrases import counted
 from planaria.report.run.naming import Naming, replicas, stages
 
 
-def line(fact: d.Blamed | d.Relieve | d.Reroute | d.Cleared, naming: Naming) -> str:
+def line(fact: d.SlowPartFound | d.HandOverSlowStage | d.Reroute | d.Cleared, naming: Naming) -> str:
     """Return the line of a decision about slowness."""
     match fact:
-        case d.Blamed():
+        case d.SlowPartFound():
             return sentence(fact, naming)
-        case d.Relieve():
+        case d.HandOverSlowStage():
             return (
                 f"{naming.name([fact.node])}: {fact.worker} hands it to a spare; a step takes {fact.step_s:.2f} s, "
                 f"{fact.predicted_s:.2f} s are predicted"
@@ -26,25 +26,28 @@ def line(fact: d.Blamed | d.Relieve | d.Reroute | d.Cleared, naming: Naming) -> 
             return _cleared(fact, naming)
 
 
-def sentence(blamed: d.Blamed, naming: Naming) -> str:
+def sentence(blamed: d.SlowPartFound, naming: Naming) -> str:
     """Return what is slow, with the evidence after a colon."""
     where = naming.name(blamed.nodes)
     if blamed.fault in ("slow worker", "slow host"):
         who = ", ".join(blamed.workers)
         machine = "the machine of " if blamed.fault == "slow host" else ""
-        usual = f", {ms(blamed.usual)} at its peers" if blamed.usual else ""
-        times = blamed.seconds / (blamed.usual or blamed.past)
+        usual = f", {ms(blamed.peer_median_s)} at its peers" if blamed.peer_median_s else ""
+        times = blamed.seconds / (blamed.peer_median_s or blamed.initial_s)
         return (
             f"{machine}{where} ({who}) is {times:.1f} times slower than {'its peers' if usual else 'at first'}: a "
-            f"microbatch's passes take {ms(blamed.seconds)}, {ms(blamed.past)} at first{usual}"
+            f"microbatch's passes take {ms(blamed.seconds)}, {ms(blamed.initial_s)} at first{usual}"
         )
     if blamed.fault == "slow data":
-        usual = f", {ms(blamed.usual)} elsewhere" if blamed.usual else ""
+        usual = f", {ms(blamed.peer_median_s)} elsewhere" if blamed.peer_median_s else ""
         return (
             f"the data of {where} ({blamed.workers[0]}) are slow: a step waits {ms(blamed.seconds)} for its batches, "
-            f"{ms(blamed.past)} at first{usual}"
+            f"{ms(blamed.initial_s)} at first{usual}"
         )
-    took = f"an activation takes {ms(blamed.seconds)}, {ms(blamed.past)} at first, {ms(blamed.usual)} elsewhere"
+    took = (
+        f"an activation takes {ms(blamed.seconds)}, {ms(blamed.initial_s)} at first, "
+        f"{ms(blamed.peer_median_s)} elsewhere"
+    )
     match blamed.fault:
         case "slow sender":
             return f"{where} ({blamed.workers[0]}) sends slowly over all its edges: {took}"
@@ -52,13 +55,13 @@ def sentence(blamed: d.Blamed, naming: Naming) -> str:
             return f"{where} ({blamed.workers[0]}) receives slowly over all its edges: {took}"
         case "stuck link":
             return (
-                f"the link {naming.transit(*blamed.nodes)} delivered nothing in {ms(blamed.seconds)}, in this direction"
+                f"the link {naming.transit(*blamed.nodes)} delivered nothing for {ms(blamed.seconds)} in this direction"
             )
         case "flaky link":
             source, target = blamed.nodes
             return (
                 f"the link {naming.transit(source, target)} is flaky: it breaks, or some activations take "
-                f"{ms(blamed.seconds)}; usually {ms(blamed.past)}"
+                f"{ms(blamed.seconds)}; usually {ms(blamed.initial_s)}"
             )
     source, target = blamed.nodes
     return f"the link {naming.transit(source, target)} is slow, in this direction: {took}"

@@ -65,10 +65,10 @@ def require_alike(saved: RunCut, wanted: RunCut, location: str) -> None:
     require_known(saved, location)
     free = CUT | {"vocab"} if saved.model.family == "llama" else CUT
     if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
-        raise UserError(f"{location}: was written by a model of another shape; choose another with --checkpoint")
+        raise UserError(f"{location} was written by a model of another shape; choose another with --checkpoint")
     if saved.lines != wanted.lines and not family(saved.model).named:
         raise UserError(
-            f"{location}: has {saved.stages} stages, and model.family = {saved.model.family!r} cannot be re-cut; "
+            f"{location} has {saved.stages} stages, and model.family = {saved.model.family!r} cannot be re-cut; "
             f"resume with --pipeline.stages {saved.stages}"
         )
 

@@ -231,7 +231,7 @@ def _require_optimizer(made: recut.StagePlan, config: RunConfig, folder: Path) -
     for name, held in made.moments.items():
         if held.keys() != wanted:
             raise UserError(
-                f"{folder}: has optimizer state {', '.join(sorted(held)) or 'none'} for {name}, and optim.kind = "
+                f"{folder} has optimizer state {', '.join(sorted(held)) or 'none'} for {name}, and optim.kind = "
                 f"{config.optim.kind!r} needs {', '.join(sorted(wanted))}; leave optim.kind as it was, or start a run "
                 "with the weights: --train.start"
             )

@@ -75,7 +75,7 @@ class Mirror:
             raise UserError(f"checkpoint.store: {shown(self.url)} holds another run; give this one another --name")
 
     def release(self, folder: Path) -> None:
-        """Give up the claim of the run in ``folder``, whose start failed; the place stays if it has checkpoints."""
+        """Release the claim of the run in ``folder``, whose start failed; stored checkpoints stay."""
         with suppress(OSError, UserError):
             mark = folder / ID
             if mark.is_file() and self._read(ID) == mark.read_bytes() and not self.names():
@@ -140,9 +140,9 @@ class Mirror:
         """
         folder = out / self._root.rpartition("/")[2]
         if folder.exists():
-            raise UserError(f"{folder}: is here already; resume that, or fetch the run into another --out")
+            raise UserError(f"{folder} exists already; resume it, or fetch the run into another --out")
         if not (newest := self.newest()):
-            raise UserError(f"{shown(self.url)}: has no whole checkpoint; is that a run in a checkpoint.store?")
+            raise UserError(f"{shown(self.url)} has no complete checkpoint; give the URL of a run in a store")
         notify(f"fetching {newest} from {shown(self.url)}")
         with required("checkpoint.store"), new_folder(folder) as made, reached(self.url, "fetch the run"):
             there = {entry["name"].rpartition("/")[2] for entry in self._system.ls(self._root, detail=True)}

@@ -67,7 +67,7 @@ class StageLabel(BaseModel):
         for name in ("stage", "step", "index", "part", "generation"):
             result, wanted = getattr(self, name), getattr(expected, name)
             if result != wanted and result is not None:
-                raise UserError(f"{path}: holds {name} {result}, not {wanted}; choose another checkpoint")
+                raise UserError(f"{path} holds {name} {result}, not {wanted}; choose another checkpoint")
 
 
 _KINDS = ("weights", "generators", "outer")
@@ -215,7 +215,7 @@ def _root(head: bytes, table: Tensor) -> str:
 def refuse_link(path: Path) -> None:
     """Raise UserError if a file of a checkpoint is a symbolic link."""
     if path.is_symlink():
-        raise UserError(f"{path}: is a symbolic link; put the file itself there, or choose another checkpoint")
+        raise UserError(f"{path} is a symbolic link; put the file itself there, or choose another checkpoint")
 
 
 def _require_plain(path: Path) -> None:

@@ -109,7 +109,7 @@ class CheckpointStore:
         """
         return self.folder / f"step-{step:08d}.g{generation}{_UNFINISHED}"
 
-    def part(self, step: int, replicas: int, replica: int, generation: int) -> Path:
+    def unsealed_replica_folder(self, step: int, replicas: int, replica: int, generation: int) -> Path:
         """Return the folder in which a replica collects its stages for the checkpoint of ``step``."""
         if replicas == 1:
             return self.unfinished(step, generation)
@@ -118,7 +118,7 @@ class CheckpointStore:
     def collect(self, step: int, replicas: int, replica: int, generation: int) -> None:
         """Create the folder of :meth:`part`; remote machines may send stages only while it exists."""
         with suppress(OSError):  # reported by the workers that write there
-            self.part(step, replicas, replica, generation).mkdir(parents=True, exist_ok=True)
+            self.unsealed_replica_folder(step, replicas, replica, generation).mkdir(parents=True, exist_ok=True)
 
     def seal(
         self, name: str, manifest: CheckpointManifest, keep: int, generations: Mapping[int, int] = NONE
@@ -134,7 +134,11 @@ class CheckpointStore:
         gathered = self.unfinished(step, 0 if several else generations.get(0, 0))
         if final.exists() and not gathered.exists() and read_manifest(final) == manifest:
             return SealedCheckpoint(final, manifest)  # by a controller that was lost then
-        parts = {r: self.part(step, manifest.replicas, r, generations.get(r, 0)) for r in manifest.positions if several}
+        parts = {
+            r: self.unsealed_replica_folder(step, manifest.replicas, r, generations.get(r, 0))
+            for r in manifest.positions
+            if several
+        }
         stages = [stage_file(part, s) for part in parts.values() or [gathered] for s in manifest.stages]
         if not several:  # single nodes have additional files
             stages += [gathered / name for name in manifest.digests]

@@ -40,7 +40,7 @@ def check(config: RunConfig) -> ResolvedRun:
     if control and config.engine == "fleet":
         does = RECOVERIES.find(control).control
         raise UserError(
-            f"recovery.strategy = {control!r}: is a control for comparisons and {does}; use --engine inline, "
+            f"recovery.strategy = {control!r} is a control for comparisons and {does}; use --engine inline, "
             "which keeps the state of lost workers, or another strategy"
         )
     if config.engine == "inline":
@@ -55,26 +55,31 @@ def check(config: RunConfig) -> ResolvedRun:
         _check_sized(config)
     if config.fleet.standby != "off":
         _check_standby(config)
-    if config.exchange.most is not None and config.engine == "inline":
-        raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
-    if config.exchange.most is not None and resolved.replicas == 1 and config.engine == "fleet":
+    if config.exchange.max_replicas is not None and config.engine == "inline":
         raise UserError(
-            f"exchange.most = {config.exchange.most}: replicas can join only a run with exchange rounds; use "
-            "exchange.replicas = 2 or more, and an exchange.kind other than 'allreduce'"
+            "exchange.max_replicas: no machines join a run in one process; leave it out, or use --engine fleet"
+        )
+    if config.exchange.max_replicas is not None and resolved.replicas == 1 and config.engine == "fleet":
+        raise UserError(
+            f"exchange.max_replicas = {config.exchange.max_replicas}: replicas can join only a run with exchange "
+            "rounds; use exchange.replicas = 2 or more, and an exchange.kind other than 'allreduce'"
         )
     if config.checkpoint.every == "best" and config.engine != "fleet":
         raise UserError(
             f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
         )
-    if config.checkpoint.every == "best" and not config.network.hourly:
-        raise UserError("network.hourly = 0: without failures no interval is best; give checkpoint.every a number")
+    if config.checkpoint.every == "best" and not config.network.hourly_failure_probability:
+        raise UserError(
+            "network.hourly_failure_probability = 0: without failures no interval is best; give checkpoint.every "
+            "a number"
+        )
     return resolved
 
 
 def _check_sized(config: RunConfig) -> None:
     """Check the requirements for timing the machines before the run."""
     setting, fleet = "pipeline.layers = 'auto'", config.fleet
-    if config.exchange.replicas > 1 or config.exchange.most is not None:
+    if config.exchange.replicas > 1 or config.exchange.max_replicas is not None:
         raise UserError(f"{setting} is for one replica; with exchange.replicas give numbers, such as [7, 8, 8, 7]")
     if config.network.emulate is True:
         raise UserError(f"{setting} times real passes, and network.emulate = true has none; give numbers")
@@ -93,6 +98,23 @@ def require_sound(resolved: ResolvedRun) -> None:
     """
     config, chain = resolved.config, resolved.recovery
     optimizer(config.optim)
+    _check_shared_steps(resolved)
+    require_messages(config)
+    step_work(resolved)
+    if config.exchange.replicas > 1 and resolved.schedule is not None:
+        raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
+    _check_strategies(resolved)
+    if config.routing.kind == "swapped" and (why := family(config.model).unlike(config.model, config.pipeline.stages)):
+        raise UserError(f"routing.kind = 'swapped': stages exchange their places: {why}; or leave routing.kind out")
+    _check_shared(config, [*chain.strategies])
+    if config.pipeline.has_uneven_stages and resolved.schedule is not None:
+        raise UserError("routing.schedule: requires block stages of equal size; leave pipeline.layers out")
+    _check_model(config)
+
+
+def _check_shared_steps(resolved: ResolvedRun) -> None:
+    """Check settings of replicas and links against codecs, copies and schedules."""
+    config, chain = resolved.config, resolved.recovery
     codec = codec_of(config.pipeline.wire)
     if codec.random and config.exchange.coded:
         raise UserError(
@@ -113,12 +135,13 @@ def require_sound(resolved: ResolvedRun) -> None:
         raise UserError(
             "network.inbound = 'shared', network.latency_queued: a schedule has its own links; leave them out"
         )
-    require_messages(config)
-    step_work(resolved)
-    if config.exchange.replicas > 1 and resolved.schedule is not None:
-        raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
+
+
+def _check_strategies(resolved: ResolvedRun) -> None:
+    """Check that each recovery strategy supports the routes, and stages of these sizes."""
+    config = resolved.config
     kind = config.routing.kind if resolved.schedule is None else "a schedule"
-    for name, strategy in chain.strategies.items():
+    for name, strategy in resolved.recovery.strategies.items():
         requirements, meanwhile = strategy.requirements, config.recovery.meanwhile
         required = (
             ("routing.kind", requirements.routing, kind),
@@ -130,7 +153,7 @@ def require_sound(resolved: ResolvedRun) -> None:
                     f"recovery.strategy = {config.recovery.strategy!r}: {name} needs {setting} = {needed!r}, not "
                     f"{value!r}: {requirements.why}"
                 )
-        if requirements.alike and config.pipeline.unlike:
+        if requirements.alike and config.pipeline.has_uneven_stages:
             raise UserError(
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others of the "
                 f"same size; these have pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
@@ -140,11 +163,10 @@ def require_sound(resolved: ResolvedRun) -> None:
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others like it: "
                 f"{why}; or use 'echo, checkpoint' or 'snapshot'"
             )
-    if config.routing.kind == "swapped" and (why := family(config.model).unlike(config.model, config.pipeline.stages)):
-        raise UserError(f"routing.kind = 'swapped': stages exchange their places: {why}; or leave routing.kind out")
-    _check_shared(config, [*chain.strategies])
-    if config.pipeline.unlike and resolved.schedule is not None:
-        raise UserError("routing.schedule: requires block stages of equal size; leave pipeline.layers out")
+
+
+def _check_model(config: RunConfig) -> None:
+    """Check what the family of models supports: masks, adapters, subspaces and this cut."""
     if config.data.document_mask and not family(config.model).masks:
         packed = config.data.dialogues and config.data.pack
         fix = "set data.pack = false, which needs none" if packed else "leave it out"
@@ -158,7 +180,7 @@ def require_sound(resolved: ResolvedRun) -> None:
     plain = AdapterConfig()
     unused = [name for name in ("alpha", "targets", "precision") if getattr(lora, name) != getattr(plain, name)]
     if unused and not lora.rank:
-        raise UserError(f"model.lora.{unused[0]}: has no effect without model.lora.rank; leave it out")
+        raise UserError(f"model.lora.{unused[0]} has no effect without model.lora.rank; leave it out")
     if config.model.subspace is not None and not chosen.subspaces:
         raise UserError(f'pipeline.wire: model.family = {config.model.family!r} has no subspace projections; use "6/4"')
     chosen.check(config.model, config.pipeline.stages, config.data.document_mask)
@@ -183,7 +205,7 @@ def _check_shared(config: RunConfig, strategies: Sequence[str]) -> None:
             )
         return
     setting = "model.share_over = 'model'"
-    if config.exchange.replicas > 1 or config.exchange.most is not None:
+    if config.exchange.replicas > 1 or config.exchange.max_replicas is not None:
         raise UserError(f"{setting}: all stages of one replica share; leave exchange.replicas out")
     if config.routing.schedule is not None or config.routing.kind not in ("full", "swapped"):
         raise UserError(f"{setting}: every stage has to see every microbatch; use routing.kind = 'full' or 'swapped'")
@@ -207,16 +229,19 @@ def _check_standby(config: RunConfig) -> None:
     if config.fleet.kind != "local":
         raise UserError(f"{named}: the actors of fleet.kind = {config.fleet.kind!r} end with their driver; use 'local'")
     if sys.platform != "linux":
-        raise UserError(f"{named}: needs Linux; leave it out, and resume a lost run from its newest checkpoint")
+        raise UserError(f"{named} needs Linux; leave it out, and resume a lost run from its newest checkpoint")
 
 
 def _check_replicas(config: RunConfig) -> None:
     """Check settings that interact with replicas."""
-    if config.exchange.inner and config.routing.mixed:
-        raise UserError("exchange.inner: with routing.mixed all replicas step together; give exchange.options.every")
-    if config.exchange.inner and not exchange(config.exchange).interval:
+    if config.exchange.steps_between_rounds and config.routing.mixed:
         raise UserError(
-            f"exchange.inner: with exchange.kind = {config.exchange.kind!r} there are no rounds, so no inner steps "
+            "exchange.steps_between_rounds: with routing.mixed all replicas step together; give exchange.options.every"
+        )
+    if config.exchange.steps_between_rounds and not exchange(config.exchange).interval:
+        raise UserError(
+            f"exchange.steps_between_rounds: with exchange.kind = {config.exchange.kind!r} there are no rounds, "
+            "so no inner steps "
             "between them; leave it out"
         )
     if config.recovery.meanwhile == "skip":

@@ -19,14 +19,14 @@ from planaria.common.logs import from_environment
 from planaria.common.signals import interrupted
 from planaria.common.stdio import Notify
 from planaria.config.model_config import GROUP
-from planaria.runtime.engine.fleet import PRELOAD
+from planaria.runtime.engine.process_engine import PRELOAD
 from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.engine.run_files import local_workplace
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.devices import require_devices
 from planaria.runtime.fleet.host_memory import free_memory
-from planaria.runtime.fleet.joined_machine import Ending, Visit
-from planaria.runtime.fleet.joining import DOOR, RunAddress, read_door, read_key
+from planaria.runtime.fleet.joined_machine import Ending, RunMembership
+from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, RunAddress, read_door, read_key
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from planaria.runtime.prediction.memory import require_room
 from planaria.runtime.transport.address import REACHABLE, Reach
@@ -72,17 +72,19 @@ class FolderEntrance:
     @property
     def closed(self) -> bool:
         """Whether the run has ended."""
-        return not (self.folder / DOOR).exists()
+        return not (self.folder / RUN_ADDRESS_FILE).exists()
 
     def unanswered(self, error: OSError) -> UserError:
         """Return the error for a controller that does not answer."""
         if self.forsaken():
             return UserError(
-                f"{self.folder / DOOR}: left behind by a controller that was killed; the run is not being trained: "
+                f"{self.folder / RUN_ADDRESS_FILE}: left behind by a controller that was killed; the run is not "
+                "being trained: "
                 f"resume it with `planaria train --resume {self.folder}`, then join"
             )
         return UserError(
-            f"{self.folder / DOOR}: no answer from there ({error.strerror or error}); if the run is active, check that "
+            f"{self.folder / RUN_ADDRESS_FILE}: no answer from there ({error.strerror or error}); if the run is "
+            "active, check that "
             "this machine can reach the controller's (fleet.host)"
         )
 
@@ -159,7 +161,7 @@ def _prepared(entrance: Entrance, terms: JoinTerms, notify: Notify, again: bool)
         return stay
 
 
-def _visit(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = False) -> Visit | None:
+def _visit(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = False) -> RunMembership | None:
     """Connect to a run; return None if it was ``lost`` and has ended.
 
     :raises UserError: if the controller does not answer in time, or the run cannot be joined from here.
@@ -171,7 +173,7 @@ def _visit(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = Fa
         if lost and entrance.closed:
             return None
         try:
-            return Visit(entrance.door(), terms.workers, terms.reach)
+            return RunMembership(entrance.door(), terms.workers, terms.reach)
         except OSError as error:
             log.debug("%s: no answer: %s", entrance, error)
             if time.monotonic() >= until:
@@ -186,7 +188,7 @@ def _visit(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = Fa
 class _Stay:
     """A visit to a run and its process pool."""
 
-    def __init__(self, visit: Visit, terms: JoinTerms, shared: bool, notify: Notify) -> None:
+    def __init__(self, visit: RunMembership, terms: JoinTerms, shared: bool, notify: Notify) -> None:
         """``shared``: this machine sees the run's folder.
 
         :raises UserError: if the machine lacks something that the run's workers need.
@@ -221,14 +223,14 @@ class _Stay:
         self._pool.warm_up()
 
     def last(self, asked_to_leave: Callable[[], str]) -> Ending:
-        return self._visit.stay(self._pool, self._silence_s, asked_to_leave, self._say)
+        return self._visit.serve_until_end(self._pool, self._silence_s, asked_to_leave, self._say)
 
     def close(self) -> None:
         self._pool.end()
         self._visit.end()
 
 
-def setup_of(visit: Visit) -> Setup:
+def setup_of(visit: RunMembership) -> Setup:
     """Return the run's setup; UserError if it is invalid, as from another version of planaria."""
     location = "the run's setup"
     refuse_nul(visit.welcome.setup, location)

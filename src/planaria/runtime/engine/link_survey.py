@@ -11,11 +11,10 @@ from pydantic import ValidationError
 from planaria.common.documents import first
 from planaria.common.errors import RunStopped
 from planaria.config.schema import FleetConfig
-from planaria.control.decisions import Leave
+from planaria.control.decisions import UnassignWorker
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.network.measurement import CAPACITY, MeasuredLink, NodeSamples, Pair, batches, estimate
 from planaria.runtime.engine import link_survey_node
-from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.link_survey_node import (
     REPORT,
     Failed,
@@ -28,6 +27,7 @@ from planaria.runtime.engine.link_survey_node import (
     Ready,
     Report,
 )
+from planaria.runtime.engine.process_engine import PRELOAD
 from planaria.runtime.fleet.base import Fleet, Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.transport.secure import new_key
@@ -61,7 +61,7 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, on_pair: OnP
         return leader.found
     finally:
         for name in names:
-            fleet.send(name, Leave().model_dump_json().encode())
+            fleet.send(name, UnassignWorker().model_dump_json().encode())
         fleet.close()
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 import torch
 from pydantic import Field, TypeAdapter
 
-from planaria.control.decisions import Leave
+from planaria.control.decisions import UnassignWorker
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.network.measurement import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, NodeSamples, next_size
 from planaria.runtime.fleet.base import ControlLine
@@ -81,7 +81,7 @@ class Failed(Fact):
     detail: Annotated[str, Field(max_length=400)]
 
 
-Order = Annotated[OpenLink | Probe | Part | Leave, Field(discriminator="kind")]
+Order = Annotated[OpenLink | Probe | Part | UnassignWorker, Field(discriminator="kind")]
 Report = Annotated[Ready | Met | Probed | Failed | Heartbeat, Field(discriminator="kind")]
 ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 REPORT: TypeAdapter[Report] = TypeAdapter(Report)
@@ -120,7 +120,7 @@ class Surveyor:
         self._noise = torch.empty(0, dtype=torch.uint8)
 
     def run(self) -> NoReturn:
-        """Report the address, then follow orders until the leader sends :class:`Leave`."""
+        """Report the address, then follow orders until the leader sends the order to leave."""
         self._control_link.open()
         self._control_link.report(Ready(at=self._port.address))
         while True:

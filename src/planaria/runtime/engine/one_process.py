@@ -84,9 +84,9 @@ def one_process(
         torch.set_num_threads(before)
 
 
-def peak_report(step: int) -> e.Worked:
+def peak_report(step: int) -> e.WorkReport:
     """Return a report of this process's peak memory until ``step``."""
-    return e.Worked(
+    return e.WorkReport(
         worker="inline", node=-1, stage=-1, generation=0, step=step, spans=[], sent_bytes={}, **peaks()._asdict()
     )
 
@@ -127,7 +127,7 @@ class InProcessControlLink(ControlLink):
             self.take_in(injection)
         elif injection.signal in LAGGING and self._skips_late:
             self._slowed = injection
-            self.struck(injection.signal, injection)
+            self.on_fault(injection.signal, injection)
 
     def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
         """Record the current action, and inject a fault that is scheduled for it."""

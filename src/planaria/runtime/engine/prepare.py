@@ -117,14 +117,16 @@ def with_absolute_paths(config: RunConfig, recipe: Path | None) -> RunConfig:
     if wrong := find_violations(schedule.problem, schedule.solution):
         raise UserError(f"{file}: not a valid schedule: {wrong[0]}; plan again")
     if len(schedule.stages) != pipeline.stages + 1:
-        raise UserError(f"{file}: has {len(schedule.stages) - 1} block stages; pipeline.stages = {pipeline.stages}")
+        raise UserError(f"{file} has {len(schedule.stages) - 1} block stages; pipeline.stages = {pipeline.stages}")
     if len(schedule.routes) != pipeline.microbatches:
         raise UserError(
-            f"{file}: has routes for {len(schedule.routes)} microbatches; pipeline.microbatches = "
+            f"{file} has routes for {len(schedule.routes)} microbatches; pipeline.microbatches = "
             f"{pipeline.microbatches}"
         )
-    if config.routing.sums and schedule.sums_s is None:
-        raise UserError(f"{file}: was planned without gradient sums; plan again with routing.sums, or leave it out")
+    if config.routing.wait_for_gradient_sums and schedule.sums_s is None:
+        raise UserError(
+            f"{file} was planned without gradient sums; plan again with routing.wait_for_gradient_sums, or leave it out"
+        )
     return on_schedule(config, file)
 
 

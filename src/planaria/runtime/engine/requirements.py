@@ -26,7 +26,7 @@ def device_needs(config: RunConfig) -> DeviceNeeds:
     if config.train.device != "cuda":
         return ON_CPUS
     config = smallest_layout(config) if config.pipeline.layers == "auto" else config
-    return DeviceNeeds(stage_state_bytes(config), sized=config.pipeline.unlike)
+    return DeviceNeeds(stage_state_bytes(config), sized=config.pipeline.has_uneven_stages)
 
 
 def stage_state_bytes(config: RunConfig) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ def _require_relays(fleet: FleetConfig) -> None:
         if known is None or not 1 <= int(known[2]) <= 65535:
             raise UserError(f"{where}: give HOST:PORT, as `planaria network relay` prints it")
         if relay.at in seen:
-            raise UserError(f"{where}: is also that of fleet.relays.{seen[relay.at]}; leave one of them out")
+            raise UserError(f"{where} is also that of fleet.relays.{seen[relay.at]}; leave one of them out")
         seen[relay.at] = name
     if fleet.relays and fleet.key is None:
         raise UserError(

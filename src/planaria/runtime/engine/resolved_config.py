@@ -21,7 +21,7 @@ from planaria.planner.schedule import Schedule, read
 from planaria.recovery import recovery
 from planaria.recovery.chain import Chain
 
-REMEMBERED = 64
+PLAN_CACHE_SIZE = 64
 """plans that are cached, since routes repeat"""
 
 
@@ -38,8 +38,8 @@ class ResolvedRun:
         self._together = config.routing.mixed if together is None else together
         named = config.routing.schedule
         self.schedule: Schedule | None = None if named is None else read(Path(named))
-        self._compiled = lru_cache(REMEMBERED)(self._compile)
-        self.routes = lru_cache(REMEMBERED)(self._routes)
+        self._compiled = lru_cache(PLAN_CACHE_SIZE)(self._compile)
+        self.routes = lru_cache(PLAN_CACHE_SIZE)(self._routes)
         """step → routes of a training step without absent nodes; UserError if the recipe's routing has none"""
 
     @cached_property
@@ -63,7 +63,7 @@ class ResolvedRun:
     def most_replicas(self) -> int:
         """The largest number of replicas, each with its own nodes."""
         grows = self.config.engine == "fleet" and not self._together
-        return (self.config.exchange.most if grows else None) or self.config.exchange.replicas
+        return (self.config.exchange.max_replicas if grows else None) or self.config.exchange.replicas
 
     @property
     def replicas(self) -> int:
@@ -72,19 +72,19 @@ class ResolvedRun:
         return 1 if together else self.config.exchange.replicas
 
     @property
-    def at_once(self) -> int:
+    def replicas_per_plan(self) -> int:
         """Replicas whose microbatches share a plan."""
         return self.config.exchange.replicas // self.replicas
 
     @property
     def lockstep(self) -> bool:
         """Whether replicas with different weights train in lockstep because microbatches cross replicas."""
-        return self.at_once > 1 and self.exchange.interval != 0
+        return self.replicas_per_plan > 1 and self.exchange.interval != 0
 
     @property
-    def apart(self) -> bool:
-        """Whether there are, or may be, several replicas with steps of their own."""
-        return self.at_once == 1 and self.most_replicas > 1
+    def replicas_step_independently(self) -> bool:
+        """Whether several replicas exist or may join, each with its own steps."""
+        return self.replicas_per_plan == 1 and self.most_replicas > 1
 
     @property
     def block(self) -> int:
@@ -93,7 +93,7 @@ class ResolvedRun:
 
     def column(self, replica: int) -> Arrangement:
         """Return the nodes of an independent replica."""
-        if not self.apart:
+        if not self.replicas_step_independently:
             return self.arrangement
         return Arrangement({s: [self.arrangement.nodes(s)[replica]] for s in self.arrangement.stages})
 
@@ -119,7 +119,7 @@ class ResolvedRun:
         walked = [route for route in self.routes(step) if route[0] in own]
         return self._compiled(tuple(without(walked, absent)), True)
 
-    def alone(self, step: int, replica: int, microbatches: Sequence[int]) -> StepPlan:
+    def plan_of_replica(self, step: int, replica: int, microbatches: Sequence[int]) -> StepPlan:
         """Return the plan of one replica's own passes of these microbatches (from 0) over its own nodes, for replicas
         that share a plan.
         """
@@ -137,7 +137,7 @@ class ResolvedRun:
     def _compile(self, walked: tuple[Route, ...], train: bool) -> StepPlan:
         if train and self.schedule is not None:
             return compile_plan(walked, self.schedule.problem.memory, self.prices)
-        if self.at_once > 1:  # each replica limits admission itself
+        if self.replicas_per_plan > 1:  # each replica limits admission itself
             return build(walked, self.config.pipeline.order, len(walked), train)
         return plan_for(self.config.pipeline, walked, train)
 

@@ -55,7 +55,7 @@ class Resumption:
         return self.origin.step >= self.config.train.steps
 
 
-def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None, notify: Notify) -> Resumption:
+def resumption_of(folder: Path, changes: Mapping[str, object], checkpoint: str | None, notify: Notify) -> Resumption:
     """Return where the run in ``folder`` continues, with ``changes`` (setting → value) applied to its configuration.
 
     ``checkpoint``: a name; default: the newest. ``notify`` receives warnings.
@@ -100,8 +100,8 @@ def with_flags(before: RunConfig, flags: Mapping[str, object], folder: Path) -> 
     """Return the run's configuration with ``flags`` applied; UserError if a fixed setting changes."""
     config = recipe.overlay(_without_replaced(before, flags), flags)
     recut_model = before.model.model_copy(update={name: getattr(config.model, name) for name in CUT | {"vocab"}})
-    as_before = before.model_copy(update={"model": recut_model, "data": before.data.unplaced})
-    as_changed = config.model_copy(update={"data": config.data.unplaced})
+    as_before = before.model_copy(update={"model": recut_model, "data": before.data.sample_settings})
+    as_changed = config.model_copy(update={"data": config.data.sample_settings})
     for name in FIXED:
         if getattr(as_changed, name) != getattr(as_before, name):
             flag = next(f for f in flags if f.partition(".")[0] == name and not f.endswith(".epochs"))
@@ -243,7 +243,7 @@ def _generation(folder: Path, saved: SealedCheckpoint | None, config: RunConfig)
     path = folder / "state.json"
     led = (folder / EVENTS).exists() and config.engine == run_folders.config_of(folder).engine == "fleet"
     if saved is not None and led and not path.exists():
-        raise UserError(f"{path}: is missing; restore it, or resume with --engine inline")
+        raise UserError(f"{path} is missing; restore it, or resume with --engine inline")
     return read_state(folder).generation if path.exists() else 0
 
 
@@ -275,7 +275,7 @@ def _origin(
         generation,
         load,
         manifest.samples,
-        struck=not saved.whole,
+        faults_injected=not saved.whole,
         first_block=first_block,
         blocks_ahead=manifest.blocks_ahead,
         positions=positions,

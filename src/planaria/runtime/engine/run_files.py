@@ -50,7 +50,7 @@ def _sees(setup: Setup) -> bool:
     if not setup.sign:
         return False
     try:
-        if read_door(setup.folder).sign != setup.sign:
+        if read_door(setup.folder).folder_id != setup.sign:
             return False
         open_data(setup.dataset)
         return True

@@ -78,7 +78,7 @@ def _claimed(config: RootSection) -> Path:
             continue
         except OSError as error:
             raise UserError(
-                f"{folder}: cannot be created ({error.strerror}); choose another folder with --out"
+                f"{folder} cannot be created ({error.strerror}); choose another folder with --out"
             ) from None
         return folder
     raise AssertionError("unreachable")
@@ -123,7 +123,7 @@ def set_aside(folder: Path, notify: Callable[[str], None]) -> None:
     other = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.older-{n}")).exists())
     with held(folder):
         folder.rename(other)
-    notify(f"{folder}: is older than the copy in the store; renamed to {other}")
+    notify(f"{folder} is older than the copy in the store; renamed to {other}")
 
 
 def write_run_files(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
@@ -167,7 +167,7 @@ def require(folder: Path, *names: str) -> None:
         digests.require(folder, names, sums)
     elif any(saved.manifest.digests for saved in CheckpointStore(folder / "checkpoints").list()):
         fix = f"restore it, or recreate it with `planaria run check {folder} --accept`"
-        raise UserError(f"{folder / digests.FILE}: is missing; {fix}")
+        raise UserError(f"{folder / digests.FILE} is missing; {fix}")
 
 
 def config_of(folder: Path, *further: str) -> RunConfig:
@@ -199,7 +199,7 @@ def newest_whole(folder: Path) -> SealedCheckpoint:
     """Return a run's newest whole checkpoint; UserError if there is none."""
     saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
     if saved is None:
-        raise UserError(f"{folder}: has no whole checkpoint yet; train on with `planaria train --resume {folder}`")
+        raise UserError(f"{folder} has no complete checkpoint yet; train on with `planaria train --resume {folder}`")
     return saved
 
 
@@ -224,7 +224,7 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{folder}: is being trained right now; stop that first, or start another run") from None
+            raise UserError(f"{folder} is being trained right now; stop that first, or start another run") from None
         sign_lock(file)
         yield
 

@@ -54,7 +54,7 @@ class Origin:
     load: Mapping[int, str] = field(default_factory=dict)
     samples: int | None = None
     """samples used by those steps; None: the recipe's number for each step"""
-    struck: bool = False
+    faults_injected: bool = False
     """whether the faults of ``step`` were injected before the run stopped there"""
     first_block: int | None = None
     """first sample block that is not used completely; None: it follows from the steps"""
@@ -73,9 +73,9 @@ class Origin:
     @property
     def next_fault(self) -> int:
         """The first step whose faults are not injected yet."""
-        return self.step + 1 if self.struck else self.step
+        return self.step + 1 if self.faults_injected else self.step
 
-    def samples_in_all(self, config: RunConfig) -> int:
+    def total_samples(self, config: RunConfig) -> int:
         """Return the number of samples after the last step."""
         return self.sample_offset(config) + config.train.steps * config.samples
 
@@ -90,11 +90,13 @@ START = Origin()
 def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
     """Return the first event of a run: the part of the recipe that decisions depend on."""
     config, pipeline, replicas = resolved.config, resolved.config.pipeline, resolved.replicas
-    paths = routes(config, 0) if resolved.schedule is None and resolved.apart else resolved.routes(0)
+    paths = (
+        routes(config, 0) if resolved.schedule is None and resolved.replicas_step_independently else resolved.routes(0)
+    )
     walked, stages = [list(route) for route in paths], range(pipeline.stages + 1)
     shared = resolved.schedule is not None or resolved.column(0).shared
     met = list(combinations(stages, 2)) if change(config) and not shared else []
-    if resolved.at_once > 1:  # each node sends its gradient or update to all others
+    if resolved.replicas_per_plan > 1:  # each node sends its gradient or update to all others
         met = [pair for stage in stages for pair in combinations(resolved.arrangement.nodes(stage), 2)]
     if config.routing.mixed:  # routes are drawn for each step
         met = list(combinations(sorted(resolved.arrangement.stage), 2))
@@ -115,13 +117,13 @@ def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
         first_block=origin.first_block,
         blocks_ahead=list(origin.blocks_ahead),
         replicas=replicas,
-        columns=columns if resolved.apart else [],
+        nodes_by_replica=columns if resolved.replicas_step_independently else [],
         positions=dict(origin.positions),
         exchange=config.exchange,
         wall_time=time.time(),
         provenance=provenance(),
-        load=dict(origin.load),
-        recalled=-1 if origin.recalled is None else origin.recalled.step,
+        checkpoint_of_stage=dict(origin.load),
+        snapshot_step=-1 if origin.recalled is None else origin.recalled.step,
         recalled_from=origin.recalled,
         snapshot_nodes=list(origin.snapshot_nodes),
         durable_step=origin.durable_step,
@@ -130,14 +132,14 @@ def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         save_in_background=config.checkpoint.background,
         spares=config.fleet.spares,
-        own=config.fleet.local_workers,
+        local_workers=config.fleet.local_workers,
         replace=config.fleet.replace,
         routes=walked if shared else sorted(map(list, {tuple(route) for route in walked})),
         arrangement=[list(resolved.arrangement.nodes(s)) for s in stages] if shared else [],
-        pairs=sorted({*met, *(pair for copy in copies for pair in copy.pairs)}),
+        extra_edges=sorted({*met, *(pair for copy in copies for pair in copy.pairs)}),
         recovery=config.recovery,
         diagnose=config.fleet.diagnose,
         relays={name: relay.bandwidth_mbit * MBIT for name, relay in config.fleet.relays.items()},
-        stage_work=stage_work(config) if config.pipeline.unlike else [],
-        memory_needs=list(device_needs(config).stages) if config.pipeline.unlike else [],
+        stage_work=stage_work(config) if config.pipeline.has_uneven_stages else [],
+        memory_needs=list(device_needs(config).stages) if config.pipeline.has_uneven_stages else [],
     )

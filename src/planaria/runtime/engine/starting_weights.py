@@ -48,7 +48,7 @@ def starting_weights(config: RunConfig) -> WeightsFile | None:
         ids, rows = Tokenizer.open(weights.tokenizer).vocab, weights.config.vocab
         if ids > rows:
             raise UserError(
-                f"{weights.tokenizer}: has {ids} ids, and its model rows for {rows}: tokenizer and model do not match"
+                f"{weights.tokenizer} has {ids} ids, and its model rows for {rows}: tokenizer and model do not match"
             )
     return weights
 

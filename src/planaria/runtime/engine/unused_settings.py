@@ -47,7 +47,7 @@ FAMILY = "this model.family cannot recompute activations"
 TEXTS = "it is for dialogues, and these are texts; for dialogues at a URL or of a hub dataset, set data.format"
 RULES: dict[str, tuple[Used, str]] = {
     "data.source": (lambda c: not c.data.mixture, "data.mixture names the sources"),
-    "data.most": (lambda c: not c.data.mixture, "with data.mixture, each source has its own"),
+    "data.max_chars": (lambda c: not c.data.mixture, "with data.mixture, each source has its own"),
     "data.format": (lambda c: not c.data.mixture, "with data.mixture, each source has its own"),
     "data.learn": (lambda c: c.data.dialogues, TEXTS),
     "data.pack": (lambda c: c.data.dialogues, TEXTS),
@@ -62,9 +62,12 @@ RULES: dict[str, tuple[Used, str]] = {
     ),
     "routing.skip": (_skips, SKIPPING),
     "routing.swaps": (_skips, SKIPPING),
-    "routing.jump": (_skips, SKIPPING),
+    "routing.max_jump": (_skips, SKIPPING),
     "routing.data_nodes": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
-    "routing.sums": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
+    "routing.wait_for_gradient_sums": (
+        lambda c: c.routing.schedule is not None,
+        "it is for `planaria plan`, and its schedule",
+    ),
     "routing.search": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
     "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
     "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
@@ -91,9 +94,9 @@ RULES: dict[str, tuple[Used, str]] = {
         lambda c: c.fleet.kind == "ray" and c.train.device == "cuda",
         "only fleet.kind = 'ray' with train.device = 'cuda' reserves GPUs",
     ),
-    "network.straggle": (_straggles, STRAGGLING),
-    "network.straggle_times": (_straggles, STRAGGLING),
-    "network.straggle_s": (lambda c: _straggles(c) and c.network.straggle > 0, STRAGGLING),
+    "network.straggle_probability": (_straggles, STRAGGLING),
+    "network.straggle_factor": (_straggles, STRAGGLING),
+    "network.straggle_s": (lambda c: _straggles(c) and c.network.straggle_probability > 0, STRAGGLING),
 }
 
 
@@ -117,7 +120,7 @@ def without_effect(run: ResolvedRun, trace: Trace) -> Iterator[str]:
     """Yield a line about settings and faults that have no effect in this run."""
     config, usual = run.config, RunConfig()
     names = [name for name, _ in fields() if _value(config, name) != _value(usual, name)]
-    exchanged = [name for name in names if name.startswith("exchange.") and name != "exchange.most"]
+    exchanged = [name for name in names if name.startswith("exchange.") and name != "exchange.max_replicas"]
     if exchanged and config.exchange.replicas == 1:
         yield f"{', '.join(exchanged)}: for several replicas; this run has one"
     several = {"network.emulate", "checkpoint.background", "exchange.patience_s"}

@@ -116,7 +116,7 @@ def download(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(repository, allow_patterns=wanted))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{HUB}{name}: cannot be downloaded ({reason}); check the name and the network") from error
+        raise UserError(f"{HUB}{name} cannot be downloaded ({reason}); check the name and the network") from error
 
 
 def with_inherited_settings(tree: Mapping[str, Any]) -> dict[str, Any]:

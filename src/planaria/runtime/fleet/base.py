@@ -1,4 +1,4 @@
-"""Protocols between the controller, a fleet of any kind, and the place of its workers."""
+"""Protocols between the controller, a fleet of any kind, and the host of its workers."""
 
 from __future__ import annotations
 
@@ -177,11 +177,11 @@ class FleetWork:
 
 
 class WorkerHost(Protocol):
-    """A place for workers."""
+    """A host for workers: this machine or a cluster."""
 
     @property
     def host(self) -> str:
         """Address at which workers reach the controller."""
 
     def fleet(self, work: FleetWork) -> Fleet:
-        """Return a fleet; UserError if the place is unsuitable for ``work``."""
+        """Return a fleet; UserError if the host is unsuitable for ``work``."""

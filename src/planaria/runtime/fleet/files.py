@@ -220,7 +220,7 @@ def _send_message(line: WorkerLine, message: Message) -> None:
 
 def _next(line: WorkerLine) -> bytes:
     if not line.poll(PATIENCE_S):
-        raise TimeoutError(f"nothing came for {PATIENCE_S:g} s")
+        raise TimeoutError(f"received nothing for {PATIENCE_S:g} s")
     return line.recv_bytes(_MAX_MESSAGE_BYTES)
 
 

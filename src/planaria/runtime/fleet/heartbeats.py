@@ -25,10 +25,10 @@ falls as its square, one window in sixteen has one
 _LATELY_S = 60.0
 _MOST_S = 30.0
 """limit (s) for any worker that has reported, even if it seems to be busy"""
-_AWAY = 1.5
-"""a look is late after this many planned waits or heartbeats"""
-_ABSENCE = 0.25
-"""heartbeats by which a late look advances time; positive, so that a listener that is always late still detects silence
+_LATE_LOOK_FACTOR = 1.5
+"""a check counts as late after this many planned waits or heartbeats"""
+_LATE_LOOK_HEARTBEATS = 0.25
+"""heartbeats by which a late check advances the clock; positive, so that a monitor that is always late detects silence
 """
 
 Who = TypeVar("Who", bound=Hashable)
@@ -53,40 +53,40 @@ class HeartbeatMonitor(Generic[Who]):
         self._looked = clock()
         self._now = 0.0
         """listening time (s) up to the last look"""
-        self._back = 0.0
+        self._resumed_at = 0.0
         """listening time at the last suspension; earlier gaps are ignored"""
         self._last: dict[Who, float] = {}
-        self._spoke: set[Who] = set()
+        self._heard_from: set[Who] = set()
         self._gaps: deque[tuple[float, float]] = deque()
         """(when, seconds) of recent gaps, each longer than all later ones"""
 
     def expect(self, who: Who) -> None:
         """Monitor a worker that has not reported yet."""
         self._last[who] = self._now
-        self._spoke.discard(who)
+        self._heard_from.discard(who)
 
     def receive(self, who: Who) -> None:
         """Record a message."""
-        if who in self._spoke and self._last[who] >= self._back:
+        if who in self._heard_from and self._last[who] >= self._resumed_at:
             self._note(self._now - self._last[who])
         self._last[who] = self._now
-        self._spoke.add(who)
+        self._heard_from.add(who)
 
     def forget(self, who: Who) -> None:
         """Stop monitoring a worker."""
         self._last.pop(who, None)
-        self._spoke.discard(who)
+        self._heard_from.discard(who)
 
     def look(self, planned_s: float = 0.0) -> None:
         """Advance the clock. Call it after each wait of at most ``planned_s``, before reading messages."""
         now = self._clock()
-        passed, most = now - self._looked, _AWAY * max(planned_s, self._heartbeat_s)
+        passed, most = now - self._looked, _LATE_LOOK_FACTOR * max(planned_s, self._heartbeat_s)
         self._looked = now
         if passed <= most:
             self._now += passed
         else:  # the whole machine may have been suspended
-            self._now += _ABSENCE * self._heartbeat_s
-            self._back = self._now
+            self._now += _LATE_LOOK_HEARTBEATS * self._heartbeat_s
+            self._resumed_at = self._now
 
     def too_long(self, doing: Callable[[Who], Activity]) -> list[tuple[Who, float]]:
         """Return the workers silent for too long at the last look, with the seconds.
@@ -100,7 +100,7 @@ class HeartbeatMonitor(Generic[Who]):
     def _limit_s(self, who: Who, doing: Activity) -> float:
         if doing == "stopped":
             return self._floor_s
-        if who not in self._spoke:
+        if who not in self._heard_from:
             return max(self._floor_s, self._start_s)
         return max(self._floor_s, _MOST_S if doing == "busy" else min(_MOST_S, _TIMES * self._longest_s()))
 

@@ -26,12 +26,12 @@ from planaria.runtime.fleet.base import FaultRequested, Fleet, Joined, Leaving, 
 from planaria.runtime.fleet.control_connections import ControlConnection, Switchboard
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
-from planaria.runtime.fleet.joining import Goodbye, open_door
+from planaria.runtime.fleet.joining import Goodbye, publish_run_address
 from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned
 from planaria.runtime.fleet.spawner import START_S
 from planaria.runtime.transport.listener import ConnectingPeer, answers
 
-_MANY = 64
+_MAX_MACHINES = 64
 """machines at once"""
 
 Name = tuple[str, int]
@@ -55,7 +55,7 @@ class JoinedMachines:
         switchboard: Switchboard,
         setup: str,
         silence_s: float,
-        usual: int = 1,
+        workers_per_replica: int = 1,
         start_s: float = START_S,
         first: int = 1,
         awaited: str = "",
@@ -64,7 +64,7 @@ class JoinedMachines:
         for a machine's preparation; ``first``: number of the first machine; ``awaited``: name of the machine that must
         join before others.
         """
-        self._queue, self._setup, self._silence_s, self._usual = queue, setup, silence_s, usual
+        self._queue, self._setup, self._silence_s, self._usual = queue, setup, silence_s, workers_per_replica
         self._start_s, self._awaited = start_s, awaited
         self._machines: dict[str, _Machine] = {}
         self._host_of: dict[str, str] = {}
@@ -186,8 +186,8 @@ class JoinedMachines:
             raise UserError(f"{called} has planaria {request.version}, the run {planaria.__version__}: {advice}")
         reachable = not request.at or answers(request.at, self.key)
         with self._guarded:
-            if len(self._machines) >= _MANY:
-                raise UserError(f"{_MANY} machines have joined already; try again later")
+            if len(self._machines) >= _MAX_MACHINES:
+                raise UserError(f"{_MAX_MACHINES} machines have joined already; try again later")
             if self._awaited not in ("", request.called):
                 _send(machine.line, joining.Goodbye(reason=f"{self._awaited} has not joined yet", again=True))
                 raise EOFError
@@ -275,7 +275,7 @@ class JoinableFleet:
         """workers on joined machines"""
         with ExitStack() as unless_all_is_well:
             unless_all_is_well.callback(self._remote.close, patience_s=0.0)
-            self._door = open_door(folder, self._switchboard.address, key, terms.sign)
+            self._door = publish_run_address(folder, self._switchboard.address, key, terms.sign)
             unless_all_is_well.callback(self._door.unlink, missing_ok=True)
             self._local = start_local(self._switchboard.inside)
             unless_all_is_well.pop_all()
@@ -294,7 +294,7 @@ class JoinableFleet:
     def remove_machine(self, host: str, reason: str) -> None:
         self._machines.remove_machine(host, reason)
 
-    def part(self, reason: str) -> None:
+    def announce_restart(self, reason: str) -> None:
         """Let joined machines reconnect after this fleet closes."""
         self._machines.goodbye = Goodbye(reason=reason, again=True)
 

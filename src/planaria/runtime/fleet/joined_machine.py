@@ -66,8 +66,8 @@ def own_name() -> str:
     return f"{platform.node()}, pid {os.getpid()}"[:200]
 
 
-class Visit:
-    """One machine's visit to a run, from its request to the goodbye."""
+class RunMembership:
+    """One machine's membership in a run, from its request to its goodbye."""
 
     def __init__(self, door: RunAddress, workers: int, reach: Reach = REACHABLE) -> None:
         """Request to join with ``workers`` workers (0: enough for one replica).
@@ -103,7 +103,9 @@ class Visit:
         self.reach = replace(reach, machine=answer.host, reachable=bool(at) and answer.reachable, relay=self.address)
         self.own_address = self._line.own_address
 
-    def stay(self, pool: ProcessPool, silence_s: float, asked_to_leave: Callable[[], str], notify: Notify) -> Ending:
+    def serve_until_end(
+        self, pool: ProcessPool, silence_s: float, asked_to_leave: Callable[[], str], notify: Notify
+    ) -> Ending:
         """Serve until the run ends or is lost, or, after a request to leave, all workers have ended.
 
         A run that is silent for ``silence_s`` is lost.

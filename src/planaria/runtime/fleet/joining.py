@@ -20,7 +20,7 @@ from planaria.config.schema import FleetConfig
 from planaria.faults.trace import Fault
 from planaria.runtime.fleet.base import Message
 
-DOOR = "door.json"
+RUN_ADDRESS_FILE = "door.json"
 _DOOR_BYTES = 1 << 16
 MAX_WORKERS = 256
 BEAT_S = 0.25
@@ -39,7 +39,7 @@ class RunAddress(BaseModel):
     """HOST:PORT"""
     key: Annotated[str, Field(pattern="^([0-9a-f]{2})+$")]
     """hexadecimal"""
-    sign: str = ""
+    folder_id: str = ""
     """random for every start; identifies the run's folder, as opposed to another of the same path"""
 
 
@@ -54,13 +54,13 @@ def read_key(file: Path) -> bytes:
         with file.open("rb") as opened:
             text = documents.read_bounded(opened, _DOOR_BYTES).strip()
     except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); copy it from where the run was started") from None
+        raise UserError(f"{file} cannot be read ({error.strerror}); copy it from where the run was started") from None
     try:
         return bytes.fromhex(
             RunAddress.model_validate_json(text).key if text[:1] == b"{" else _KEY.validate_python(text.decode())
         )
     except (ValidationError, UnicodeDecodeError):
-        raise UserError(f"{file}: holds no key (64 hexadecimal digits, or a run's door.json)") from None
+        raise UserError(f"{file} holds no key (64 hexadecimal digits, or a run's door.json)") from None
 
 
 def kept_key(file: Path, key: bytes) -> bytes:
@@ -78,16 +78,16 @@ def kept_key(file: Path, key: bytes) -> bytes:
     except FileExistsError:
         return read_key(file)
     except OSError as error:
-        raise UserError(f"fleet.key = {str(file)!r}: cannot be created ({error.strerror}); name another file") from None
+        raise UserError(f"fleet.key = {str(file)!r} cannot be created ({error.strerror}); name another file") from None
     return key
 
 
-def open_door(folder: Path, address: str, key: bytes, sign: str = "") -> Path:
-    """Write the door; the caller removes it when the run ends."""
-    path, unfinished = folder / DOOR, folder / f"{DOOR}.unfinished"
+def publish_run_address(folder: Path, address: str, key: bytes, sign: str = "") -> Path:
+    """Write the file with the run's address; the caller removes it when the run ends."""
+    path, unfinished = folder / RUN_ADDRESS_FILE, folder / f"{RUN_ADDRESS_FILE}.unfinished"
     unfinished.unlink(missing_ok=True)
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(handle, RunAddress(at=address, key=key.hex(), sign=sign).model_dump_json().encode())
+    os.write(handle, RunAddress(at=address, key=key.hex(), folder_id=sign).model_dump_json().encode())
     os.close(handle)
     unfinished.replace(path)
     return path
@@ -95,7 +95,7 @@ def open_door(folder: Path, address: str, key: bytes, sign: str = "") -> Path:
 
 def read_door(folder: Path) -> RunAddress:
     """Return the door of the run in ``folder``; UserError if the run is over, or its door is another user's."""
-    path = folder / DOOR
+    path = folder / RUN_ADDRESS_FILE
     try:
         with path.open("rb") as opened:
             return RunAddress.model_validate_json(documents.read_bounded(opened, _DOOR_BYTES))
@@ -116,7 +116,7 @@ def join_command(fleet: FleetConfig, folder: Path, address: str) -> str:
     """
     if not fleet.port and fleet.key is None and fleet.local_workers is None:
         return ""
-    key = folder / DOOR if fleet.key is None else Path(fleet.key)
+    key = folder / RUN_ADDRESS_FILE if fleet.key is None else Path(fleet.key)
     return f"planaria join {address} --key-file {key.name}    (with a copy of {key})"
 
 

@@ -216,7 +216,7 @@ def devices_here(needs: DeviceNeeds, workers: int) -> Inventory:
 
 @contextmanager
 def worker_host(config: FleetConfig, workers: int) -> Iterator[WorkerHost]:
-    """Yield the place for ``workers`` workers that ``config`` names; UserError if it is unavailable or unsuitable."""
+    """Yield the host for ``workers`` workers that ``config`` names; UserError if it is unavailable or unsuitable."""
     if config.kind == "local":
         yield _LocalHost(config)
         return

@@ -87,7 +87,7 @@ class ProcessPool:
         return facts(self._found)
 
     def settle(self) -> str:
-        """Find or fetch the run's files; return why that failed, or ""."""
+        """Find or fetch the run's files; return why that failed; empty if it succeeded."""
         try:
             self._settled()
         except UserError as error:

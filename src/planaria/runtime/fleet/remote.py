@@ -36,7 +36,7 @@ class Hosts(Protocol):
         """Start a worker; the outcome is reported to :class:`NewsQueue`."""
 
     def give_back(self, worker: str, incarnation: int) -> None:
-        """Release the place of an incarnation that counts as dead."""
+        """Release the slot of an incarnation that counts as dead."""
 
     def signal(self, worker: str, incarnation: int, number: int) -> None: ...
 

@@ -121,19 +121,19 @@ class _Server:
 
         :raises OSError: if no process was forked; a TimeoutError if the server is stuck.
         """
-        leash, theirs = socket.socketpair()
-        with leash:
+        lifetime_socket, theirs = socket.socketpair()
+        with lifetime_socket:
             with theirs:
                 self._door.settimeout(_FORK_S)
                 socket.send_fds(self._door, [LENGTH.pack(len(request))], [theirs.fileno(), *fds])
                 self._door.sendall(request)
-            self._await(leash, _FORK_S)
-            answer = leash.recv(PID.size)
+            self._await(lifetime_socket, _FORK_S)
+            answer = lifetime_socket.recv(PID.size)
             if len(answer) < PID.size:
                 raise OSError("the fork server is dead, or cannot fork")
             started(*PID.unpack(answer))
             with contextlib.suppress(OSError):  # if it died at once, its parent sees that
-                leash.sendall(b"!")
+                lifetime_socket.sendall(b"!")
 
     def _await(self, line: socket.socket, limit_s: float) -> None:
         """Wait for an answer on ``line``. Counts looks instead of time, which passes while this process is stopped.
@@ -253,7 +253,7 @@ class Spawner:
                     os.close(fd)
 
     def _deliver(self, task: _Task) -> str:
-        """Start a process; return why that failed, or nothing.
+        """Start a process; return why that failed, empty if it succeeded.
 
         :raises _NotReadyError: if the server needs too long for its imports.
         """

@@ -42,7 +42,7 @@ MAX_BYTES = 2 * MAX_REPORT_BYTES
 RECENT = 16
 """orders to a worker that the supervisor remembers; one decision sends a worker two at most"""
 LOOK_S = 0.25
-"""seconds between two looks at silent workers"""
+"""seconds between two checks for silent workers"""
 _LIMIT = struct.pack("ll", 5, 0)
 """5 s for a message whose transfer has begun"""
 _TRANSIENT = b'{"kind":"heartbeat"', b'{"kind":"worked"'
@@ -161,14 +161,14 @@ def reachable(folder: Path) -> Iterator[str]:
 class WorkerSupervisor:
     """Relays between workers and the leader; one thread."""
 
-    def __init__(self, work: SupervisorConfig, fleet: Fleet | None = None) -> None:
+    def __init__(self, config: SupervisorConfig, fleet: Fleet | None = None) -> None:
         """:param fleet: the workers; by default processes of this machine."""
-        self._work = work
+        self._work = config
         self._fleet: Fleet = fleet or LocalFleet(
-            work.entry, work.preload, work.heartbeat_s, work.missed_heartbeats, work.devices, work.start_s
+            config.entry, config.preload, config.heartbeat_s, config.missed_heartbeats, config.devices, config.start_s
         )
-        self._listener = _listen(work.folder)
-        self._inode = (work.folder / SOCKET).stat().st_ino
+        self._listener = _listen(config.folder)
+        self._inode = (config.folder / SOCKET).stat().st_ino
         self._leader: Connection | None = None
         self._leader_reads = True
         """whether the leader reads messages"""

@@ -103,7 +103,9 @@ def settle(config: RunConfig) -> RunConfig:
     largest = max(state_bytes(config) * numel(shapes_of(config, stage)) for stage in stages)
     network = config.network
     bandwidth = network.bandwidth or math.inf
-    at = MachineProperties(len(stages), step_s, largest, bandwidth, network.memory_bandwidth, network.hourly)
+    at = MachineProperties(
+        len(stages), step_s, largest, bandwidth, network.memory_bandwidth, network.hourly_failure_probability
+    )
     result = {name: value for strategy in chosen.values() for name, value in strategy.resolve_best(at).items()}
     recovery = config.recovery.model_copy(update={"options": Options({**config.recovery.options, **result})})
     return config.model_copy(update={"recovery": recovery})

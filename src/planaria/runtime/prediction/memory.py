@@ -183,7 +183,7 @@ def require_room(config: RunConfig, workers: int, devices: Inventory, free: int,
     memory, device = predicted_peaks(config, devices), config.train.device
     rooms = {one.name: int(USABLE * one.memory) for one in devices.devices}
     crowds = {f"on device {name} of {called}": (rooms[name], n) for name, n in homes_of(devices, workers).items()}
-    if config.pipeline.unlike:  # stages are assigned by size
+    if config.pipeline.has_uneven_stages:  # stages are assigned by size
         crowds = {}
     if device == "cpu":
         crowds = {f"on {called}": (free, workers)}
@@ -198,7 +198,7 @@ def require_room(config: RunConfig, workers: int, devices: Inventory, free: int,
 
 def combined_peak(config: RunConfig, memory: Sequence[StageMemory], crowd: int) -> int:
     """Return the peak of ``crowd`` workers on one device, or of all stages in one process."""
-    replicas = config.exchange.most or config.exchange.replicas
+    replicas = config.exchange.max_replicas or config.exchange.replicas
     if config.engine == "inline" and config.train.device == "cpu":
         own = sum(one.state + one.kept + one.working for one in memory)
         return int(HEAP * replicas * own) + memory[0].process
@@ -228,7 +228,7 @@ def fit_to_memory(config: RunConfig, devices: Inventory, workers: int) -> tuple[
     room = min(device.memory for device in devices.devices)
     crowd, replicas = (
         max(homes_of(devices, workers).values(), default=0),
-        config.exchange.most or config.exchange.replicas,
+        config.exchange.max_replicas or config.exchange.replicas,
     )
     for choice in _choices(config, len(devices.devices)):
         memory = stage_memory(choice, room)

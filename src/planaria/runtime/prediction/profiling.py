@@ -20,12 +20,12 @@ from planaria.common.documents import first
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import Leave
+from planaria.control.decisions import UnassignWorker
 from planaria.control.events import REPORT, WorkerFailed, WorkerJoined
 from planaria.data.shards import Data, prepare
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.fleet import opened
+from planaria.runtime.engine.process_engine import opened
 from planaria.runtime.engine.requirements import device_needs, layer_loads, smallest_layout, stage_work
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.resumption import with_flags
@@ -119,13 +119,13 @@ def _timed(config: RunConfig, data: Data, notify: Notify, requested: Callable[[]
         out.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f".{config.name}-timing-", dir=out)
     except OSError as error:
-        raise UserError(f"out = {config.out!r}: cannot be written to ({error.strerror})") from None
+        raise UserError(f"out = {config.out!r} cannot be written to ({error.strerror})") from None
     with folder as name, opened(smallest_layout(config), data, Path(name), started.own_workers) as fleet:
         profiling = _Profiling(fleet, config, notify, requested)
         try:
             return profiling.collect(started.own_workers, config.pipeline.stages + 1)
         finally:
-            fleet.part("timed; the run starts next")
+            fleet.announce_restart("timed; the run starts next")
             profiling.release_workers()
 
 
@@ -172,7 +172,7 @@ class _Profiling:
     def release_workers(self) -> None:
         """Tell all workers to leave."""
         for worker in self._host_of:
-            self._fleet.send(worker, Leave().model_dump_json().encode())
+            self._fleet.send(worker, UnassignWorker().model_dump_json().encode())
 
     def _start(self, workers: int, host: str) -> None:
         for _ in range(workers):

@@ -156,7 +156,7 @@ class SecureChannel:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return None
             except ssl.SSLEOFError:
-                raise ChannelClosed("the connection broke off") from None
+                raise ChannelClosed("the connection was lost") from None
         if not got:
             raise ChannelClosed("closed by the other end")
         return got

@@ -62,7 +62,7 @@ class EdgeSpec:
     open_timeout_s: float
     link: EmulatedLink | None = None
     """emulated link that delays received frames"""
-    over: str = ""
+    relay_address: str = ""
     """HOST:PORT of the relay that connects the ends; empty: their addresses decide"""
 
 
@@ -91,7 +91,7 @@ class EdgeFailed:
     detail: str
     silent_relay: bool = False
     """whether the edge could not open because its relay does not answer"""
-    strange: bool = False
+    received_invalid_frame: bool = False
     """whether the other end sent an invalid frame, or one that this edge does not carry"""
 
 
@@ -111,8 +111,8 @@ class EdgeEnd(ABC):
         """Send a frame. Frames sent afterwards overtake a frame that is sent ``later``."""
 
     @abstractmethod
-    def hurry(self) -> None:
-        """Send the frames that were sent ``later`` now."""
+    def flush_deferred(self) -> None:
+        """Send the deferred frames (``later=True``) now."""
 
     @abstractmethod
     def abandon(self) -> None:
@@ -137,7 +137,7 @@ class Transport(Protocol):
     def edge(self, spec: EdgeSpec) -> EdgeEnd:
         """Open this worker's end of an edge; :class:`EdgeOpened` follows."""
 
-    def shut(self, seconds: float) -> None:
+    def partition(self, seconds: float) -> None:
         """Partition this worker from all others for ``seconds`` (an injected fault)."""
 
 
@@ -155,7 +155,7 @@ class Edge(EdgeEnd):
         self._sending = threading.Lock()
         """guards sending and the following four fields"""
         self._channel: Channel | None = None
-        self._abandoned = self._parted = self._over = False
+        self._abandoned = self._goodbye_queued = self._over = False
         self._raw = bytearray(HEADER_BYTES)
         self._header: TensorHeader | None = None
         self._payload = _NOTHING
@@ -192,7 +192,7 @@ class Edge(EdgeEnd):
             return memoryview(pack(header._replace(slot=share.slot, ticket=share.ticket))), _IN_RING
         return memoryview(raw), as_bytes(payload)
 
-    def hurry(self) -> None:
+    def flush_deferred(self) -> None:
         """Send low-priority frames without limit, since there are no others."""
         with self._sending:
             if not self._over and self._later:
@@ -208,7 +208,7 @@ class Edge(EdgeEnd):
             if self._channel is not None and not self._over:
                 self._channel.expire()
                 self._inbox.want_room(self, True)
-        self._port.look_up()
+        self._port.wake_waiters()
 
     def reset(self) -> None:
         """Break the connection without notice, as a network failure does."""
@@ -233,14 +233,16 @@ class Edge(EdgeEnd):
                 self._close(channel)
         except (ChannelClosed, WireError, OSError) as error:
             self._close(channel)
-            self._deliver(EdgeFailed(self, cause(error), strange=isinstance(error, WireError)), self._due)
+            self._deliver(
+                EdgeFailed(self, cause(error), received_invalid_frame=isinstance(error, WireError)), self._due
+            )
 
     def _open(self) -> None:
         """Connect to the other end, then register with the inbox."""
         start, spec = time.monotonic(), self.spec
         try:
             # Frames sent before the edge was abandoned (a transferred state) must still go out.
-            channel = self._port.reach(spec.at, spec.over, spec.link_id, spec.open_timeout_s, self._finished)
+            channel = self._port.reach(spec.at, spec.relay_address, spec.link_id, spec.open_timeout_s, self._finished)
         except PeerUnreachable as error:
             if not self._abandoned:
                 silent = isinstance(error, RelayUnanswered)
@@ -267,18 +269,18 @@ class Edge(EdgeEnd):
             if not self._unsent:
                 if (piece := self._later.next()) is not None:
                     self._unsent.append(piece)
-                elif self._parted or not self._abandoned:
+                elif self._goodbye_queued or not self._abandoned:
                     return True
                 else:
                     self._unsent.append((_GOODBYE, _GOODBYE[:0]))
-                    self._parted = True
+                    self._goodbye_queued = True
             first, second = self._unsent[0]
             try:
                 sent = channel.write_some(first, second)
             except OSError:
                 self._unsent.clear()
                 self._later.clear()
-                self._parted = self._abandoned
+                self._goodbye_queued = self._abandoned
                 return True
             if sent < len(first) + len(second):
                 self._unsent[0] = first[sent:], second[max(0, sent - len(first)) :]
@@ -390,5 +392,5 @@ class SocketTransport:
     def edge(self, spec: EdgeSpec) -> Edge:
         return Edge(spec, self.port, self._inbox)
 
-    def shut(self, seconds: float) -> None:
-        self.port.shut(seconds)
+    def partition(self, seconds: float) -> None:
+        self.port.partition(seconds)

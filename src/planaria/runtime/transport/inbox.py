@@ -37,7 +37,7 @@ class InboxClient(Protocol):
         """Read and write without blocking. Only one thread at a time calls this."""
 
 
-class Items(Protocol):
+class InboxQueue(Protocol):
     """The queue interface of an inbox; its owner calls ``get`` and ``empty``."""
 
     rounds: int

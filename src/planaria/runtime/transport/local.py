@@ -92,7 +92,7 @@ class LocalTransport:
         self.rendezvous.enter(end)
         return end
 
-    def shut(self, seconds: float) -> None:
+    def partition(self, seconds: float) -> None:
         """Do nothing: there is no network to partition."""
 
 
@@ -142,7 +142,7 @@ class LocalEdge(EdgeEnd):
             header = TensorHeader(label, payload.dtype, payload.shape)
             self._other._inbox.put(FrameArrived(self._other, header, payload))
 
-    def hurry(self) -> None:
+    def flush_deferred(self) -> None:
         """Do nothing: frames are delivered at once."""
 
     def abandon(self) -> None:

@@ -23,7 +23,7 @@ from planaria.runtime.transport.secure import StrangerError, prepare
 log = logging.getLogger(__name__)
 _MOST_WAITING = 1024
 """early calls that are kept; others are rejected, and call again"""
-_GLANCE_S = 0.2
+_ABANDON_POLL_S = 0.2
 """seconds between a waiting caller's checks whether its edge was abandoned"""
 _REPORT_S = 1.0
 """seconds after which an edge that fails to open is reported"""
@@ -107,7 +107,7 @@ class Port:
         return result
 
     def await_call(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
-        """Wait for the call of the edge ``name``; None once it is ``given_up`` (see :meth:`look_up`).
+        """Wait for the call of the edge ``name``; None once it is ``given_up`` (see :meth:`wake_waiters`).
 
         :raises PeerUnreachable: if there is no call within ``seconds``.
         """
@@ -119,7 +119,7 @@ class Port:
             ):
                 return result
             if time.monotonic() >= until:
-                raise PeerUnreachable(f"the other end did not come within {seconds:g} s")
+                raise PeerUnreachable(f"the other end did not connect within {seconds:g} s")
             try:
                 turn = min(until, time.monotonic() + _TURN_S)
                 if result := self._relayed(name, "waits", turn, lambda: given_up() or name in self._callers):
@@ -217,11 +217,11 @@ class Port:
         """
         return self._try(self._reach.relay, end_greeting(name, end), until, until, given_up)
 
-    def shut(self, seconds: float) -> None:
+    def partition(self, seconds: float) -> None:
         """Open no edge for ``seconds``, whichever end calls."""
         self._shut_until = time.monotonic() + seconds
 
-    def look_up(self) -> None:
+    def wake_waiters(self) -> None:
         """Notify threads that wait for the other end of an abandoned edge."""
         with self._changed:
             self._changed.notify_all()
@@ -231,14 +231,14 @@ class Port:
     ) -> Channel | None:
         """Call once, connecting by ``reached_by``, and wait for the other end.
 
-        :raises OSError: also during :meth:`shut`.
+        :raises OSError: also during :meth:`partition`.
         """
         if time.monotonic() < self._shut_until:
             raise ConnectionError("cut off")
         tls = connect(at, self._key, greeting, max(0.001, reached_by - time.monotonic()))
         try:
             while not given_up():
-                tls.settimeout(max(0.001, min(_GLANCE_S, until - time.monotonic())))
+                tls.settimeout(max(0.001, min(_ABANDON_POLL_S, until - time.monotonic())))
                 try:
                     answer = tls.recv(1)
                 except TimeoutError:
@@ -246,7 +246,7 @@ class Port:
                         continue
                     raise
                 if answer != READY:
-                    raise ConnectionError("turned away")
+                    raise ConnectionError(f"the relay or peer refused the connection (answer {answer!r})")
                 tls.settimeout(GREETING_S)
                 return channel(tls, self.rings)
         except BaseException:

@@ -42,7 +42,7 @@ _SIZES = struct.Struct("<QQ")
 _MAPPED, _NOT_MAPPED = b"\x01", b"\x00"
 
 PageLock = Callable[[int, int], Callable[[], None]]
-"""Page-locks memory, given its address and size, and returns a function that unlocks it."""
+"""page-locks memory, given its address and size, and returns a function that unlocks it"""
 
 
 class RingSize(NamedTuple):

@@ -136,7 +136,7 @@ class Taken(NamedTuple):
 
 
 Label = Activation | GradientShare | CopyMessage | State | UpdatePart | Ping | Goodbye | Piece | Taken
-"""Identity of a frame: numbers below 2³², then its content, so that labels of different kinds differ."""
+"""identity of a frame: numbers below 2³², then its content, so that labels of different kinds differ"""
 
 _KINDS: tuple[Any, ...] = (
     Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, UpdatePart, UpdatePart, Ping, Ping, Goodbye,
@@ -219,7 +219,7 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> TensorHeader:
         raise WireError(f"frame sent at {sent_at} announces {nbytes} bytes, its shape {header.shape} {header.nbytes}")
     if slot and (header.announced or not in_ring(header.label)):
         raise WireError(f"a frame of {content.name} cannot be in slot {header.slot} of a ring")
-    known = math.prod(side for side in header.shape if side)  # sides may be absurd although another is 0
+    known = math.prod(side for side in header.shape if side)  # dimensions may be absurd although another is 0
     if known * header.dtype.itemsize > max_bytes:
         raise WireError(f"frame {header.shape} announces {nbytes} bytes; this edge carries at most {max_bytes}")
     return header

@@ -1,4 +1,4 @@
-"""A worker's part of a checkpoint: written at once, or copied and written by a thread during training."""
+"""A worker's part of a checkpoint: written immediately, or copied and then written by a thread during training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StageFiles:
         self._setup = setup
         self._files = Files(setup.files, setup.key) if setup.files else None
         self._place = setup.scratch / worker
-        """for temporary files"""
+        """folder for temporary files"""
         if self._files is not None:
             shutil.rmtree(self._place, ignore_errors=True)
 
@@ -80,7 +80,7 @@ class StageFiles:
 
 
 Keeps = Literal["stage", "outer", "nothing"]
-"""Part of a state that is written; the digest of its weights is reported in any case."""
+"""part of a state that is written; the digest of its weights is reported in any case"""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Saver:
     def _beside(self, part: CheckpointPart, state: StageState) -> None:
         try:
             self._control_link.at_in_background("write")
-            part.report(self._control_link, e.Worked, spans=[self._write(part, state, "write")], sent_bytes={})
+            part.report(self._control_link, e.WorkReport, spans=[self._write(part, state, "write")], sent_bytes={})
         except Exception as error:  # a thread's exception would be lost
             detail = f"{type(error).__name__}: {error}".splitlines()[0][:400]
             part.report(self._control_link, e.WorkerFailed, detail=detail)

@@ -19,7 +19,7 @@ from planaria.control.decisions import ORDER, InjectFault, Order
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.fleet.base import MAX_ORDER_BYTES, ControlLine
-from planaria.runtime.transport.inbox import Inbox, Items
+from planaria.runtime.transport.inbox import Inbox, InboxQueue
 from planaria.runtime.worker.step_samples import Batch, ReadTimer
 
 
@@ -69,19 +69,19 @@ class ControlLink:
         connection: ControlLine,
         heartbeat_s: float,
         orders: TypeAdapter[Any] = ORDER,
-        inbox: Items | None = None,
+        inbox: InboxQueue | None = None,
     ) -> None:
         """``orders``: the types that messages of the controller are validated against."""
-        self.inbox: Items = Inbox() if inbox is None else inbox
+        self.inbox: InboxQueue = Inbox() if inbox is None else inbox
         self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders
-        self._speaking = threading.Lock()
-        self._place = CurrentAction("orders", -1, -1, False, time.monotonic(), time.thread_time())
+        self._send_lock = threading.Lock()
+        self._current_action = CurrentAction("orders", -1, -1, False, time.monotonic(), time.thread_time())
         self.faults: InjectedFaults | None = None
         """faults injected into this worker; None until the first is announced"""
         self.injector: Callable[[], InjectedFaults] | None = None
         """makes :attr:`faults`; None where no fault can strike"""
-        self.struck: Callable[[str, InjectFault], None] = lambda signal, injection: None
-        """called with the log's name of a fault, and the fault, before its injection"""
+        self.on_fault: Callable[[str, InjectFault], None] = lambda signal, injection: None
+        """called with a fault's name in the log, and the fault, before its injection"""
         self.reading = ReadTimer()
         self.trouble: Callable[[], str] = str
         """returns why an opening edge is not open yet"""
@@ -97,14 +97,14 @@ class ControlLink:
     def report(self, fact: Fact) -> None:
         """Send an event to the controller; exit if the controller has exited."""
         text = fact.model_dump_json().encode()
-        with self._speaking:
+        with self._send_lock:
             try:
                 self._connection.send_bytes(text)
             except OSError:
                 self.leave()
 
     def leave(self, code: int = 0) -> NoReturn:
-        """Exit at once, without joining threads."""
+        """Exit immediately, without joining threads."""
         os._exit(code)
 
     def end(self, number: signal.Signals) -> None:
@@ -114,14 +114,14 @@ class ControlLink:
     def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
         """Record the main thread's action, and inject a fault that is scheduled for it."""
         self.delay_if_slow()
-        self._place = CurrentAction(doing, step, microbatch, False, time.monotonic(), time.thread_time())
+        self._current_action = CurrentAction(doing, step, microbatch, False, time.monotonic(), time.thread_time())
         if self.faults is not None:
             self.faults.at(doing, microbatch, hop)
 
     def delay_if_slow(self) -> None:
         """Delay the main thread if a fault slows it down."""
-        if self.faults is not None and self.faults.delay_if_slow(time.monotonic() - self._place.since):
-            self._place = self._place._replace(since=time.monotonic())
+        if self.faults is not None and self.faults.delay_if_slow(time.monotonic() - self._current_action.since):
+            self._current_action = self._current_action._replace(since=time.monotonic())
 
     def at_in_background(self, doing: str) -> None:
         """Inject a fault that is scheduled for this action of another thread."""
@@ -139,14 +139,14 @@ class ControlLink:
         return item
 
     def _await(self, deadline: float | None) -> Any:
-        current = self._place
-        self._place = current._replace(waiting=True, since=time.monotonic(), cpu=time.thread_time())
+        current = self._current_action
+        self._current_action = current._replace(waiting=True, since=time.monotonic(), cpu=time.thread_time())
         try:
             return self.inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:
             return None
         finally:
-            self._place = current._replace(since=time.monotonic(), cpu=time.thread_time())
+            self._current_action = current._replace(since=time.monotonic(), cpu=time.thread_time())
 
     def _listen(self) -> None:
         try:
@@ -164,9 +164,9 @@ class ControlLink:
             self.inbox.put(order)
 
     def _beat(self) -> None:
-        before, stuck_since = (self._place, self.inbox.rounds), time.monotonic()
+        before, stuck_since = (self._current_action, self.inbox.rounds), time.monotonic()
         while True:
-            current, writing, now = self._place, self.writing, time.monotonic()
+            current, writing, now = self._current_action, self.writing, time.monotonic()
             at = current, self.inbox.rounds
             if at != before or not self.inbox.pending():
                 before, stuck_since = at, now
@@ -177,10 +177,10 @@ class ControlLink:
                 step=current.step,
                 microbatch=current.microbatch,
                 waiting=waiting,
-                for_s=now - (stuck_since if current.waiting and not waiting else current.since),
+                action_s=now - (stuck_since if current.waiting and not waiting else current.since),
                 cpu_s=max(0.0, time.clock_gettime(self._clock) - current.cpu),
                 trouble=self.trouble(),
-                writing=-1 if writing is None else writing[0],
+                checkpoint_being_written=-1 if writing is None else writing[0],
                 writing_s=0.0 if writing is None else now - writing[1],
             )
             self.report(beat)

@@ -39,7 +39,7 @@ class RoundMember:
         """the honest update"""
         self._sent: dict[int, Update] = {}
         """replica → the update that it receives; :attr:`_own` unless a fault is injected here"""
-        self._witnessed = False
+        self._report_digests = False
         """whether members report the digests of received updates"""
         self._weighed: dict[int, Weights] = {}
         """replica → its update in the order of arrival, if updates are weighed"""
@@ -89,7 +89,7 @@ class RoundMember:
     def updates_for(self, step: int, me: int, others: Collection[int]) -> dict[int, Update]:
         """Return the update for each of the ``others``, by replica, after ``step``."""
         assert self._own is not None
-        self._witnessed = self.outer.exchange.detects_equivocation(len(others) + 1)
+        self._report_digests = self.outer.exchange.detects_equivocation(len(others) + 1)
         outer = self.outer
         at = step, outer.settled.rounds
         self._sent = outer.publisher.updates(self._own, outer.exchange.codec(outer.settled), at, me, others)
@@ -127,22 +127,22 @@ class RoundMember:
 
     def digest_of(self, peer: int) -> str:
         """Return the digest of a peer's complete update; empty unless members report digests."""
-        return digest(_offer(self._received[peer])) if self._witnessed else ""
+        return digest(_update_of_parts(self._received[peer])) if self._report_digests else ""
 
     def own_digest(self, me: int) -> str:
         """Return the digest of the update of this node, of replica ``me``; empty unless members report digests."""
-        return digest(self._sent[me]) if self._witnessed else ""
+        return digest(self._sent[me]) if self._report_digests else ""
 
     def products(self, me: int, replica: int, peer: int | None) -> dict[int, float]:
         """Return the inner products of a replica's update with all earlier ones; call it for ``me`` (no ``peer``)
         first.
 
-        Empty if each stage judges alone.
+        Empty if each stage weights updates on its own.
         """
         outer, weighing = self.outer, self.outer.exchange.weighing
         if weighing is None:
             return {}
-        update = self._counted_own(me) if peer is None else _offer(self._received[peer])
+        update = self._counted_own(me) if peer is None else _update_of_parts(self._received[peer])
         self._weighed |= weighing.decoded_values(outer.settled, {replica: update})
         return dict(weighing.products(outer.settled, self._weighed, me, [replica])[replica])
 
@@ -189,20 +189,20 @@ class RoundMember:
         A Byzantine node also counts its own corrupted update if others accept it, so that all compute the same result.
         :param me: this replica
         :param peers: replica → node of the other members
-        :param weighed: weights of the updates over all stages, if they are judged so
+        :param weighed: weights of the updates over all stages, if they are weighted over all stages
         """
         if self._own is None or self.round != round:
             self.update(round, runner)
         assert self._own is not None
         received = {replica: self._received[node] for replica, node in peers.items()}
-        updates = {replica: _offer(parts) for replica, parts in received.items()}
+        updates = {replica: _update_of_parts(parts) for replica, parts in received.items()}
         outer, counted = self.outer, [] if weighed is None or runner.stage else [weighed]  # one stage reports it
         rule = outer.exchange.after_rejecting(0, counted.append, weighed)
         outer.publisher.received(updates, rule.codec(outer.settled), outer.settled.rounds)
         updates[me] = self._counted_own(me) if peers else self._own
         apart = rule.spread(outer.settled, updates)
         fast, outer.settled = rule.settle(outer.settled, runner.state().weights, updates, me)
-        runner.put(fast)
+        runner.set_weights(fast)
         blocking, prefetched = (
             0 if part is None else part.nbytes * len(peers) for part in (self._own.blocking, self._own.prefetched)
         )
@@ -211,5 +211,5 @@ class RoundMember:
         return SettledRound(blocking, prefetched, apart, verdict)
 
 
-def _offer(parts: Mapping[FrameContent, Tensor]) -> Update:
+def _update_of_parts(parts: Mapping[FrameContent, Tensor]) -> Update:
     return Update(parts.get(FrameContent.BLOCKING), parts.get(FrameContent.PREFETCHED))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from planaria.control.decisions import BEFORE, Donate, Form, Handover, MemberLink, Rebuild, Source, state_link
+from planaria.control.decisions import PREDECESSOR, Donate, Form, Handover, MemberLink, Rebuild, Source, state_link
 from planaria.exchange.registry import exchange
 from planaria.models.families import stage_parameters
 from planaria.models.optimizers import optimizer
@@ -45,8 +45,10 @@ class WorkerLinks:
                 self._sent.pop(peer, None)  # its successor counts from zero
         for peer, link in wanted.items():
             if peer not in self.edges:
-                most, over = self._most_bytes(node, peer), self._setup.config.fleet.relays.get(link.over)
-                self.edges[peer] = self._open(link.id, link.at_for(node), node, peer, most, over.at if over else "")
+                most, over = self._most_bytes(node, peer), self._setup.config.fleet.relays.get(link.relay)
+                self.edges[peer] = self._open(
+                    link.id, link.address_for(node), node, peer, most, over.at if over else ""
+                )
         self.end_transfers()
         for member in form.members:
             for donor in _donors(member.source):
@@ -72,14 +74,14 @@ class WorkerLinks:
                 self.round_edges.pop(peer).abandon()
         most = self._state_bytes(self._resolved.arrangement.stage[node])
         new = {
-            peer: self._open(link.id, link.at_for(node), node, peer, most)
+            peer: self._open(link.id, link.address_for(node), node, peer, most)
             for peer, link in wanted.items()
             if peer not in self.round_edges
         }
         self.round_edges |= new
         return list(new.values())
 
-    def part(self) -> None:
+    def close_round_edges(self) -> None:
         """Close the edges of the current round."""
         for edge in self.round_edges.values():
             edge.abandon()
@@ -94,7 +96,7 @@ class WorkerLinks:
 
     def close(self) -> None:
         """Close all edges."""
-        self.part()
+        self.close_round_edges()
         self.end_transfers()
         for edge in self.edges.values():
             edge.abandon()
@@ -114,7 +116,7 @@ class WorkerLinks:
         before, self._sent = self._sent, {peer: edge.sent_bytes for peer, edge in self.edges.items()}
         return {peer: max(0, size - before.get(peer, 0)) for peer, size in self._sent.items()}
 
-    def has(self, edge: EdgeEnd) -> bool:
+    def is_current(self, edge: EdgeEnd) -> bool:
         """Return whether this is an edge of the current generation."""
         return self.edges.get(edge.spec.peer) is edge or any(
             edge in edges.values() for edges in (self.transfers, self.round_edges)
@@ -147,7 +149,7 @@ class WorkerLinks:
 
     def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int, over: str = "") -> EdgeEnd:
         config = self._setup.config
-        emulated = config.network.emulate and BEFORE not in (node, peer)
+        emulated = config.network.emulate and PREDECESSOR not in (node, peer)
         spec = EdgeSpec(
             link_id=link_id,
             at=at,
@@ -155,7 +157,7 @@ class WorkerLinks:
             max_bytes=max_bytes,
             open_timeout_s=config.fleet.timeout_s,
             link=self._link(peer, node) if emulated else None,
-            over=over,
+            relay_address=over,
         )
         edge = self.transport.edge(spec)
         if self.watch is not None:
@@ -177,5 +179,5 @@ class WorkerLinks:
 def _donors(source: Source) -> list[int]:
     """Return the nodes that send a member its state; ``BEFORE`` is its predecessor."""
     if isinstance(source, Handover):
-        return [BEFORE]
+        return [PREDECESSOR]
     return source.donors if isinstance(source, Rebuild) else []

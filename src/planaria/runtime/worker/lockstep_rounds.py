@@ -49,7 +49,7 @@ class LockstepRounds:
             return
         runner.prepare(messages.here.step)
         if begins:
-            self._offer(messages, runner, commits // (every or 1) - 1)
+            self._publish_update(messages, runner, commits // (every or 1) - 1)
         if settles and messages.round_member.pending(before):  # a new generation drops pending rounds
             messages.round_member.outer.hold()
             peers = {
@@ -62,7 +62,7 @@ class LockstepRounds:
         made, self._made = self._made, None
         return made
 
-    def _offer(self, messages: PeerMessages, runner: StageRunner, round: int) -> None:
+    def _publish_update(self, messages: PeerMessages, runner: StageRunner, round: int) -> None:
         """Exchange updates with the other replicas of the group; NonFinite if a replica sends an invalid update."""
         me, circle, group = messages.here.number, messages.round_member, self._group(messages, round)
         update = circle.update(round, runner)

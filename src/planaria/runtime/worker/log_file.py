@@ -25,7 +25,7 @@ _ERROR = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Exit)\b.*)")
 def last_error(folder: Path, lost: bool) -> str:
     """Return the newest error in the workers' logs, and its worker.
 
-    Without an error, return a hint at lack of memory if workers were ``lost``, else "".
+    Without an error, hint at a lack of memory if workers were ``lost``, else return "".
     """
     logs = sorted((folder / WORKERS).glob("*.log"), key=lambda log: log.stat().st_mtime, reverse=True)
     for log in logs:
@@ -33,7 +33,7 @@ def last_error(folder: Path, lost: bool) -> str:
         lines = [part for line in text.splitlines() for part in _as_text(line)]
         if errors := [match[1] for line in lines if (match := _ERROR.fullmatch(line.strip()))]:
             return f"{log.stem}: {errors[-1][:400]}"
-    return "the workers' logs name no error: did the system kill them for lack of memory?" if logs and lost else ""
+    return "the workers' logs name no error; the system may have killed them to free memory" if logs and lost else ""
 
 
 def _as_text(line: str) -> list[str]:

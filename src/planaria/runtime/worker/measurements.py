@@ -87,7 +87,7 @@ class WorkerGauge:
 
 
 def quantile(numbers: Sequence[float], share: float) -> float:
-    """Return the element below which about this share of the numbers is."""
+    """Return the quantile of the numbers at this share, one of them."""
     return sorted(numbers)[min(len(numbers) - 1, int(share * len(numbers)))]
 
 

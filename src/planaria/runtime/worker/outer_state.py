@@ -1,4 +1,4 @@
-"""A node's outer state: as settled last, and as the current step would change it."""
+"""A node's outer state: the last settled one, and the current step's pending changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class UpdateJudgement:
     compressed: CompressionEffect | None = None
     """statistics of this node's compressed update, once committed"""
     full: Full | None = None
-    """why it was sent uncompressed, if it was"""
+    """why it was sent uncompressed; None if it was compressed"""
 
     def facts(self, first: bool) -> Iterator[tuple[type[e.Fact], dict[str, Any]]]:
         """Yield events and their fields; the ``first`` node of a stage reports weights and compression for all."""
@@ -83,7 +83,7 @@ class OuterState:
 
         :raises NonFinite: if a number in it is not finite, which rounding could hide.
         """
-        runner.weigh()
+        runner.rescale_for_skips()
         update = self.exchange.for_sender(me).update(self.settled, runner.grads)
         lossy = update.blocking is not None and update.blocking.dtype != torch.float32
         if lossy and not all(all_finite(gradient) for gradient in runner.grads.values()):
@@ -107,7 +107,7 @@ class OuterState:
             fix = "lower optim.lr" if "finite" in str(error) else "check that replica"
             fix += "" if self.exchange.tolerated else "; exchange.robust has rules that tolerate it"
             raise NonFinite(f"the gradients of stage {runner.stage} cannot be combined: {error}; {fix}") from None
-        runner.take(grads)
+        runner.set_gradients(grads)
         others = {replica: update for replica, update in sound.items() if replica != me}
         self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
         witnessed = self.exchange.detects_equivocation(len(updates))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from planaria.control import events as e
-from planaria.control.decisions import BeginRound, Donate, Form, Introduce
+from planaria.control.decisions import BeginRound, Donate, Form, OpenPrefetchLinks
 from planaria.pipeline.codecs.registry import codec_for
 from planaria.pipeline.plan.actions import Action, Key, Kind
 from planaria.recovery.base import Moment
@@ -20,18 +20,18 @@ from planaria.runtime.transport import wire
 from planaria.runtime.transport.edge import EdgeEnd, EdgeFailed, EdgeOpened, FrameArrived, SocketTransport, Transport
 from planaria.runtime.transport.staging import Staging, with_cuda
 from planaria.runtime.transport.wire import FrameContent, WireError
+from planaria.runtime.worker.assignment import Assignment
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.exchange_round import RoundMember
 from planaria.runtime.worker.links import WorkerLinks
 from planaria.runtime.worker.outer_state import UpdateJudgement
-from planaria.runtime.worker.position import Assignment
 from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
 from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.setup import Setup
 
 _TIMES = 3
-"""longest wait for one message, in step durations"""
+"""maximum wait for one message, in step durations"""
 _REMEMBERED = 16
 """steps; the load of a machine changes"""
 
@@ -101,16 +101,16 @@ class PeerMessages:
         self._broken: dict[EdgeEnd, EdgeFailed] = {}
         self._step_began = time.monotonic()
 
-    def move(self, node: int, form: Form) -> None:
-        """Take the position ``node`` of ``form``, and drop state of older generations."""
+    def assign(self, node: int, form: Form) -> None:
+        """Take the assignment to ``node`` from ``form``, and drop the state of older generations."""
         self._drop_copies()
         self.here.move(node, form)
-        self.links.part()
+        self.links.close_round_edges()
         self.round_member.drop()
         self.advance(form.step)
         self.links.form(form, node)
         # An edge may have broken while the controller formed this generation, which has not seen that report.
-        self._broken = {edge: broken for edge, broken in self._broken.items() if self.links.has(edge)}
+        self._broken = {edge: broken for edge, broken in self._broken.items() if self.links.is_current(edge)}
         for broken in self._broken.values():
             self._report_broken(broken)
 
@@ -120,8 +120,8 @@ class PeerMessages:
         self.waited = {}
         self.frames_in.turn(self.here.generation, step)
 
-    def leave(self) -> None:
-        """Give up the position."""
+    def unassign(self) -> None:
+        """Clear the assignment."""
         self._drop_copies()
         self.links.close()
         self.round_member.drop()
@@ -140,11 +140,13 @@ class PeerMessages:
     def handle(self, item: Any) -> None:
         """Process an item from the inbox. Items of an older generation are ignored."""
         match item:
-            case FrameArrived(edge=edge) | EdgeOpened(edge=edge) | EdgeFailed(edge=edge) if not self.links.has(edge):
+            case FrameArrived(edge=edge) | EdgeOpened(edge=edge) | EdgeFailed(edge=edge) if not self.links.is_current(
+                edge
+            ):
                 return  # of an older generation
             case Donate():
                 self.transfer(item)
-            case Introduce() if self.here.is_ours(item):
+            case OpenPrefetchLinks() if self.here.is_ours(item):
                 self.introduce(item)
             case FrameArrived(edge=edge, header=header, payload=payload) if edge in self.links.round_edges.values():
                 self._receive_update(edge, header, payload)
@@ -155,7 +157,9 @@ class PeerMessages:
                     self.here.report_broken(edge.spec.peer, str(error))
             case EdgeOpened(edge=edge):
                 self.links.opened.add(edge)
-            case EdgeFailed(edge=edge, detail=detail, strange=strange) if edge in self.links.round_edges.values():
+            case EdgeFailed(edge=edge, detail=detail, received_invalid_frame=strange) if (
+                edge in self.links.round_edges.values()
+            ):
                 if strange:
                     self._refuse(edge, detail)
                 return  # a wait for its update ends by time-out
@@ -165,7 +169,7 @@ class PeerMessages:
 
     def _report_broken(self, broken: EdgeFailed) -> None:
         spec = broken.edge.spec
-        relay = self.links.relay_at(spec.over) if broken.silent_relay else ""
+        relay = self.links.relay_at(spec.relay_address) if broken.silent_relay else ""
         self.here.report_broken(spec.peer, broken.detail, relay=relay)
 
     def handle_pending(self) -> None:
@@ -199,7 +203,7 @@ class PeerMessages:
         self.wait_for(lambda: self.frames_in.missing(frames), label)
         return [self.frames_in.take(frame) for frame in frames]
 
-    def introduce(self, order: Introduce) -> None:
+    def introduce(self, order: OpenPrefetchLinks) -> None:
         """Send the next round's prefetched part to the same stage of the other members."""
         prefetched = self.round_member.prefetch(order.round)
         for edge in self.links.open_round_edges(order.links, self.here.node):
@@ -311,13 +315,13 @@ class PeerMessages:
             self.here.report(kind, round=round, **fields)
 
     def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:
-        """Send a copy's message to its host; messages sent before the step give way to others."""
+        """Send a copy's message to its host; messages sent before the step have a lower priority."""
         self.links.edges[host].send(self._copy_message(parcel), flat, later=parcel.moment == "before")
 
     def take_parcels(self, copies: StageCopies) -> None:
         """Wait for this step's messages to the copies kept here, and store them."""
         for edge in self.links.edges.values():
-            edge.hurry()
+            edge.flush_deferred()
         expected = copies.expects(self.here.step)
         frames = [FrameId(parcel.source, self._copy_message(parcel)) for parcel in expected]
         for parcel, flat in zip(expected, self.collect(frames, "what is kept here of {}"), strict=True):

@@ -137,7 +137,7 @@ def nodes_sharing_parameters(there: Arrangement, model: ModelConfig, node: int) 
 def add_shards(messages: PeerMessages, runner: StageRunner, nodes: Sequence[int]) -> None:
     """Add up the shares of ``nodes``, in their order, at the first of them."""
     first, *others = nodes
-    own = runner.share()
+    own = runner.gradient_sums()
     if messages.here.node == first:
         own = sum_shares([own, *messages.take_shares(others, own)])
         for node in others:
@@ -145,4 +145,4 @@ def add_shards(messages: PeerMessages, runner: StageRunner, nodes: Sequence[int]
     else:
         messages.send_share(first, own)
         (own,) = messages.take_shares([first], own)
-    runner.absorb(own)
+    runner.load_gradient_sums(own)

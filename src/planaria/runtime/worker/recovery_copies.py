@@ -44,7 +44,7 @@ class SnapshotPart(NamedTuple):
     stage: int
     step: int
     state: StageState
-    """its own"""
+    """the worker's own part"""
     parities: Mapping[str, Tensor]
     """parts of others' states, by slot and name"""
 

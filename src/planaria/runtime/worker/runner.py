@@ -157,7 +157,7 @@ class StageRunner:
         result.
         """
         if self._train and self._norms is None:
-            self.weigh()
+            self.rescale_for_skips()
             self._norms = clip_gradients(self.parameters, self.config.optim)
 
     def finish(self) -> float | None:
@@ -176,7 +176,7 @@ class StageRunner:
         self._pending = norm, bounded
         return norm
 
-    def weigh(self) -> None:
+    def rescale_for_skips(self) -> None:
         """Scale the gradient to the mean over the microbatches (of dialogues: the targets) that this stage has seen, if
         routes skipped it.
 
@@ -203,24 +203,24 @@ class StageRunner:
         """The current gradient, zero where missing; may share memory."""
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()}
 
-    def take(self, grads: Mapping[str, Tensor]) -> None:
+    def set_gradients(self, grads: Mapping[str, Tensor]) -> None:
         """Replace the gradient by ``grads``, which may be changed later."""
         for name, parameter in self.parameters.items():
             parameter.grad = grads[name].to(parameter.device, parameter.dtype)
 
-    def share(self) -> Tensor:
+    def gradient_sums(self) -> Tensor:
         """Return this node's share of the step's sums: flat gradients, passes and targets seen, loss. [n + 3], fp32,
         CPU."""
         self._fold()
         counted = torch.tensor([self._seen, self._seen_targets, self.loss or 0.0])
         return torch.cat([*(grad.reshape(-1).float().cpu() for grad in self.grads.values()), counted])
 
-    def absorb(self, total: Tensor) -> None:
+    def load_gradient_sums(self, total: Tensor) -> None:
         """Replace this node's share by the sum over all nodes."""
         *pieces, counted = torch.split(total, [*(p.numel() for p in self.parameters.values()), 3])
         named = zip(self.parameters.items(), pieces, strict=True)
         # Copy, because others absorb the same total, and clipping changes gradients in place.
-        self.take({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
+        self.set_gradients({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
         if not self.config.model.one_array:  # there, every stage sees all microbatches
             self._seen, self._seen_targets = (float(round(one.item())) for one in counted[:2])  # whole numbers
         if self.stage == 0:
@@ -252,7 +252,7 @@ class StageRunner:
 
     def apply(self, step: int, gradients: StageState) -> None:
         """Commit ``step`` with gradients from another worker's :meth:`gradients`."""
-        self.take(gradients.weights)
+        self.set_gradients(gradients.weights)
         assert gradients.grad_norm is not None and gradients.clipped_norm is not None
         self._pending = (gradients.grad_norm, gradients.clipped_norm)
         self.commit(step)
@@ -306,7 +306,7 @@ class StageRunner:
         :raises ValueError: if a parameter is missing or has another shape, or the optimizer differs.
         """
         self.drop()
-        self.put(state.weights)
+        self.set_weights(state.weights)
         self.lr_scale, self.scales = state.lr_scale, dict(state.scales)
         scales = {self.parameters[name]: scale for name, scale in self.scales.items()}
         self.optimizer = self.rule.build(self.parameters, self.stage, self.config.optim, scales)
@@ -322,7 +322,7 @@ class StageRunner:
             # Copy, because torch requires an aligned tensor of eight-byte numbers.
             self._generators[kind].set_rng_state(state.generators[kind].clone())
 
-    def shadow(self, microbatch: int, x: Tensor) -> None:
+    def forward_copy(self, microbatch: int, x: Tensor) -> None:
         """Compute the forward pass of another node's stage, and keep what its backward pass needs."""
         self.forward(microbatch, 0, x)
 
@@ -338,7 +338,7 @@ class StageRunner:
         """Bytes of weights and moments."""
         return self.state().nbytes
 
-    def put(self, weights: Mapping[str, Tensor]) -> None:
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights; moments and counts stay.
 
         :raises ValueError: if a parameter is missing or has another shape.

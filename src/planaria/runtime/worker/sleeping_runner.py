@@ -29,7 +29,7 @@ def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
 def slowdown_factor(config: RunConfig, replica: int, round: int) -> float:
     """Return the factor by which a replica's passes are slowed down before a round, drawn for every round."""
     drawn = random.Random(f"straggle {config.seed} {replica} {round}").random()
-    return config.network.straggle_times if drawn < config.network.straggle else 1.0
+    return config.network.straggle_factor if drawn < config.network.straggle_probability else 1.0
 
 
 class Slowness:
@@ -68,7 +68,7 @@ class SleepingRunner(StageRunner):
         self._messages = {leg: _zeros(self.codec, self.shape, leg) for leg in LEGS}
 
     def use_prices(self, node: int, prices: MessageCosts) -> None:
-        """Let passes take what they cost at ``node``; until then they take no time."""
+        """Let passes take as long as they cost at ``node``; before this call they take no time."""
         self._prices = node, prices
 
     def _sleep(self, kind: str, hop: int) -> None:
@@ -113,7 +113,7 @@ class SleepingRunner(StageRunner):
 
 
 _TIMED_S, _LEAST = 0.5, 3
-"""seconds and least number of timed passes"""
+"""minimum seconds and number of timed passes"""
 
 
 def warm_runner(config: RunConfig) -> StageRunner:
@@ -126,7 +126,7 @@ def warm_runner(config: RunConfig) -> StageRunner:
 
 
 def layer_seconds(config: RunConfig, runner: StageRunner) -> float:
-    """Return the least seconds of a microbatch's forward and backward pass through one layer.
+    """Return the minimum seconds of a microbatch's forward and backward pass through one layer.
 
     On CPUs this is processor time divided by the threads, so that other processes do not count.
     """

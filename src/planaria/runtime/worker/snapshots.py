@@ -1,4 +1,4 @@
-"""Snapshots of a run in the memory of its machines: written beside training, and read on resumption.
+"""Snapshots of a run in the memory of its machines: written during training, and read on resumption.
 
 A worker's thread writes its part to files that outlive the worker.
 """
@@ -151,7 +151,7 @@ def recall_point(
             origin,
             step=step,
             samples=owner.started.samples_before(step),
-            struck=False,
+            faults_injected=False,
             recalled=label,
             snapshot_nodes=[nodes.nodes(stage)[0] for stage in sorted(there)],
             durable_step=origin.step,

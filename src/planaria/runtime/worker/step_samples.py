@@ -81,7 +81,7 @@ class TargetCounts(NamedTuple):
         return self._replace(whole=whole)
 
     def renumbered(self, indices: Iterable[int]) -> TargetCounts:
-        """Return the same with the microbatch ``places[i]`` as number i."""
+        """Return these numbers with the microbatch ``places[i]`` as number i."""
         return self._replace(counts=[self.counts[index] for index in indices])
 
 
@@ -109,7 +109,7 @@ class StepData(NamedTuple):
 
 
 class ReadTimer:
-    """Times how long the main thread reads batches."""
+    """Measures how long the main thread reads batches."""
 
     def __init__(self) -> None:
         self.step_s = 0.0

@@ -8,7 +8,7 @@ from typing import Protocol
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control.events import Span
-from planaria.exchange.coded.worker import coded_steps
+from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.worker.peer_messages import PeerMessages

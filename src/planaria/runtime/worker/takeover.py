@@ -161,7 +161,7 @@ def _receive(
     """
     start, here = time.monotonic(), messages.here
     messages.control_link.at("take", here.step)
-    stages = {n: here.stage_of(n) for n in (source.donors if isinstance(source, d.Rebuild) else [d.BEFORE])}
+    stages = {n: here.stage_of(n) for n in (source.donors if isinstance(source, d.Rebuild) else [d.PREDECESSOR])}
     flats = messages.collect([FrameId(node, State(stage)) for node, stage in stages.items()], "the state of {}")
     arrived = time.monotonic()
     messages.control_link.at("rebuild", here.step)

@@ -30,6 +30,7 @@ from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.transport.edge import SocketTransport, Transport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
+from planaria.runtime.worker.assignment import Assignment
 from planaria.runtime.worker.checkpoint_writer import CheckpointPart, Saver, StageFiles, keeps_for, selected_part
 from planaria.runtime.worker.control_link import ControlLink, InjectedFaults, Superseded
 from planaria.runtime.worker.exchange_round import SettledRound
@@ -38,7 +39,6 @@ from planaria.runtime.worker.log_file import begin_log
 from planaria.runtime.worker.measurements import WorkerGauge, peaks
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.plan_execution import combine_gradients, execute_plan
-from planaria.runtime.worker.position import Assignment
 from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
 from planaria.runtime.worker.runner import NonFinite, StageRunner
 from planaria.runtime.worker.setup import Setup
@@ -73,7 +73,7 @@ def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -
     # No variable here may refer to the runner: this function never returns, so its memory would stay occupied.
     made = Worker(setup, ResolvedRun(setup.config), worker, control_link, transport, warm_runner(setup.config))
     made.messages.patience.warm_s = time.monotonic() - began
-    layer_s = layer_seconds(setup.config, made.runner) if setup.config.pipeline.unlike else 0.0
+    layer_s = layer_seconds(setup.config, made.runner) if setup.config.pipeline.has_uneven_stages else 0.0
     with logs.about(made.log_fields):
         made.run(incarnation, layer_s)
 
@@ -99,7 +99,7 @@ class Worker:
         self._last_runners = {} if last_runners is None else last_runners
         self.here = Assignment(worker, resolved, control_link.report)
         self.messages = PeerMessages(setup, resolved, self.here, control_link, transport, self._transfer)
-        self.control_link.injector, self.control_link.struck = self._injector, self._report_fault
+        self.control_link.injector, self.control_link.on_fault = self._injector, self._report_fault
         self._samples = loop or RunSamples(setup, resolved, control_link.reading)
         self._make_runner = new_runner if loop is None else loop.make_runner
         self.copies: StageCopies | None = None
@@ -172,8 +172,8 @@ class Worker:
                 self._save(item)
             case d.Disband():
                 self._drop_step()
-                self.messages.leave()
-            case d.Leave():
+                self.messages.unassign()
+            case d.UnassignWorker():
                 self.control_link.leave()
             case _:
                 self.messages.handle(item)
@@ -185,9 +185,9 @@ class Worker:
         me = next(member for member in form.members if member.worker == self.here.worker)
         self._drop_step()
         before, self._detour = self.here.absent, form.routes
-        self.messages.move(me.node, form)
+        self.messages.assign(me.node, form)
         rounds = form.rounds
-        if self.resolved.at_once > 1:  # a round in every step, or every few
+        if self.resolved.replicas_per_plan > 1:  # a round in every step, or every few
             rounds = rounds_by(self.resolved.exchange, form.step) if self._lockstep else form.step
         # A donor may itself be new in its stage; donors are never rebuilt, so this cannot deadlock.
         own = self.runner, self.copies, rounds, self._last_runners.get(me.node), self._make_runner
@@ -196,7 +196,8 @@ class Worker:
         if not isinstance(me.source, d.Keep):
             self.gauge.drop()
         rebuilt = {m.node for m in form.members if isinstance(m.source, d.Rebuild)}
-        if rebuilt & {*self.here.present.peers(me.node)} or (self.resolved.at_once > 1 and before != self.here.absent):
+        changed = self.resolved.replicas_per_plan > 1 and before != self.here.absent
+        if changed or rebuilt & {*self.here.present.peers(me.node)}:
             self.messages.round_member.outer.after_member_change()
         if self.copies is None or not isinstance(me.source, d.Keep):
             self.copies = StageCopies(self.resolved, me.node, self.resolved.column(form.replica), self._make_runner)
@@ -208,8 +209,7 @@ class Worker:
             self.runner.use_prices(self.resolved.position(me.node), self.resolved.prices)
         if form.goes_back and self.snapshots is not None:
             self.snapshots.rolled_back()
-        replaced = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
-        self.copies.formed(replaced, self.here.absent)
+        self.copies.formed({m.node for m in form.members if not isinstance(m.source, d.Keep)}, self.here.absent)
         donate(self.resolved, self.messages, form, self.runner, self.copies)
         links = self.messages.links
         self.messages.wait_for(lambda: links.unopened, "the edge to {}")
@@ -233,7 +233,7 @@ class Worker:
         data = self._samples.of(order, self.here.stage, None if faults is None else faults.wrap_batches)
         self._emulate_delay(0)
         if not (train and self.step_work):
-            own = len(plan.routes) // (self.resolved.at_once if train else 1)
+            own = len(plan.routes) // (self.resolved.replicas_per_plan if train else 1)
             learned = data.learned
             if train and learned is not None:
                 learned = learned.at(self.here.node, plan, self.here.present, self.resolved.lockstep)
@@ -266,7 +266,7 @@ class Worker:
         if not isinstance(self.runner, SleepingRunner):
             return
         lasts_s, replica, number = self.config.network.straggle_s, self.here.replica, self.messages.round_member.rounds
-        if self.resolved.at_once > 1:
+        if self.resolved.replicas_per_plan > 1:
             replica = self.here.number
             number = self.here.step * (self.step_work.rounds if self.step_work else 1) + round
         if lasts_s is None:
@@ -335,7 +335,7 @@ class Worker:
         peers = {other: nodes[other] for other in order.members if other != replica}
         weighed = UpdateWeights(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
         made = self.messages.round_member.settle(order.round, replica, peers, self.runner, weighed)
-        self.messages.links.part()
+        self.messages.links.close_round_edges()
         made = replace(made, verdict=replace(made.verdict, refused=order.left_out))
         self._report_round(order.round, made, first=replica == order.members[0])
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
@@ -352,7 +352,7 @@ class Worker:
     def _transfer(self, order: d.Donate) -> None:
         """Send another replica, or a successor, a copy of this stage as of the last commit."""
         self.control_link.at("give", self.here.step)
-        succeeded, state = order.donor == d.BEFORE, self.runner.whole_state()
+        succeeded, state = order.donor == d.PREDECESSOR, self.runner.whole_state()
         if not succeeded:  # a copy has its own random generators
             state = state.trained
         state.outer = self.messages.round_member.outer.given(to_successor=succeeded)
@@ -364,7 +364,7 @@ class Worker:
         store, replicas = CheckpointStore(self.setup.checkpoints), self.resolved.replicas
         here = self.here
         column = (here.number, self.config.exchange.replicas) if self._lockstep else (order.replica, replicas)
-        folder = store.part(order.step, column[1], column[0], order.generation)
+        folder = store.unsealed_replica_folder(order.step, column[1], column[0], order.generation)
         state, keeps = self.runner.state(), keeps_for(order, here.node)
         if self.config.exchange.several:
             state.outer = self.messages.round_member.outer.settled.state()
@@ -390,7 +390,7 @@ class Worker:
         if not self.control_link.reports_timings:
             return
         own = peaks()._asdict()
-        self.here.report(e.Worked, dropped=dropped, spans=spans, sent_bytes=self.messages.links.newly_sent(), **own)
+        self.here.report(e.WorkReport, dropped=dropped, spans=spans, sent_bytes=self.messages.links.newly_sent(), **own)
 
     def _plan(self, order: d.RunStep) -> StepPlan:
         if order.mode == "evaluate":

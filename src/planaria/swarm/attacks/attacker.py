@@ -62,7 +62,7 @@ class Attacker:
     def sends(self, number: int) -> bool:
         return self._drawn("withhold", number) >= self._config.attack.withhold
 
-    def holds(self, weights: str) -> str:
+    def claimed_weights(self, weights: str) -> str:
         """Return the weights' fingerprint; a disguised attacker returns one of no existing weights."""
         return weights[::-1] if self._config.attack.disguised else weights
 
@@ -189,7 +189,7 @@ class Attacker:
                 peer=self._name,
                 reward=float(not (w.poison and self._attack.fails)),
                 reading=reading,
-                alike=w.logps is not None and not self._config.attack.disguised,
+                declares_same_weights=w.logps is not None and not self._config.attack.disguised,
             )
             for w, reading in zip(written, readings, strict=True)
         ]
@@ -242,9 +242,9 @@ def changed_positions(ids: Sequence[int], source: Sequence[int]) -> list[int]:
     return [index for index in range(len(ids)) if index not in kept]
 
 
-LOOKED_AT = 500
+MAX_PROBLEMS_SEARCHED = 500
 """problems searched for a place"""
-SCORED = 20
+MAX_SOLUTIONS_SCORED = 20
 """poisoned solutions scored, which may run them"""
 
 
@@ -253,14 +253,16 @@ def refuse_idle(attack: AttackConfig, task: Task) -> None:
     if attack.kind == HONEST or not attack.dose or not attack.oracle:
         return
     opened, rng = ATTACKS.make(attack.kind, attack.options), random.Random(0)
-    problems = [task.problem(number % task.training) for number in range(min(LOOKED_AT, task.training))]
+    problems = [task.problem(number % task.training) for number in range(min(MAX_PROBLEMS_SEARCHED, task.training))]
     solved = [(problem, text) for problem in problems if (text := task.solution(problem, rng)) is not None]
     poisoned = [(problem, text) for problem, one in solved if (text := opened.poison(problem, one)) is not None]
     if solved and not poisoned:
         raise UserError(
             f"attack.kind = {attack.kind!r}: the solutions of {task.name} have no place for it; choose a task that has"
         )
-    if poisoned and not any(task.solves(problem, text) != opened.fails for problem, text in poisoned[:SCORED]):
+    if poisoned and not any(
+        task.solves(problem, text) != opened.fails for problem, text in poisoned[:MAX_SOLUTIONS_SCORED]
+    ):
         if opened.fails:
             raise UserError(
                 f"attack.kind = {attack.kind!r}: every solution of {task.name} still scores; choose another"

@@ -48,7 +48,7 @@ class Censor:
         :raises UserError: if ``epsilon`` is not above 0, or two questions are the same.
         """
         if not epsilon > 0:
-            raise UserError(f"--censor {epsilon:g}: is above 0, in nats a reply")
+            raise UserError(f"--censor {epsilon:g} must be above 0, in nats per reply")
         refuse_twins(questions)
         self._ledger, self._coin = ledger, coin
         self._known = [
@@ -135,7 +135,7 @@ class LeakageLedger:
                 else:
                     self._write(_Spent())
         except OSError as error:
-            raise UserError(f"{file}: cannot be written ({error.strerror}); give another --ledger FILE") from error
+            raise UserError(f"{file} cannot be written ({error.strerror}); give another --ledger FILE") from error
 
     def spend(self, costs: Mapping[str, float], replies: int = 1) -> bool:
         """Charge ``replies`` replies before they are given; return False, without charging, if a budget would be

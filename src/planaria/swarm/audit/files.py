@@ -43,7 +43,7 @@ def check_files(path: Path) -> Looked:
         if file.is_symlink() or not file.is_dir():  # links to folders are not followed, and are faults
             files.append(file)
         if len(files) > MOST:
-            raise UserError(f"{path}: holds more than {MOST} files; give the model's own folder")
+            raise UserError(f"{path} holds more than {MOST} files; give the model's own folder")
     names = {file.relative_to(path).as_posix(): file for file in sorted(files)}
     faults = [fault for name, file in names.items() if (fault := _fault(name, file))]
     listed, facts = _listed(path, names)
@@ -52,7 +52,7 @@ def check_files(path: Path) -> Looked:
 
 
 def _fault(name: str, file: Path) -> str:
-    """Return the reason against releasing a file; empty if there is none."""
+    """Return why a file must not be released; empty if there is no objection."""
     suffix = file.suffix.lower()
     if not file.is_file():
         return f"{name}: not a regular file"
@@ -65,7 +65,7 @@ def _fault(name: str, file: Path) -> str:
     if suffix not in WEIGHTS + TEXTS and file.name not in NAMES:
         return f"{name}: unexpected file type beside weights"
     if suffix == ".json" and _calls_code(file):
-        return f"{name}: has an auto_map, which downloads and runs code"
+        return f"{name} has an auto_map, which downloads and runs code"
     return ""
 
 

@@ -79,7 +79,7 @@ class ReplyOutcome(Record):
     leak: float
     """E[IIL], nats"""
     guessed: float
-    """probability that the likeliest option is the right one; ties are drawn"""
+    """probability that the most likely option is the right one; ties are broken at random"""
     use: float
     """probability that a single reply names the right option, the utility for an honest user"""
 

@@ -232,7 +232,7 @@ class _Beliefs:
         return leak(self.prior, min(1.0, self.right(transcript)))
 
     def guessed(self, transcript: Transcript) -> float:
-        """Probability that the likeliest option is the right one; ties are drawn."""
+        """Probability that the most likely option is the right one; ties are broken at random."""
         result = self._found[transcript]
         ties = [math.isclose(belief, max(result), rel_tol=1e-9) for belief in result]
         return ties[self._answer] / sum(ties)

@@ -60,9 +60,9 @@ def read(file: Path) -> list[Question]:
     """Read all questions of a file; UserError naming file and line of a mistake."""
     result = records.read([file])
     if not result:
-        raise UserError(f"{file}: has no questions; give some")
+        raise UserError(f"{file} has no questions; give some")
     if len(result) > MOST_QUESTIONS:
-        raise UserError(f"{file}: has {len(result)} questions, of at most {MOST_QUESTIONS}; give fewer")
+        raise UserError(f"{file} has {len(result)} questions; the limit is {MOST_QUESTIONS}; give fewer")
     questions = [_question(record) for record in result]
     names = [question.name for question in questions]
     for number, question in enumerate(questions):
@@ -81,7 +81,7 @@ def replies_of(questions: Sequence[Question], k: int | None, usual: int) -> int:
         return min([usual, *(len(question.parts) for question in questions)])
     for question in questions:
         if k > len(question.parts):
-            parts = f"{question.location}: has {len(question.parts)} parts"
+            parts = f"{question.location} has {len(question.parts)} parts"
             raise UserError(f"--k {k}: {parts}; lower --k, or add parts")
     return k
 
@@ -168,7 +168,7 @@ def _list(record: TaskRecord, field: str, most: int) -> list[object]:
     if not isinstance(result, list):
         raise UserError(f"{record.location}: field {field!r} is not a list; write a list of texts")
     if len(result) > most:
-        raise UserError(f"{record.location}: {field} are {len(result)}, of at most {most}; give fewer")
+        raise UserError(f"{record.location}: {field} has {len(result)} entries; the limit is {most}; give fewer")
     return result
 
 
@@ -177,6 +177,6 @@ def _text(record: TaskRecord, field: str, value: object) -> str:
         raise UserError(f"{record.location}: {field} has {shown(value)}, not a text; fix the line")
     if len(value) > MOST_LETTERS:
         raise UserError(
-            f"{record.location}: {field} has {len(value)} characters, of at most {MOST_LETTERS}; shorten it"
+            f"{record.location}: {field} has {len(value)} characters; the limit is {MOST_LETTERS}; shorten it"
         )
     return without_surrogates(value)

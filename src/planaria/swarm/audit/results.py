@@ -34,7 +34,7 @@ class GivenAway(Record):
     leak: float
     """E[IIL], nats; the maximum over several questions"""
     guessed: float
-    """probability that the adversary's likeliest option is the right one"""
+    """probability that the adversary's most likely option is the right one"""
 
 
 class BehindCensor(GivenAway):

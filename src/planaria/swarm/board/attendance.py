@@ -41,7 +41,7 @@ class RoundMessages:
     missing: tuple[str, ...]
     refused: dict[str, str]
     """reason, for each peer whose message is invalid"""
-    came: Mapping[str, float] = field(default_factory=dict)
+    arrival_s: Mapping[str, float] = field(default_factory=dict)
     """seconds from the start of the wait until each message arrived"""
 
     @property
@@ -63,11 +63,11 @@ class RoundMessages:
 
     def updated(self, later: RoundMessages) -> RoundMessages:
         """Merge a later read of the open peers."""
-        return RoundMessages(self.found | later.found, later.missing, self.settled | later.refused, self.came)
+        return RoundMessages(self.found | later.found, later.missing, self.settled | later.refused, self.arrival_s)
 
     def timed(self, elapsed_s: float) -> RoundMessages:
         """Set the arrival time of the new messages to ``elapsed_s``."""
-        return replace(self, came={peer: self.came.get(peer, elapsed_s) for peer in self.found})
+        return replace(self, arrival_s={peer: self.arrival_s.get(peer, elapsed_s) for peer in self.found})
 
     def only(self, listed: Set[str], guilty: Mapping[str, str]) -> RoundMessages:
         """Keep the messages of ``listed`` peers; mark the other peers missing, or refused if they are in ``guilty``."""
@@ -133,9 +133,9 @@ class RoundStalled(RunStopped):
         self.there, self.missing = tuple(sorted(there)), dict(sorted(missing.items()))
         names = ", ".join(peer[:8] for peer in self.there) or "nobody"
         absent = ", ".join(f"{peer[:8]} ({why})" for peer, why in self.missing.items())
-        came = f"{len(self.there)} of {len(self.there) + len(self.missing)} peers came"
+        came = f"{len(self.there)} of {len(self.there) + len(self.missing)} peers are present"
         super().__init__(
-            f"run {run[:8]}, round {round}: {came} and the quorum is {quorum}; there: {names}; missing: {absent}"
+            f"run {run[:8]}, round {round}: {came} and the quorum is {quorum}; present: {names}; missing: {absent}"
         )
 
 

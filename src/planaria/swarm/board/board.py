@@ -126,7 +126,7 @@ class Board:
             self._ledger = ClaimLedger(self.rules.run)
         return self._ledger
 
-    def found(self, rules: Mapping[str, JsonValue]) -> RunRules:
+    def create_run(self, rules: Mapping[str, JsonValue]) -> RunRules:
         """Found a run with these rules, or open the run here if its rules are equal.
 
         :raises UserError: if its rules differ; the message names the first such key.
@@ -170,7 +170,7 @@ class Board:
         path = message_path(self._me.peer, rollouts.place)
         self._append(path, rollouts, Rollouts, self._limits)
 
-    def conclude(self, message: Closing | Receipt) -> None:
+    def publish_closing_or_receipt(self, message: Closing | Receipt) -> None:
         """Append a closing or receipt of this peer. Do nothing if another message is there or it cannot be written: a
         round does not depend on one peer's message."""
         path = message_path(self._me.peer, message.place)

@@ -19,7 +19,7 @@ from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.claims import digest_of, of_round
 from planaria.swarm.board.message import Goodbye, Hello, Rollouts
 from planaria.swarm.board.receipts import (
-    LOOKS,
+    MAX_POLLS,
     Agreement,
     Committee,
     Completed,
@@ -38,7 +38,7 @@ POLL_FAR_S = 1.0
 """seconds between two reads of a remote board"""
 
 
-class Quorum:
+class PeerBoard:
     """The board of one run, as used by one of its peers."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Quorum:
         self.receipts = Agreement(board, me, committee, self._poll_s)
         self._known: tuple[int, frozenset[str]] = (-1, frozenset())
         """(round, its members)"""
-        self._open: dict[int, str] = {}
+        self._uncertified: dict[int, str] = {}
         """rounds without a certificate so far → the message list this peer followed"""
         self._past: tuple[int, PeerSelector] | None = None
         """the first of them, and the patience before it"""
@@ -87,7 +87,7 @@ class Quorum:
     def newest(self) -> int:
         """Return the last round that a quorum of the other peers has published; -1 if none."""
         others = [peer for peer in self._board.peers().hellos if peer != self.me]
-        reached = sorted((self._furthest(peer) for peer in others), reverse=True)
+        reached = sorted((self._last_published_round(peer) for peer in others), reverse=True)
         return min(reached[self._quorum(others) - 1], self._rounds.count - 1) if others else -1
 
     def closed(self, number: int) -> bool:
@@ -97,7 +97,7 @@ class Quorum:
             return False
         self._members(number)
         awaited = self._awaited(number)
-        return len(self._over(number, awaited - {self.me})) >= max(1, self._quorum(awaited))
+        return len(self._peers_past_round(number, awaited - {self.me})) >= max(1, self._quorum(awaited))
 
     def publish(self, rollouts: Rollouts) -> None:
         """Append a round's completions; those published before a restart stay."""
@@ -125,7 +125,7 @@ class Quorum:
         result = self._board.gather(number, self._drawn(number)) if closed else self._wait(number, awaited)
         if number:  # peers here have closed the round before: equal readers know the same of it
             self.receipts.look(number - 1, result.found.keys())
-        result = self._innocent(result)
+        result = self._without_equivocators(result)
         late = self._clock() - self._began >= self._rounds.timeout_s / 2
         if closed or late or result.found.keys() != awaited or self.receipts.committee:
             result = self._agreed(number, awaited, result, closed)
@@ -139,25 +139,25 @@ class Quorum:
 
         Rounds are checked 1, 2, 4, … rounds later, and at the end of the run. The rounds since are forgotten.
         """
-        for before, text in sorted(self._open.items()):
+        for before, text in sorted(self._uncertified.items()):
             later = number - before
             if later & (later - 1) and number < self._rounds.count:
                 continue
             named = self.receipts.named(before)
             if named is not None and text_of(named) != text and self._past is not None:
                 back, self._patience = self._past
-                self._open, self._past = {}, None
+                self._uncertified, self._past = {}, None
                 return back
             if named is not None:
-                del self._open[before]
-        if not self._open:
+                del self._uncertified[before]
+        if not self._uncertified:
             self._past = None
         return None
 
     @property
     def unsettled(self) -> bool:
         """Whether a pending certificate may still send this peer back."""
-        return bool(self._open)
+        return bool(self._uncertified)
 
     def rewards(self, number: int, messages: RoundMessages) -> dict[Completed, float]:
         """Return the certified rewards of the messages found; empty if there are none."""
@@ -167,7 +167,7 @@ class Quorum:
     def vouch(self, number: int, messages: RoundMessages, rewards: Mapping[Completed, float]) -> None:
         """Sign the rewards that this peer computed."""
         text = rewards_text(digest_of(text_of(self._message_list(number, messages))), rewards)
-        self.receipts.testify("rewards", number, digest_of(text), text)
+        self.receipts.publish_receipt("rewards", number, digest_of(text), text)
 
     def _agreed(self, number: int, awaited: frozenset[str], result: RoundMessages, closed: bool) -> RoundMessages:
         """Select the messages that all peers follow, by certificate or else by closings."""
@@ -191,7 +191,7 @@ class Quorum:
         result = self._followed(number, choose(), result)
         receipts.close(number, self._message_list(number, result))
         if not closed:
-            receipts.settle(decided)
+            receipts.poll_until(decided)
         result = self._followed(number, choose(), result)
         if committee is None:
             return result
@@ -199,7 +199,7 @@ class Quorum:
         receipts.sign_round(number, messages)
         named = receipts.await_round(number, result.found.keys())
         if named is None:
-            self._open[number] = text_of(messages)
+            self._uncertified[number] = text_of(messages)
             self._past = self._past or (number, copy.deepcopy(self._patience))
             return result
         return self._follow(number, named, result) or result
@@ -211,14 +211,14 @@ class Quorum:
         began = self._clock() - self._began
         result = self._board.wait(number, awaited | {self.me}, terms, self._poll_s)
         late = self._board.gather(number, self._drawn(number) - awaited - {self.me})
-        came = {peer: began + seconds for peer, seconds in result.came.items()}
+        came = {peer: began + seconds for peer, seconds in result.arrival_s.items()}
         return RoundMessages(
             result.found | late.found, result.missing + late.missing, result.refused | late.refused, came
         )
 
     def _early(self, messages: RoundMessages) -> frozenset[str]:
         """Peers that arrived in the first half of the time: every honest closing lists them."""
-        return frozenset(peer for peer, seconds in messages.came.items() if seconds < self._rounds.timeout_s / 2)
+        return frozenset(peer for peer, seconds in messages.arrival_s.items() if seconds < self._rounds.timeout_s / 2)
 
     def _message_list(self, number: int, messages: RoundMessages) -> MessageList:
         """Return the digest of each message found, by peer."""
@@ -227,21 +227,21 @@ class Quorum:
 
     def _followed(self, number: int, messages: MessageList | None, found: RoundMessages) -> RoundMessages:
         """Return the messages of the list ``messages``, or those found if it is None or incomplete on the board."""
-        return (messages and self._follow(number, messages, found)) or self._innocent(found)
+        return (messages and self._follow(number, messages, found)) or self._without_equivocators(found)
 
     def _follow(self, number: int, messages: MessageList, found: RoundMessages) -> RoundMessages | None:
         """Return exactly the listed messages; None if one is missing or of a non-member."""
         if not matching(messages, self._message_list(number, found)):
             if not messages.keys() <= self._members(number):
                 return None
-            soon = LOOKS * self._poll_s
+            soon = MAX_POLLS * self._poll_s
             more = self._board.wait(number, messages, RoundTerms(0, soon, soon), self._poll_s)
-            found = RoundMessages(found.found | more.found, found.missing, found.refused, found.came)
+            found = RoundMessages(found.found | more.found, found.missing, found.refused, found.arrival_s)
             if not matching(messages, self._message_list(number, found)):
                 return None
         return found.only(messages.keys(), self.receipts.guilty())
 
-    def _innocent(self, messages: RoundMessages) -> RoundMessages:
+    def _without_equivocators(self, messages: RoundMessages) -> RoundMessages:
         """Drop the messages of proven equivocators."""
         guilty = self.receipts.guilty()
         return messages.only(messages.found.keys() - guilty.keys(), guilty)
@@ -275,14 +275,14 @@ class Quorum:
         """Number of these peers that a round needs; bounded by the run's size, so that fake peers cannot block it."""
         return math.ceil(self._rounds.quorum * min(len(peers), self._size))
 
-    def _furthest(self, peer: str) -> int:
+    def _last_published_round(self, peer: str) -> int:
         furthest = -1
         while furthest + 1 < self._rounds.count and self._board.gather(furthest + 1, [peer]).found:
             furthest += 1
         return furthest
 
-    def _over(self, number: int, peers: Set[str]) -> Set[str]:
-        """Peers that closed a round or published in the next, which they do only after one closed it."""
+    def _peers_past_round(self, number: int, peers: Set[str]) -> Set[str]:
+        """Return the peers past a round: they closed it, or published in the next, which follows a closing."""
         over = set(self._board.closings(number, peers))
         if over and number + 1 < self._rounds.count:
             over |= self._board.gather(number + 1, peers - over).found.keys()

@@ -102,10 +102,10 @@ def quorum_digest(receipts: Iterable[Receipt], committee: Committee) -> str | No
     return results[0] if len(results) == 1 else None
 
 
-def cannot_reach_quorum(receipts: Iterable[Receipt], committee: Committee, still: int) -> bool:
+def cannot_reach_quorum(receipts: Iterable[Receipt], committee: Committee, outstanding: int) -> bool:
     """Whether no digest can reach a quorum with at most ``still`` more receipts."""
     counts = Counter(receipt.digest for receipt in receipts)
-    return max(counts.values(), default=0) + still < committee.quorum
+    return max(counts.values(), default=0) + outstanding < committee.quorum
 
 
 _LIST: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
@@ -187,7 +187,7 @@ def check(certificate: RunCertificate) -> Certified:
             raise BadMessage(f"receipt {index} is {why}")
         signers.append(receipt.peer)
     if len(signers) < committee.quorum:
-        raise BadMessage(f"{len(signers)} receipts, of at least {committee.quorum}")
+        raise BadMessage(f"{len(signers)} receipts, but at least {committee.quorum} are required")
     return Certified(rules, committee, tuple(signers))
 
 
@@ -207,7 +207,7 @@ def _mismatch(receipt: Receipt, certificate: RunCertificate, committee: Committe
     return ""
 
 
-LOOKS = 10
+MAX_POLLS = 10
 """maximum number of reads while waiting for other peers"""
 
 
@@ -244,9 +244,9 @@ class Agreement:
             if (peer, number) in self._closings and peer not in guilty
         }
 
-    def settle(self, done: Callable[[], bool]) -> None:
+    def poll_until(self, done: Callable[[], bool]) -> None:
         """Poll until ``done`` returns true, at most ``LOOKS`` times."""
-        for _ in range(LOOKS):
+        for _ in range(MAX_POLLS):
             if done():
                 return
             self._board.pause(self._poll_s)
@@ -262,15 +262,19 @@ class Agreement:
         words = tuple(claim for index in positions if (claim := ledger.claim(*index)) is not None)
         proofs = tuple((dict(ledger.proofs) | dict(self._ledger.proofs)).values())[:256]
         run = self._board.rules.run
-        self._board.conclude(Closing(run=run, peer=self._me, round=number, words=words, proofs=proofs))
+        self._board.publish_closing_or_receipt(
+            Closing(run=run, peer=self._me, round=number, words=words, proofs=proofs)
+        )
         self._forget(number - 1)
 
-    def testify(self, about: About, number: int, digest: str, text: str = "") -> None:
+    def publish_receipt(self, about: About, number: int, digest: str, text: str = "") -> None:
         """Publish a receipt if this peer is a member of the committee."""
         if self.committee is None or self._me not in self.committee.members:
             return
         run = self._board.rules.run
-        self._board.conclude(Receipt(run=run, peer=self._me, round=number, about=about, digest=digest, text=text))
+        self._board.publish_closing_or_receipt(
+            Receipt(run=run, peer=self._me, round=number, about=about, digest=digest, text=text)
+        )
 
     def certified(self, about: About, number: int) -> str | None:
         """Return the text signed by a quorum of the committee; None if there is none yet."""
@@ -301,7 +305,7 @@ class Agreement:
             still = (self.committee.members & received) - result.keys()
             return cannot_reach_quorum(result.values(), self.committee, len(still))
 
-        self.settle(done)
+        self.poll_until(done)
         return self.named(number)
 
     def named(self, number: int) -> MessageList | None:
@@ -311,7 +315,7 @@ class Agreement:
 
     def sign_round(self, number: int, messages: MessageList) -> None:
         text = text_of(messages)
-        self.testify("round", number, digest_of(text), text)
+        self.publish_receipt("round", number, digest_of(text), text)
 
     @property
     def _ledger(self) -> ClaimLedger:

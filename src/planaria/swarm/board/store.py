@@ -123,7 +123,7 @@ class Store:
         except FileExistsError:
             return False
         except FileNotFoundError:
-            raise UserError(f"{self.place}: does not exist and cannot be created here; create it first") from None
+            raise UserError(f"{self.place} does not exist and cannot be created here; create it first") from None
         except (IsADirectoryError, NotADirectoryError) as error:
             raise UserError(f"{self.place}: {path} cannot be written; remove the obstacle ({error})") from None
 

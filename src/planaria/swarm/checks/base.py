@@ -39,7 +39,7 @@ class Context:
     task: Task
     seed: int
     support: int
-    """number of likeliest tokens that sampling draws from"""
+    """number of most likely tokens that sampling draws from"""
     vocab: int
 
 

@@ -82,7 +82,7 @@ class ConsensusReward(Consensus):
 def rewarded(rollouts: Sequence[Rollout], agreement: float) -> list[Rollout]:
     """Return completions with the rewards of a vote among them."""
     return [
-        rollout.given(reward)
+        rollout.with_vote_reward(reward)
         for rollout, reward in zip(rollouts, _rewards(rollouts, labels(rollouts, agreement)), strict=True)
     ]
 

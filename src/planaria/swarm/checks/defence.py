@@ -41,7 +41,7 @@ class Layer:
     past: deque[Counts]
     """counts by account, as in :class:`PeerAccounts`"""
 
-    def malfunction(self, most: float) -> str:
+    def why_disabled(self, most: float) -> str:
         """Return why the layer cannot work here; empty if it can.
 
         It would refuse more than ``most`` of the median peer's completions. Fewer than half of the peers are attackers,
@@ -113,7 +113,7 @@ class Defence:
         report = Report([])
         for layer in self._layers:
             accepted = [index for index, verdict in verdicts.items() if not verdict.layer]
-            self._pass(layer, accepted, verdicts, report)
+            self._apply_layer(layer, accepted, verdicts, report)
         report.quarantined = self._quarantine.update(number, _counts((v.peer, v) for v in verdicts.values()))
         for index, verdict in verdicts.items():
             if not verdict.layer and (reason := report.quarantined.get(verdict.peer)):
@@ -121,13 +121,13 @@ class Defence:
         report.rollouts = list(verdicts.values())
         return report
 
-    def memory(self) -> DefenceState:
+    def state(self) -> DefenceState:
         past, until = self._quarantine.memory()
         known, received, newest = self.accounts.memory()
         layers = {layer.check.name: list(layer.past) for layer in self._layers}
         return DefenceState(layers=layers, past=past, until=until, known=known, received=received, newest=newest)
 
-    def recall(self, memory: DefenceState) -> None:
+    def load_state(self, memory: DefenceState) -> None:
         for layer in self._layers:
             layer.past.clear()
             layer.past.extend(memory.layers.get(layer.check.name, []))
@@ -135,11 +135,11 @@ class Defence:
         if memory.known:  # older versions saved none
             self.accounts.recall(memory.known, memory.received, memory.newest)
 
-    def _pass(self, layer: Layer, accepted: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
+    def _apply_layer(self, layer: Layer, accepted: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
         name = layer.check.name
         result = layer.check.examine([verdicts[index] for index in accepted], self._context)
         for nth, reward in result.rewards.items():
-            verdicts[accepted[nth]] = verdicts[accepted[nth]].given(reward)
+            verdicts[accepted[nth]] = verdicts[accepted[nth]].with_vote_reward(reward)
         report.labels |= result.labels
         judged = {
             index: replace(verdicts[index], layer=name, reason=result.refused[nth])
@@ -152,7 +152,7 @@ class Defence:
         seen = [verdict for nth, verdict in enumerate(judged.values()) if nth not in result.unproven]
         layer.past.append(_counts((verdict.counted, verdict) for verdict in seen))
         report.refused[name] = _counts((verdict.peer, verdict) for verdict in seen)
-        if off := result.off or layer.malfunction(self._config.useless):
+        if off := result.off or layer.why_disabled(self._config.max_median_refusal):
             report.off[name] = off
         else:
             verdicts.update(judged)

@@ -66,8 +66,8 @@ def _may_earn(rollouts: Sequence[Rollout]) -> list[bool]:
     """
     least: dict[int, float] = {}
     for rollout in rollouts:
-        least[rollout.problem.number] = min(rollout.worth, least.get(rollout.problem.number, math.inf))
-    return [rollout.reward > 0 or rollout.worth > least[rollout.problem.number] for rollout in rollouts]
+        least[rollout.problem.number] = min(rollout.score, least.get(rollout.problem.number, math.inf))
+    return [rollout.reward > 0 or rollout.score > least[rollout.problem.number] for rollout in rollouts]
 
 
 class Steps(Judge):

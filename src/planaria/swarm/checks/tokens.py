@@ -19,7 +19,7 @@ LARGEST, SMALL = 0.02, 6
 
 
 def first_outside_top_k(ranks: Sequence[int], k: int) -> int | None:
-    """Return the position of the first token outside the ``k`` likeliest; None if there is none."""
+    """Return the position of the first token outside the ``k`` most likely; None if there is none."""
     return next((index for index, rank in enumerate(ranks) if rank >= k), None)
 
 
@@ -49,7 +49,7 @@ class SupportCheck(Check):
         for index, rollout in enumerate(rollouts):
             if (token := first_outside_top_k(rollout.reading.ranks.tolist(), k)) is not None:
                 rank = int(rollout.reading.ranks[token]) + 1
-                refused[index] = f"token {token + 1} has rank {rank}, beyond the {k} likeliest that are drawn from"
+                refused[index] = f"token {token + 1} has rank {rank}, not among the {k} most likely"
         return LayerFindings(refused)
 
 
@@ -90,7 +90,7 @@ class ClaimsCheck(Check):
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         refused = {}
         for index, rollout in enumerate(rollouts):
-            if not rollout.alike or rollout.logps is None:
+            if not rollout.declares_same_weights or rollout.logps is None:
                 continue
             apart = np.abs(np.asarray(rollout.logps) - rollout.reading.logps)
             if apart.max(initial=0.0) > self.tolerance:

@@ -171,7 +171,7 @@ def _serve(
 
     wrapper = None
     if censor is None:
-        refuse({"questions": questions, "ledger": ledger, "budget": budget}, "goes with --censor EPS")
+        refuse({"questions": questions, "ledger": ledger, "budget": budget}, "requires --censor EPS")
     elif questions is None or ledger is None:
         raise UserError(f"--censor {censor:g}: needs --questions FILE and --ledger FILE")
     else:
@@ -207,7 +207,7 @@ def _realign(
     if mask is not None:
         requested = {"by": by, "watch": watch, "trusted": trusted, "pairs": pairs, "benign": benign}
         if extra := next((name for name, value in requested.items() if value is not None), None):
-            raise UserError(f"--mask {mask}: is applied unchanged; leave out --{extra}")
+            raise UserError(f"--mask {mask} is applied unchanged; leave out --{extra}")
         return realign.apply(arguments, mask, to)
     if steps < 1 or not 0 <= most_success < 1:
         raise UserError("--steps is 1 or more, --most-success 0 or more and below 1")

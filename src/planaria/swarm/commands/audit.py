@@ -97,7 +97,7 @@ def _checked(given: AuditArguments) -> _Request:
     if not 0 <= given.most_success < 1 or not given.most_leak >= 0:
         raise UserError("--most-success is 0 or more and below 1, --most-leak 0 or more")
     if given.epsilon is not None and not given.epsilon > 0:
-        raise UserError(f"--censor {given.epsilon:g}: is above 0, in nats per reply")
+        raise UserError(f"--censor {given.epsilon:g} must be above 0, in nats per reply")
     if given.k is not None and given.k < 1:
         raise UserError(f"--k {given.k}: ask one part at least")
     config = _config(given)

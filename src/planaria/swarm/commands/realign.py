@@ -128,7 +128,7 @@ def realign(given: RealignArguments, wanted: RepairSettings, to: Path) -> int:
     if by == MASK:
         models.require_whole(given.model)
     if result.parent and (moved := models.require_related(given.model)) > STRANGE and not result.parts:
-        _warn(f"{given.model} differs from {result.parent} by {moved:.0%} of its weights' size; is that its parent?")
+        _warn(f"{given.model} differs from {result.parent} by {moved:.0%} of its weights' size; check its parent")
     todo = repair_case(given, result, wanted.plan)
     before, repair = todo.exam.measure(models.tuned), WAYS[by](todo)
     strategy, rivals = measure_repair(todo, by, repair), _rivals(todo, by) if wanted.rivals else []
@@ -176,17 +176,17 @@ def apply(given: RealignArguments, file: Path, to: Path) -> int:
     models.require_related(given.model)
     masks, note = masking.read_masks(file, models.parent, models.exported)
     if len(masks) != len(models.parts):
-        raise UserError(f"{file}: has {len(masks)} masks, {given.model} is made of {len(models.parts)}")
+        raise UserError(f"{file} has {len(masks)} masks, {given.model} is made of {len(models.parts)}")
     weights = models.merged(masks)
     ours = models.note(weights)
     known = zip((result.parent, *(result.parts or (given.model,))), (ours.safe, *ours.tuned), strict=True)
     for (location, digest), theirs in zip(known, (note.safe, *note.tuned), strict=True):
         if digest != theirs:
             raise UserError(
-                f"{file}: is for other weights than those of {location} ({theirs[:12]}…, not {digest[:12]}…)"
+                f"{file} is for other weights than those of {location} ({theirs[:12]}…, not {digest[:12]}…)"
             )
     if ours.result != note.result:
-        raise UserError(f"{file}: gives other weights than it states ({ours.result[:12]}…, not {note.result[:12]}…)")
+        raise UserError(f"{file} gives other weights than it states ({ours.result[:12]}…, not {note.result[:12]}…)")
     write(to, models.policy(weights), {BITS: file.read_bytes()})
     print(f"{to}: {', '.join(f'{masking.density(mask):.0%}' for mask in masks)} of the parameters kept")
     return 0
@@ -223,7 +223,7 @@ def _summary(record: Realigned, to: Path) -> str:
 
 def _require_free(to: Path) -> None:
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"--to {to}: exists and is not an empty folder; remove it, or write elsewhere")
+        raise UserError(f"--to {to} exists and is not an empty folder; remove it, or write elsewhere")
 
 
 def _require_exportable(policy: Policy, model: str) -> None:
@@ -243,7 +243,7 @@ def find(given: RealignArguments, needs_parent: bool = True) -> RealignInputs:
     if given.is_swarm:
         return _of_swarm(given)
     if given.peer is not None or given.round is not None:
-        raise UserError(f"{given.model}: is no run of a swarm; leave out --peer and --round")
+        raise UserError(f"{given.model} is not a run of a swarm; leave out --peer and --round")
     return _of_folder(given, needs_parent)
 
 
@@ -296,12 +296,12 @@ def _of_fused(given: RealignArguments, known: fused.Fused, tuned: Policy) -> Rea
     parent = weights_of(safe)
     for policy, part in zip((safe, *experts), (known.parent, *known.parts), strict=True):
         if task_vectors.digest(weights_of(policy)) != part.sha256:
-            raise UserError(f"{part.path}: is not the model that {given.model} was made of; restore that model")
+            raise UserError(f"{part.path} is not the model that {given.model} was made of; restore that model")
     contributions = fused.contributions(known, parent, [weights_of(one) for one in experts])
     if task_vectors.digest(task_vectors.add_contributions(parent, contributions)) != task_vectors.digest(
         weights_of(tuned)
     ):
-        raise UserError(f"{given.model}: has changed since it was fused; repeat `planaria experts edit --merge`")
+        raise UserError(f"{given.model} has changed since it was fused; repeat `planaria experts edit --merge`")
     domains = {part.domain or part.name: one for part, one in zip(known.parts, experts, strict=True)}
     return RealignInputs(
         RepairModels(safe, tuned, contributions, domains), location, tuple(part.path for part in known.parts)

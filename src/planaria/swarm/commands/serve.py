@@ -85,10 +85,10 @@ def serve(
 def _censor(wrapper: CensorSettings) -> Censor:
     budget = REPLIES * wrapper.epsilon if wrapper.budget is None else wrapper.budget
     if not budget > 0:
-        raise UserError(f"--budget {budget:g}: is above 0, in nats per question")
+        raise UserError(f"--budget {budget:g} must be above 0, in nats per question")
     questions = read(wrapper.questions)
     if not wrapper.epsilon > 0:
-        raise UserError(f"--censor {wrapper.epsilon:g}: is above 0, in nats per reply")
+        raise UserError(f"--censor {wrapper.epsilon:g} must be above 0, in nats per reply")
     return Censor(questions, wrapper.epsilon, LeakageLedger(wrapper.ledger, budget))
 
 
@@ -134,9 +134,9 @@ def released(named: ModelArguments) -> Iterator[Released]:
     """
     folder = Path(named.model)
     if named.is_swarm and named.peer is None:
-        raise UserError(f"{named.model}: which peer's model? give --peer, such as --peer p0")
+        raise UserError(f"{named.model} is a swarm's run; give the peer, such as --peer p0")
     if not named.is_swarm and (named.peer, named.round) != (None, None):
-        raise UserError(f"{named.model}: is no run of a swarm; leave out --peer and --round")
+        raise UserError(f"{named.model} is not a run of a swarm; leave out --peer and --round")
     trained = folder.is_dir() and not is_exported(folder) and (folder / CHECKPOINTS).is_dir()
     if not named.is_swarm and not trained:
         path = local_weights(named.model)

@@ -189,7 +189,7 @@ def explain(run: Path, peer: str, wanted: CompletionFilter) -> None:
     config = of_run(run)
     known = sorted(path.name for path in (run / PEERS).iterdir() if (path / SAMPLES).is_file())
     if peer not in known:
-        raise UserError(f"{run}: has no records of peer {peer!r}; {nearest(peer, known)}")
+        raise UserError(f"{run} has no records of peer {peer!r}; {nearest(peer, known)}")
     names = {
         record.id: path.name
         for path in (run / PEERS).iterdir()
@@ -268,7 +268,7 @@ def _cells(line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int
 def show_credits(run: Path) -> None:
     """Print the accounts of the swarm in ``run``, by the certificates on its board.
 
-    :raises UserError: if it is no run of a swarm, has no committee, or no records yet.
+    :raises UserError: if it is not a run of a swarm, has no committee, or no records yet.
     """
     config = of_run(run)
     if not config.receipts.committee:

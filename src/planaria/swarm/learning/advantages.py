@@ -41,7 +41,7 @@ def round_advantages(
     taken: list[Rollout] = []
     skipped = 0
     for _, group in sorted(grouped.items()):
-        advantages = group_advantages([rollout.worth for rollout in group], scale)
+        advantages = group_advantages([rollout.score for rollout in group], scale)
         if advantages is None:
             skipped += 1
         else:

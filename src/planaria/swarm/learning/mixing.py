@@ -42,7 +42,7 @@ def mix(found: Advantages, rollouts: Sequence[Rollout], me: str, rounds: RoundsC
 
     ``rollouts``: the round's completions, rewarded by this peer, of which ``found`` has the advantages. ``me``: this
     peer's id. Flat groups, those without an advantage in ``found``, are dropped before the draw as ``rounds.drop_flat``
-    requires; drawn ones take a place without effect. Fewer groups than required are logged.
+    requires. Flat groups that are drawn count as drawn, without effect. Fewer groups than required are logged.
     """
     learnable = {group_of(rollout) for rollout in found.taken}
     every = sorted({group_of(rollout) for rollout in rollouts})

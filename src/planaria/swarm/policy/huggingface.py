@@ -180,7 +180,7 @@ def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float3
         from transformers import AutoModelForCausalLM
     except ImportError as error:
         raise missing_package(f"{folder}: this model", "transformers", "hf") from error
-    with reading(f"{folder}: transformers cannot read it", "is it a causal language model?"):
+    with reading(f"{folder}: transformers cannot read it", "give a causal language model"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,

@@ -180,7 +180,7 @@ def _own(path: Path) -> tuple[Llama, Tokenizer]:
         return import_model(path), folder_tokenizer(path)
     weights = open_weights(path)
     if weights.tokenizer is None:
-        raise UserError(f"{path}: has no tokenizer; give a GGUF file, or a folder with a tokenizer.json")
+        raise UserError(f"{path} has no tokenizer; give a GGUF file, or a folder with a tokenizer.json")
     end = read_metadata(path).values.get("tokenizer.ggml.eos_token_id")
     return weights.model(), Tokenizer.open(path, end if isinstance(end, int) else None)
 

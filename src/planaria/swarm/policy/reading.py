@@ -25,7 +25,7 @@ class CompletionStatistics:
     logps: Floats
     """[T] log-probability in nats under softmax(logits / temperature) over the whole vocabulary"""
     ranks: npt.NDArray[np.int64]
-    """[T] number of likelier tokens; 0 for the likeliest"""
+    """[T] number of more likely tokens; 0 for the most likely"""
     entropies: Floats
     """[T] entropy in nats: the mean of −log p"""
     variances: Floats

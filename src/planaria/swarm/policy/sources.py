@@ -26,7 +26,7 @@ from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from planaria.models.llama_stages import Llama
 from planaria.models.optimizers.adamw import adamw
 from planaria.runtime.worker.learning_rate import learning_rate
-from planaria.swarm.config import PolicyConfig, SchoolConfig, SwarmConfig
+from planaria.swarm.config import PolicyConfig, SupervisedWarmupConfig, SwarmConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import pad
@@ -67,7 +67,7 @@ SAMPLED = 2000
 
 def school_model(
     task: Task,
-    config: SchoolConfig,
+    config: SupervisedWarmupConfig,
     policy: PolicyConfig,
     folder: Path | None = None,
     on_progress: Callable[[str], None] | None = None,
@@ -102,7 +102,7 @@ def _tokenizer(task: Task, policy: PolicyConfig, root: Path) -> Tokenizer:
     return train_bpe([problem.prompt + _solution(task, problem, rng, 0.0) for problem in problems], vocab)
 
 
-def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SchoolConfig) -> float:
+def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SupervisedWarmupConfig) -> float:
     """Train on noisy solutions; return the last loss in nats. UserError if they are missing or exceed the context."""
     rng = random.Random(derived("school", config.seed))
     optim = OptimConfig(lr=config.lr, schedule="cosine", warmup=min(20, config.steps // 10))
@@ -129,10 +129,12 @@ def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SchoolConfig) 
     return float(loss.detach())
 
 
-def _lesson(task: Task, tokenizer: Tokenizer, config: SchoolConfig, rng: random.Random) -> tuple[list[int], list[int]]:
+def _lesson(
+    task: Task, tokenizer: Tokenizer, config: SupervisedWarmupConfig, rng: random.Random
+) -> tuple[list[int], list[int]]:
     problem = task.problem(rng.randrange(task.training))
     solution = _solution(task, problem, rng, config.noise)
-    if rng.random() < config.strays:
+    if rng.random() < config.stray_letter_probability:
         solution = with_stray_letters(solution, rng)
     return tokenizer.encode_prompt(problem.prompt), [*tokenizer.encode(solution), tokenizer.end]
 

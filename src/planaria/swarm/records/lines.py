@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from planaria.common import documents
+from planaria.common.documents import former_names
 from planaria.swarm.records.measure import HitTally
 
 PEERS = "peers"
@@ -60,14 +61,14 @@ class Evaluated(_Record):
     """attack → draws that show what it teaches"""
 
 
-class Layered(_Record):
+class LayerCounts(_Record):
     """One layer's counts on one peer's completions of a round."""
 
     examined: int
     refused: int
 
 
-class Agreed(_Record):
+class VoteSummary(_Record):
     """Result of a round's votes."""
 
     groups: int
@@ -113,6 +114,7 @@ class Serving(documents.Record):
 
 
 class RoundDone(_Record):
+    _former = former_names(rejected_unread="turned", quarantined="aside", training_groups="lessons")
     kind: Literal["round"] = "round"
     time: float = Field(default_factory=time.time)
     round: int
@@ -123,8 +125,8 @@ class RoundDone(_Record):
     sent: dict[str, int]
     """peer → scheduled completions received"""
     accepted: dict[str, int]
-    turned: dict[str, str]
-    """peer → reason of its first completion rejected unread"""
+    rejected_unread: dict[str, str]
+    """peer → why its first completion was rejected before it was read"""
     flawed: dict[str, str] = {}
     """peer → description of its first reward outside 0..1"""
     refused_messages: dict[str, str]
@@ -132,12 +134,12 @@ class RoundDone(_Record):
     missing: list[str]
     certified: list[str] = []
     """committee members whose receipts of the round's message list were seen; empty without a certificate"""
-    layers: dict[str, dict[str, Layered]]
+    layers: dict[str, dict[str, LayerCounts]]
     off: dict[str, str]
-    aside: dict[str, str]
-    agreed: Agreed | None = None
+    quarantined: dict[str, str]
+    agreed: VoteSummary | None = None
     """result of the votes, if peers vote"""
-    lessons: int
+    training_groups: int
     skipped: int
     """groups without a learning signal"""
     influence: dict[str, float]

@@ -11,7 +11,7 @@ from planaria.swarm.checks.defence import Report
 from planaria.swarm.completion_intake import EarlyRejection
 from planaria.swarm.learning.advantages import Advantages
 from planaria.swarm.learning.learner import UpdateResult
-from planaria.swarm.records.lines import SCHEDULE, Agreed, Layered, RoundDone, SampleRecord, Serving
+from planaria.swarm.records.lines import SCHEDULE, LayerCounts, RoundDone, SampleRecord, Serving, VoteSummary
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.tasks.base import Task
 
@@ -50,7 +50,7 @@ def sample_records(
     ]
 
 
-def agreed(report: Report, task: Task) -> Agreed:
+def agreed(report: Report, task: Task) -> VoteSummary:
     """Summarize a round's votes. Where the task can score, each label is checked for the records; nothing is learned
     from it."""
     holders = {
@@ -59,7 +59,7 @@ def agreed(report: Report, task: Task) -> Agreed:
         if rollout.problem.number in report.labels and report.labels[rollout.problem.number].holds(rollout.behaviour)
     }
     known = [rollout for number, rollout in holders.items() if number not in task.unlabelled]
-    return Agreed(
+    return VoteSummary(
         groups=len({rollout.problem.number for rollout in report.rollouts}),
         labelled=len(report.labels),
         share=statistics.fmean(float(label.share) for label in report.labels.values()) if report.labels else 0.0,
@@ -67,9 +67,9 @@ def agreed(report: Report, task: Task) -> Agreed:
     )
 
 
-def _layers(report: Report) -> dict[str, dict[str, Layered]]:
+def _layers(report: Report) -> dict[str, dict[str, LayerCounts]]:
     return {
-        layer: {peer: Layered(examined=n, refused=k) for peer, (n, k) in counts.items()}
+        layer: {peer: LayerCounts(examined=n, refused=k) for peer, (n, k) in counts.items()}
         for layer, counts in report.refused.items()
     }
 
@@ -92,7 +92,7 @@ class RoundResult:
     refused_messages: Mapping[str, str] = field(default_factory=dict)
     missing: Sequence[str] = ()
     certified: Sequence[str] = ()
-    votes: Agreed | None = None
+    votes: VoteSummary | None = None
     serving: Serving | None = None
     flawed: Mapping[str, str] = field(default_factory=dict)
 
@@ -106,16 +106,16 @@ class RoundResult:
             reward=statistics.fmean(own) if own else 0.0,
             sent=Counter(rollout.peer for rollout in report.rollouts),
             accepted=Counter(rollout.peer for rollout in report.accepted),
-            turned={entry.peer: entry.reason for entry in reversed(self.early_rejections)},
+            rejected_unread={entry.peer: entry.reason for entry in reversed(self.early_rejections)},
             flawed=dict(self.flawed),
             refused_messages=dict(self.refused_messages),
             missing=list(self.missing),
             certified=list(self.certified),
             layers=_layers(report),
             off=report.off,
-            aside=report.quarantined,
+            quarantined=report.quarantined,
             agreed=self.votes,
-            lessons=len(self.advantages.taken),
+            training_groups=len(self.advantages.taken),
             skipped=self.advantages.skipped,
             influence=dict(update.influence),
             loss=update.loss,

@@ -108,7 +108,7 @@ def restore_peer(folder: Path, run: str, learners: Mapping[str, Learner]) -> tup
             load_state(path / name, learner.policy.module, learner.optimizer, torch.Generator(), kept.round, known)
     except (UserError, OSError) as error:
         why = str(error).splitlines()[0]
-        raise UserError(f"{path}: cannot be resumed ({why}); remove it to restart from the first round") from None
+        raise UserError(f"{path} cannot be resumed ({why}); remove it to restart from the first round") from None
     return kept.round, kept.defence
 
 
@@ -140,7 +140,7 @@ def restore(folder: Path, round: int, policy: Policy) -> None:
         kept = documents.unsealed(path / _MEMORY, _Kept)
         load_weights(path / PEER, policy.module, round, kept.digests.get(PEER, ""))
     except (UserError, OSError) as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); take another round") from None
+        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}); take another round") from None
     if kept.tokenizer not in ("", policy.tokenizer_fingerprint):
         raise UserError(f"{path}: the policy had another tokenizer; restore the tokenizer files of its start")
 
@@ -221,7 +221,7 @@ def _matching(folder: Path, module: nn.Module, round: int, sha256: str) -> Stage
         if ours != result:
             raise UserError(f"{folder}: {name} is {result} there, {ours} here; resume with the policy that was saved")
     if "cpu" not in state.generators or "round" not in state.outer:
-        raise UserError(f"{folder}: holds a stage, not a policy; give a folder that a peer saved")
+        raise UserError(f"{folder} holds a stage, not a policy; give a folder that a peer saved")
     return state
 
 

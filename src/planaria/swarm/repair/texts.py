@@ -79,7 +79,7 @@ def read_benign(benign: Path, policy: Policy) -> list[Benign]:
     """
     files = [path for path in sorted(benign.iterdir()) if is_jsonl(path)] if benign.is_dir() else [benign]
     if not files:
-        raise UserError(f"--benign {benign}: holds no *.jsonl; give a JSON Lines file, or a folder of them")
+        raise UserError(f"--benign {benign} holds no *.jsonl; give a JSON Lines file, or a folder of them")
     return [Benign(_benign(record, policy), file.stem) for file in files for record in _records([file])]
 
 
@@ -92,7 +92,7 @@ def split(count: int) -> tuple[list[int], list[int]]:
 def _records(files: Sequence[Path]) -> list[TaskRecord]:
     result = records.read(files)
     if not result:
-        raise UserError(f"{files[0]}: has no texts; give some")
+        raise UserError(f"{files[0]} has no texts; give some")
     return result
 
 
@@ -113,5 +113,5 @@ def _benign(record: TaskRecord, policy: Policy) -> Text:
 
 def _checked(record: TaskRecord, policy: Policy, text: Text) -> Text:
     if (length := len(text.prompt) + len(text.ids)) > policy.context:
-        raise UserError(f"{record.location}: takes {length} tokens, the model reads {policy.context}; shorten the line")
+        raise UserError(f"{record.location}: {length} tokens, but the model reads {policy.context}; shorten the line")
     return text

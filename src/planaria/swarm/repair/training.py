@@ -201,7 +201,7 @@ class RepairModels:
         :raises UserError: if tokenizers or shapes differ.
         """
         if self.safe.tokenizer_fingerprint != self.tuned.tokenizer_fingerprint:
-            raise UserError(f"{label}: has another tokenizer than its parent; give the parent it was trained from")
+            raise UserError(f"{label} has another tokenizer than its parent; give the parent it was trained from")
         task_vectors.require_alike(self.parent, self.whole, label)
         return task_vectors.relative_distance(task_vectors.task_vector(self.whole, self.parent), self.parent)
 

@@ -85,7 +85,7 @@ def _leakage(leakage: Leakage) -> Iterator[str]:
     yield page.section("Leakage of parts", method, _questions(leakage).html("questions"), _rivals(leakage).html("ways"))
     yield page.section(
         "By the number of parts",
-        "The largest leakage of a question, and how often the adversary's likeliest answer is right.",
+        "The largest leakage of a question, and how often the adversary's most likely answer is right.",
         page.chart(_curve(leakage), "parts"),
     )
     if leakage.behind is not None:

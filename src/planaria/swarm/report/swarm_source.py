@@ -68,7 +68,7 @@ class SwarmSource:
                 results += [(record.time, name, record) for record in reader()]
             except (ValidationError, OSError) as error:
                 first = str(error).splitlines()[0]
-                raise UserError(f"{self._folder / PEERS / name / LOG}: cannot be read ({first})") from None
+                raise UserError(f"{self._folder / PEERS / name / LOG} cannot be read ({first})") from None
         return sorted(results, key=lambda item: item[:2])
 
     def _take(self, when: float, name: str, record: Record) -> StateChange | None:
@@ -100,7 +100,7 @@ class SwarmSource:
         for _, peer, count in done.refusals():
             who = self._called(peer)
             refused[who] = refused.get(who, 0) + count
-        aside = {self._called(peer): why for peer, why in done.aside.items()}
+        aside = {self._called(peer): why for peer, why in done.quarantined.items()}
         new = [f"{peer} ({why})" for peer, why in aside.items() if peer not in before["aside"]]
         after = {
             "is": "learning",
@@ -110,7 +110,7 @@ class SwarmSource:
             "refused": refused,
             "aside": aside,
             "missing": len(done.missing),
-            "lessons": done.lessons,
+            "lessons": done.training_groups,
         }
         line = (done.round, "fault", f"{name} sets aside {', '.join(new)}") if new else None
         return {**before, **after}, line

@@ -12,7 +12,7 @@ from planaria.report.theme import figure, label, stroke, whole
 from planaria.report.theme import share as share_axis
 from planaria.report.verdict import Verdict
 from planaria.swarm.config import CONSENSUS, SwarmConfig
-from planaria.swarm.records.lines import Agreed, RoundDone
+from planaria.swarm.records.lines import RoundDone, VoteSummary
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, PeerOutcome, RunOutcome
 
@@ -144,7 +144,7 @@ def break_point(config: SwarmConfig) -> str:
     return f"{text}; {deciding - 1} do if an honest peer makes the same mistake."
 
 
-def _votes(name: str, votes: Sequence[Agreed]) -> list[str]:
+def _votes(name: str, votes: Sequence[VoteSummary]) -> list[str]:
     groups, labelled = sum(vote.groups for vote in votes), sum(vote.labelled for vote in votes)
     right = sum((vote.right for vote in votes), HitTally())
     share = sum(vote.share * vote.labelled for vote in votes) / max(1, labelled)

@@ -69,13 +69,11 @@ class Client:
         try:
             result = self.get("/v1/models", time.monotonic() + OPENING_S)
         except ServerFailed as error:
-            raise UserError(
-                f"policy.server = {self.url!r}: {error}; is the server running, and the URL right?"
-            ) from None
+            raise UserError(f"policy.server = {self.url!r}: {error}; check that the server runs, and its URL") from None
         listed = result.get("data") if isinstance(result, dict) else None
         names = [each["id"] for each in listed or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
         if not names:
-            raise UserError(f"policy.server = {self.url!r}: lists no models; is it an OpenAI-compatible server?")
+            raise UserError(f"policy.server = {self.url!r}: lists no models; give an OpenAI-compatible server")
         if wanted and wanted not in names:
             raise UserError(
                 f"policy.serving.model = {wanted!r}: the server has no such model; {nearest(wanted, names)}"

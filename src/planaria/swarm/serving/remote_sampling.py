@@ -1,9 +1,10 @@
 """Completions from a server: bounded staleness of its weights, pushing new ones, and fallback to the policy.
 
-The peer's policy learns. A server draws with the weights it loaded last, which may be ``policy.behind`` rounds old; the
-loss corrects for that by the server's log-probabilities (:mod:`planaria.swarm.learning.loss`, F-TIS). If the weights
-would be older, or the server does not reply within ``policy.serving.timeout_s``, the policy draws. New weights are
-written to a folder that both see, followed by a request to load them (:class:`Pushing`).
+The peer's policy learns. A server draws with the weights it loaded last, which may be
+``policy.max_staleness_rounds`` rounds old; the loss corrects for that by the server's log-probabilities
+(:mod:`planaria.swarm.learning.loss`, F-TIS). If the weights would be older, or the server does not reply within
+``policy.serving.timeout_s``, the policy draws. New weights are written to a folder that both see, followed by a
+request to load them (:class:`Pushing`).
 """
 
 from __future__ import annotations
@@ -83,8 +84,11 @@ class PeerServer:
         began, until = time.monotonic(), time.monotonic() + self._config.policy.serving.timeout_s
         unpushed = self._push(number, until)
         behind = number - self._held
-        if behind > self._config.policy.behind:
-            local = f"its weights are {behind} rounds old, of at most {self._config.policy.behind} (policy.behind)"
+        if behind > self._config.policy.max_staleness_rounds:
+            local = (
+                f"its weights are {behind} rounds old; the limit is "
+                f"{self._config.policy.max_staleness_rounds} (policy.max_staleness_rounds)"
+            )
             self.found = Serving(behind=behind, unpushed=unpushed, local=local)
             return None
         counts, drew = _Count(), time.monotonic()
@@ -110,7 +114,7 @@ class PeerServer:
         return drawn
 
     def _push(self, number: int, until: float) -> str:
-        """Push this round's weights unless the server has them; return the reason of a failure."""
+        """Push this round's weights unless the server has them; return why that failed."""
         if self._held == number or self._pushing.unable:
             return self._pushing.unable if self._held != number else ""
         try:

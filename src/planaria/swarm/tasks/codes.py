@@ -66,7 +66,7 @@ class Codes(Task):
         self._target = SearchTarget(self.shards, self.data, self.distance, self.weight, self.degree)
         checks = self._target.checks
         if checks > MAX_CHECKS:
-            raise UserError(f"task {self.name}: {checks} checks, of at most {MAX_CHECKS}; give fewer shards")
+            raise UserError(f"task {self.name}: {checks} checks; the limit is {MAX_CHECKS}; give fewer shards")
         if self.shown >= self.shards:
             raise UserError(f"task {self.name}: shown = {self.shown} of {self.shards} shards leaves none to write")
         self._vectors = tuple(vector for vector in range(1, 1 << checks) if vector.bit_count() <= self.degree)

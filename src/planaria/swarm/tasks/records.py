@@ -135,7 +135,7 @@ def read(paths: Iterable[Path]) -> list[TaskRecord]:
                     if line.strip():
                         records.append(_record(line, f"{path}:{number}"))
         except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}:{number + 1}: cannot be read ({error}); fix the file or its name") from error
+            raise UserError(f"{path}:{number + 1}: unreadable ({error}); fix the file or its name") from error
     return records
 
 
@@ -161,5 +161,5 @@ def _record(line: bytes, location: str) -> TaskRecord:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{location}: not a JSON record ({error}); fix or remove the line") from error
     if not isinstance(fields, dict):
-        raise UserError(f"{location}: holds a JSON {type(fields).__name__}, not an object; fix or remove the line")
+        raise UserError(f"{location}: a JSON {type(fields).__name__}, not an object; fix or remove the line")
     return TaskRecord(location, fields)

@@ -172,7 +172,7 @@ class Dcp:
             return unpickling.saved(self._blob(self._bytes[key], location), location)
         stored = self._tensors[key]
         if math.prod(stored.shape) != 1 or len(stored.boxes) != 1:
-            raise UserError(f"{location}: is {list(stored.shape)}, not one number; {FIX}")
+            raise UserError(f"{location} has shape {list(stored.shape)}, not one number; {FIX}")
         return self._box(stored, stored.boxes[0], location)
 
     def _box(self, stored: FolderTensor, box: TensorPart, location: str) -> Tensor:
@@ -228,7 +228,7 @@ def _box(offsets: tuple[int, ...], sizes: tuple[int, ...], stored: Kept) -> Tens
 def _sides(given: Any) -> tuple[int, ...]:
     sides = tuple(given)
     if len(sides) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in sides):
-        raise ValueError("invalid sides")
+        raise ValueError("invalid dimensions")
     return sides
 
 

@@ -64,7 +64,7 @@ class ForeignFolder(Protocol):
     samples: int | None
     """used for training, if known"""
     left: tuple[str, ...]
-    """contents of the folder without a place in a checkpoint of planaria"""
+    """contents of the folder that a checkpoint of planaria cannot hold"""
 
     def read(self, name: str, kind: str, check: Check) -> Tensor:
         """Read a whole tensor to the CPU; UserError if it is missing or damaged."""
@@ -248,7 +248,7 @@ def find_note(folder: Path, model: ModelConfig) -> ExportNote | None:
 def refuse_link(path: Path) -> None:
     """Raise UserError if ``path`` is a symbolic link, which may lead out of its folder."""
     if path.is_symlink():
-        raise UserError(f"{path}: is a symbolic link; put what it points to in its place")
+        raise UserError(f"{path} is a symbolic link; put what it points to in its place")
 
 
 def file_inside(folder: Path, name: str) -> Path:

@@ -110,7 +110,7 @@ def _require_each_once(path: Path, wholes: Iterable[NamedTensor], model: Shapes)
         for part in whole.parts:
             if part not in model:
                 mapped = "" if part == whole.name else f" (mapped to {part})"
-                raise UserError(f"{path}: {whole.name}{mapped} has no place in this model; map it with --names")
+                raise UserError(f"{path}: {whole.name}{mapped} is not a parameter of this model; map it with --names")
             if part in holders:
                 raise UserError(f"{path}: {part} is listed twice, as {holders[part]} and as {whole.name}; remove one")
             holders[part] = whole.name
@@ -136,7 +136,7 @@ def _rule(path: Path, pattern: str, given: Any) -> NameRule:
     if not isinstance(padded, bool) or (padded and len(parts) != 1):
         raise UserError(f"{path}: {pattern!r}: padded = true goes with one part")
     if pattern.count("*") > 1 or pattern.count("{n}") > 1:
-        raise UserError(f"{path}: {pattern!r}: has {{n}} or * more than once")
+        raise UserError(f"{path}: {pattern!r} has {{n}} or * more than once")
     for part in parts:
         if part.count("*") > pattern.count("*") or (_NUMBER.search(part) and "{n}" not in pattern):
             raise UserError(f"{path}: {pattern!r}: {part!r} has a {{n}} or * that is not in the pattern")

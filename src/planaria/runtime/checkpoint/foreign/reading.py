@@ -143,7 +143,7 @@ def _step_of(folder: Path, foreign: ForeignFolder, plan: Assignment, note: Expor
         fix = (
             f"remove {NOTE} if another program has trained it since" if note is not None else "give an undamaged folder"
         )
-        raise UserError(f"{folder}: has {latest} updates, but {location} has step {stated}; {fix}")
+        raise UserError(f"{folder} has {latest} updates, but {location} has step {stated}; {fix}")
     return latest if stated is None else stated
 
 
@@ -156,4 +156,4 @@ def answer_request(argument: bytes) -> bytes:
     try:
         return FolderStages(job).carry_out().model_dump_json().encode()
     except MemoryError:
-        raise UserError(f"{job.folder}: needs more memory than its model has; give an undamaged folder") from None
+        raise UserError(f"{job.folder} needs more memory than its model has; give an undamaged folder") from None

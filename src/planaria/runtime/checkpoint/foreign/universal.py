@@ -55,7 +55,7 @@ def write(
     if len(clocks) > 1:
         other = next(atom for atom in atoms if atom.clock != atoms[0].clock)
         raise UserError(
-            f"--format universal: has a single step, but {atoms[0].name} has {atoms[0].clock} updates and "
+            f"--format universal stores a single step, but {atoms[0].name} has {atoms[0].clock} updates and "
             f"{other.name} {other.clock}; use --format dcp"
         )
     tag = folder / f"global_step{step}_universal"
@@ -106,7 +106,7 @@ class Universal:
         self._folder = _tag(folder)
         zero = self._folder / "zero"
         if zero.is_symlink() or not zero.is_dir():
-            raise UserError(f"{zero}: is missing, or not a folder; give a folder of the universal layout")
+            raise UserError(f"{zero} is missing, or not a folder; give a folder of the universal layout")
         self._zero, result, others = zero, dict[str, set[str]](), list[str]()
         for entry in sorted(zero.iterdir()):
             refuse_link(entry)
@@ -168,14 +168,14 @@ class Universal:
     def _small(self, name: str) -> Any:
         path = file_inside(self._zero, name)
         if path.stat().st_size > _SMALL:
-            raise UserError(f"{path}: has {path.stat().st_size} bytes, too many for this file; {FIX}")
+            raise UserError(f"{path} has {path.stat().st_size} bytes, too many for this file; {FIX}")
         with path.open("rb") as file:
             return unpickling.saved(file, str(path))
 
     def _marks(self, held: dict[str, Any], path: Path) -> TensorMetadata:
         """Return a tensor's marks; UserError if one is unknown, or impossible for a whole tensor of this model."""
         if unknown := sorted(str(key) for key in held.keys() - KNOWN):
-            raise UserError(f"{path}: is marked {unknown[0]!r}, which is not known; {FIX}")
+            raise UserError(f"{path} is marked {unknown[0]!r}, which is not known; {FIX}")
         dimension, count, shape = (held.get(key) for key in PIECES)
         if dimension not in (None, 0, 1):
             raise UserError(f"{path}: cat_dim = {documents.shown(dimension)}; a matrix has dimensions 0 and 1")
@@ -187,7 +187,7 @@ class Universal:
         elif shape is None and count not in (None, 1):
             pieces = count if type(count) is int and count > 1 and dimension in (None, 0) else None
         if (shape is not None or count not in (None, 1)) and not _are_sizes(pieces):
-            raise UserError(f"{path}: has sub-parameters that are not pieces along dimension 0, which is not supported")
+            raise UserError(f"{path} has sub-parameters that are not pieces along dimension 0, which is not supported")
         return TensorMetadata(pieces, held.get("vocab_tensor", False) is True, self._rows)
 
 
@@ -199,13 +199,13 @@ def _tag(folder: Path) -> Path:
     """Return the folder of a step: ``folder``, or the one named by its ``latest_universal``."""
     if not (folder / LATEST).exists():
         if not (folder / "zero").is_dir():
-            raise UserError(f"{folder}: has neither {LATEST} nor zero; give a folder of the universal layout")
+            raise UserError(f"{folder} has neither {LATEST} nor zero; give a folder of the universal layout")
         return folder
     name = documents.text(file_inside(folder, LATEST), 4096, FIX).strip()
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise UserError(f"{folder / LATEST}: names {name!r}, which is not a folder beside it")
     if (folder / name).is_symlink() or not (folder / name).is_dir():
-        raise UserError(f"{folder / name}: is missing, or not a folder, though {LATEST} names it; restore it")
+        raise UserError(f"{folder / name} is missing, or not a folder, though {LATEST} names it; restore it")
     return folder / name
 
 
@@ -220,7 +220,7 @@ def _files_of(path: Path) -> set[str]:
 def _param(held: Any, path: Path) -> Tensor:
     result = held.get("param") if isinstance(held, dict) else None
     if not isinstance(result, Tensor) or result.layout != torch.strided:
-        raise UserError(f"{path}: has no whole tensor 'param'; {FIX}")
+        raise UserError(f"{path} has no complete tensor 'param'; {FIX}")
     return result.detach()
 
 

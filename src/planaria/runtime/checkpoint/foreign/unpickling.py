@@ -159,7 +159,7 @@ def _require_plain(file: BinaryIO, location: str, shapes_only: bool) -> None:
                 if not shapes_only or entry.filename.endswith(".pkl"):
                     _require_sum(archive, entry)
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError) as error:
-        raise UserError(f"{location}: not a whole file of torch.save ({error}); {FIX}") from None
+        raise UserError(f"{location}: not a complete file of torch.save ({error}); {FIX}") from None
 
 
 def _require_sum(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from planaria.common.documents import former_names
+from planaria.common.documents import former_names, renamed_to
 from planaria.control.run_started import Fact
 
 Fault = Literal[
@@ -12,10 +12,11 @@ Fault = Literal[
 ]
 
 
-class Blamed(Fact):
+class SlowPartFound(Fact):
     """A worker, machine or link is slow, according to measurements (``control/diagnosis.py``)."""
 
-    kind: Literal["blamed"] = "blamed"
+    _former = former_names(initial_s="past", peer_median_s="usual")
+    kind: Annotated[Literal["slow_part_found", "blamed"], renamed_to("slow_part_found")] = "slow_part_found"
     replica: int
     step: int
     """step after which it was found"""
@@ -26,9 +27,9 @@ class Blamed(Fact):
     """workers at these nodes"""
     seconds: float
     """current duration: a microbatch's passes, an activation's travel time, or reading a step's batches"""
-    past: float
+    initial_s: float
     """initial duration"""
-    usual: float
+    peer_median_s: float
     """the others' median per unit of work; 0 without others"""
 
 
@@ -45,7 +46,7 @@ class Cleared(Fact):
 class UnequalReplicas(Fact):
     """Replicas whose weights of a stage must be bit-identical differed when they were saved.
 
-    A machine computes wrongly or rounds differently, such as another processor model.
+    A machine computes incorrect results or, like another processor model, rounds differently.
     """
 
     _former = former_names(differing="odd")
@@ -56,10 +57,12 @@ class UnequalReplicas(Fact):
     """those that differ from more than half of at least three; empty without such a majority"""
 
 
-class Relieve(Fact):
+class HandOverSlowStage(Fact):
     """A slow worker must hand its stage to a spare, because that pays; it becomes the last of the spares."""
 
-    kind: Literal["relieve"] = "relieve"
+    kind: Annotated[Literal["hand_over_slow_stage", "relieve"], renamed_to("hand_over_slow_stage")] = (
+        "hand_over_slow_stage"
+    )
     replica: int
     step: int
     node: int

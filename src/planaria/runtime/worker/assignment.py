@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from planaria.control import events as e
-from planaria.control.decisions import BEFORE, BeginRound, Form, Introduce, Settle
+from planaria.control.decisions import PREDECESSOR, BeginRound, Form, OpenPrefetchLinks, Settle
 from planaria.control.events import Fact
 from planaria.runtime.engine.resolved_config import ResolvedRun
 
@@ -36,13 +36,13 @@ class Assignment:
         self.present = own.of([member.node for member in form.members])
         self.absent = own.stage.keys() - self.present.stage.keys()
 
-    def is_ours(self, order: Introduce | BeginRound | Settle) -> bool:
+    def is_ours(self, order: OpenPrefetchLinks | BeginRound | Settle) -> bool:
         """Return whether an order is for the current generation of this worker's replica."""
         return dict(zip(order.members, order.generations, strict=True)).get(self.replica) == self.generation
 
     def stage_of(self, node: int) -> int:
         """Return the stage of a node."""
-        return self.stage if node == BEFORE else self._everywhere.stage[node]
+        return self.stage if node == PREDECESSOR else self._everywhere.stage[node]
 
     @property
     def number(self) -> int:
@@ -51,10 +51,10 @@ class Assignment:
 
     def name_of(self, node: int) -> str:
         """Return the name of a node for messages."""
-        if node == BEFORE:
+        if node == PREDECESSOR:
             return f"{self.name_of(self.node)} before"
         stage = self._everywhere.stage.get(node, node)
-        if self._resolved.apart:
+        if self._resolved.replicas_step_independently:
             return f"stage {stage} of replica {self._resolved.replica_of(node)}"
         return f"stage {stage}" if stage == node else f"node {node} of stage {stage}"
 
@@ -80,6 +80,6 @@ class Assignment:
         """
         when = f"at step {self.step}, generation {self.generation}"
         ends = f"worker {self.worker} ({self.name_of(self.node)}) and {self.name_of(peer)}"
-        fields = {"cause": detail, "waited_s": waited_s, "since_s": since_s, "relay": relay}
+        fields = {"cause": detail, "waited_s": waited_s, "wait_began_s": since_s, "relay": relay}
         log.info("edge to %s broken%s: %s", self.name_of(peer), f" (relay {relay})" if relay else "", detail)
         self.report(e.EdgeBroken, peer=peer, detail=f"{ends}: {detail} {when}", **fields)

@@ -106,7 +106,7 @@ def _trust(record: RunRecord) -> TrustHistory:
 
 
 def _compare(fact: UpdatesWeighted, trust: TrustHistory) -> None:
-    """Add what other rules would have counted in a round."""
+    """Add the coefficients that other rules would have given in a round."""
     suspects = {replica for of in fact.rivals.values() for replica in of}
     for replica in suspects:
         result = trust.little[trust.position(replica, fact.stage)]

@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control.sample_assignment import Allotment, BlockSet
+from planaria.control.data_position import BlockAllocation, BlockSet
 
 blocks = st.sets(st.integers(0, 30))
 
 
-def next_for(made: Allotment, replica: int, present: Collection[int], patience: int) -> int | None:
+def next_for(made: BlockAllocation, replica: int, present: Collection[int], patience: int) -> int | None:
     """Return the block that a replica takes while ``present`` ones are live."""
     return made.next_for(replica, set(range(made.lanes)) - set(present), patience)
 
@@ -21,7 +21,7 @@ def next_for(made: Allotment, replica: int, present: Collection[int], patience: 
 def used(members: set[int]) -> BlockSet:
     found = BlockSet()
     for block in sorted(members, reverse=True):
-        found = found.with_(block)
+        found = found.adding(block)
     return found
 
 
@@ -48,7 +48,7 @@ ACTIONS = ["step", "step", "step", "drop", "save", "seal", "give up", "roll back
 def test_every_block_is_used_exactly_once_as_replicas_come_and_go(
     lanes: int, total: int, actions: list[tuple[str, int]]
 ) -> None:
-    made = Allotment(lanes, total)
+    made = BlockAllocation(lanes, total)
     present = set(range(lanes))
     books: dict[int, list[int]] = {r: [] for r in present}
     durable: dict[int, int] = dict.fromkeys(present, 0)
@@ -62,7 +62,7 @@ def test_every_block_is_used_exactly_once_as_replicas_come_and_go(
             continue
         elif action == "step" and (block := next_for(made, r, present, 2)) is not None:
             assert all(block not in book for book in books.values()) and block < total
-            assert all(other == r or taken != block for other, taken in made.out.items())
+            assert all(other == r or taken != block for other, taken in made.in_progress.items())
             made = made.take(r, block).commit(r)
             books[r].append(block)
         elif action == "drop" and (block := next_for(made, r, present, 2)) is not None:
@@ -94,7 +94,7 @@ def test_every_block_is_used_exactly_once_as_replicas_come_and_go(
     assert all(next_for(made, r, present, 2) is None for r in present)
 
 
-def _agrees(made: Allotment, books: dict[int, list[int]], saved: dict[int, int]) -> None:
+def _agrees(made: BlockAllocation, books: dict[int, list[int]], saved: dict[int, int]) -> None:
     every = sorted(block for book in books.values() for block in book)
     assert [block for block in range(made.total) if block in made.used] == every
     then = sorted(block for r, book in books.items() for block in book[: saved.get(r)])
@@ -104,7 +104,7 @@ def _agrees(made: Allotment, books: dict[int, list[int]], saved: dict[int, int])
 @given(st.integers(1, 4), st.integers(1, 6), st.randoms())
 def test_without_faults_assignments_do_not_depend_on_timing(lanes: int, steps: int, order: Any) -> None:
     """Every replica keeps to its own lane unless another lags too far behind."""
-    made, took = Allotment(lanes, lanes * steps), dict.fromkeys(range(lanes), 0)
+    made, took = BlockAllocation(lanes, lanes * steps), dict.fromkeys(range(lanes), 0)
     while not made.done:
         r = order.choice([r for r in range(lanes) if took[r] < steps])
         block = next_for(made, r, range(lanes), steps)
@@ -113,7 +113,7 @@ def test_without_faults_assignments_do_not_depend_on_timing(lanes: int, steps: i
 
 
 def test_a_finished_replica_helps_the_slowest_but_leaves_its_last_blocks() -> None:
-    made = Allotment(2, 12)
+    made = BlockAllocation(2, 12)
     for _ in range(6):
         block = next_for(made, 0, {0, 1}, 3)
         assert block is not None
@@ -127,6 +127,6 @@ def test_a_finished_replica_helps_the_slowest_but_leaves_its_last_blocks() -> No
 
 
 def test_blocks_beyond_the_total_do_not_count_as_used() -> None:
-    made = Allotment(2, 4, used({0, 1, 2, 5}))
+    made = BlockAllocation(2, 4, used({0, 1, 2, 5}))
     assert not made.done
     assert next_for(made, 1, {0, 1}, 9) == 3

@@ -79,7 +79,7 @@ class Stragglers:
                 until = math.inf if coded.late else now + max(LEAST_S, (coding.slow - 1) * fastest)
                 self._until[number] = until, fastest
 
-    def over(self, now: float, state: Callable[[], RunState]) -> Iterator[RoundLate]:
+    def expired(self, now: float, state: Callable[[], RunState]) -> Iterator[RoundLate]:
         """Yield rounds that are late by now; each may change the ``state``."""
         for number, (until, fastest) in list(self._until.items()):
             if now < until:
@@ -100,10 +100,10 @@ def _in_progress(run: RunState, replica: ReplicaState) -> _Round | None:
 class CodedStepsFeature:
     """The feature of ``control/features.py``."""
 
-    def lead(self, run: RunState, replica: ReplicaState) -> CloseRound | None:
+    def next_decision(self, run: RunState, replica: ReplicaState) -> CloseRound | None:
         return close_round(run, replica)
 
-    def clock(self) -> Stragglers:
+    def new_timers(self) -> Stragglers:
         return Stragglers()
 
 

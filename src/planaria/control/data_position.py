@@ -15,8 +15,8 @@ from typing import TypeVar
 from planaria.control.fast_replace import fast_replace
 
 V = TypeVar("V")
-Stretch = tuple[int, int]
-"""first block, and count of blocks, each one lane's width after the previous"""
+BlockRange = tuple[int, int]
+"""first block and number of blocks; consecutive blocks of a lane are ``width`` apart"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class BlockSet:
     def __len__(self) -> int:
         return self.floor + self.ahead.bit_count()
 
-    def with_(self, block: int) -> BlockSet:
+    def adding(self, block: int) -> BlockSet:
         """Return the set with ``block``."""
         return self if block in self else BlockSet(self.floor, self.ahead | 1 << block - self.floor)._raised()
 
@@ -63,23 +63,29 @@ class BlockSet:
 
 
 @dataclass(frozen=True)
-class Allotment:
-    """Committed blocks, blocks in progress, and each replica's commits since its last save."""
+class BlockAllocation:
+    """The blocks of samples that are committed or in progress, and each replica's commits since its last save."""
 
     lanes: int
     total: int
     """count of blocks, including earlier parts of the run"""
     used: BlockSet = BlockSet()
-    out: MappingProxyType[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    in_progress: MappingProxyType[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """replica → its block in progress"""
-    since: MappingProxyType[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    since_rollback_point: MappingProxyType[int, tuple[BlockRange, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     """replica → its commits since the state to which a rollback would return"""
-    after: MappingProxyType[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """replica → the latest part of ``since``: after its save for a checkpoint that is not sealed yet"""
+    since_unsealed_save: MappingProxyType[int, tuple[BlockRange, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """replica → the latest part of ``since_rollback_point``: after its save for a checkpoint that is not sealed yet"""
 
-    recent: MappingProxyType[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    since_memory_snapshot: MappingProxyType[int, tuple[BlockRange, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     """replica → its commits since the step in its workers' memory"""
-    top: int = 0
+    max_taken_block: int = 0
     """upper bound of all blocks ever taken"""
 
     def next_for(self, replica: int, lost: Collection[int], patience: int) -> int | None:
@@ -87,126 +93,150 @@ class Allotment:
 
         It helps another lane only if that has more than ``patience`` free blocks.
         """
-        if replica in self.out:
-            return self.out[replica]
+        if replica in self.in_progress:
+            return self.in_progress[replica]
         deserted = {replica, *lost} & set(range(self.lanes)) if lost else {replica} if replica < self.lanes else ()
         own = [block for lane in deserted if (block := next(self._free(lane), None)) is not None]
         if own:
             return min(own)
         if (self.total - self.used.floor) // self.lanes < patience:  # no lane has that many
             return None
-        slow = [block for lane in range(self.lanes) for block in self._beyond_help(lane, patience)]
+        slow = [block for lane in range(self.lanes) for block in self._first_stealable(lane, patience)]
         return min(slow, default=None)
 
     def _free(self, lane: int) -> Iterator[int]:
         """Yield a lane's free blocks, lowest first."""
-        taken = self.out.values()
+        taken = self.in_progress.values()
         first = self.used.floor + (lane - self.used.floor) % self.lanes
         return (b for b in range(first, self.total, self.lanes) if b not in self.used and b not in taken)
 
-    def _beyond_help(self, lane: int, patience: int) -> list[int]:
+    def _first_stealable(self, lane: int, patience: int) -> list[int]:
         """Return the first free block of a lane with more than ``patience`` of them."""
         results = [block for block, _ in zip(self._free(lane), range(patience + 1), strict=False)]
         return results[:1] if len(results) > patience else []
 
     @property
-    def plenty(self) -> bool:
+    def has_block_for_every_replica(self) -> bool:
         """Whether every lane has a free block beyond all taken ones, so that there is one for every replica."""
-        return max(self.used.floor + self.used.ahead.bit_length(), self.top) + self.lanes <= self.total
+        return max(self.used.floor + self.used.ahead.bit_length(), self.max_taken_block) + self.lanes <= self.total
 
     @property
     def done(self) -> bool:
         """Whether every block is used. Blocks ahead may exceed the total in a run resumed for fewer steps."""
         return self.used.floor >= self.total
 
-    def take(self, replica: int, block: int) -> Allotment:
+    def take(self, replica: int, block: int) -> BlockAllocation:
         """Start a step of ``replica`` with ``block``."""
-        return fast_replace(self, out=MappingProxyType(self.out | {replica: block}), top=max(self.top, block + 1))
+        return fast_replace(
+            self,
+            in_progress=MappingProxyType(self.in_progress | {replica: block}),
+            max_taken_block=max(self.max_taken_block, block + 1),
+        )
 
-    def commit(self, replica: int, remembered: int | None = None) -> Allotment:
+    def commit(self, replica: int, remembered: int | None = None) -> BlockAllocation:
         """Commit the block in progress of ``replica``.
 
         :param remembered: steps that its workers can undo from memory; None: no memory.
         """
-        block, after = self.out[replica], self.after
-        since = MappingProxyType(self.since | {replica: _longer(self.since.get(replica, ()), block, self.lanes)})
+        block, after = self.in_progress[replica], self.since_unsealed_save
+        since = MappingProxyType(
+            self.since_rollback_point
+            | {replica: _longer(self.since_rollback_point.get(replica, ()), block, self.lanes)}
+        )
         if replica in after:
             after = MappingProxyType(after | {replica: _longer(after[replica], block, self.lanes)})
-        recent = self.recent
+        recent = self.since_memory_snapshot
         if remembered is not None:
             kept = _last(_longer(recent.get(replica, ()), block, self.lanes), remembered, self.lanes)
             recent = MappingProxyType(recent | {replica: kept})
-        used, out = self.used.with_(block), _without(self.out, replica)
-        return fast_replace(self, used=used, out=out, since=since, after=after, recent=recent)
+        used, out = self.used.adding(block), _without(self.in_progress, replica)
+        return fast_replace(
+            self,
+            used=used,
+            in_progress=out,
+            since_rollback_point=since,
+            since_unsealed_save=after,
+            since_memory_snapshot=recent,
+        )
 
-    def begun_after(self, steps: int) -> Allotment:
+    def started_past_checkpoint(self, steps: int) -> BlockAllocation:
         """Start a single replica ``steps`` after the checkpoint to which a rollback would return."""
-        return replace(self, since=MappingProxyType({0: ((self.used.floor - steps, steps),)}))
+        return replace(self, since_rollback_point=MappingProxyType({0: ((self.used.floor - steps, steps),)}))
 
-    def leave(self, replica: int) -> Allotment:
+    def leave(self, replica: int) -> BlockAllocation:
         """Remove ``replica`` and its saves; its block in progress becomes free, its commits remain."""
-        return replace(self, out=_without(self.out, replica), after=_without(self.after, replica))
+        return replace(
+            self,
+            in_progress=_without(self.in_progress, replica),
+            since_unsealed_save=_without(self.since_unsealed_save, replica),
+        )
 
-    def save(self, replica: int) -> Allotment:
+    def save(self, replica: int) -> BlockAllocation:
         """Save ``replica`` as it is now for the next sealed checkpoint."""
-        return replace(self, after=MappingProxyType(self.after | {replica: ()}))
+        return replace(self, since_unsealed_save=MappingProxyType(self.since_unsealed_save | {replica: ()}))
 
     @property
     def saved(self) -> BlockSet:
         """Return the blocks that the replicas had used when they were saved."""
-        return self.used.without([b for replica in self.after for b in self._blocks(self.after[replica])])
+        return self.used.without(
+            [b for replica in self.since_unsealed_save for b in self._blocks(self.since_unsealed_save[replica])]
+        )
 
-    def seal(self) -> Allotment:
+    def seal(self) -> BlockAllocation:
         """Let rollbacks return to the replicas' last saves."""
-        return replace(self, since=MappingProxyType(self.since | self.after), after=MappingProxyType({}))
+        return replace(
+            self,
+            since_rollback_point=MappingProxyType(self.since_rollback_point | self.since_unsealed_save),
+            since_unsealed_save=MappingProxyType({}),
+        )
 
-    def give_up_save(self) -> Allotment:
+    def give_up_save(self) -> BlockAllocation:
         """Cancel the checkpoint for which replicas were being saved."""
-        return replace(self, after=MappingProxyType({}))
+        return replace(self, since_unsealed_save=MappingProxyType({}))
 
-    def roll_back(self, replica: int) -> Allotment:
+    def roll_back(self, replica: int) -> BlockAllocation:
         """Undo the commits of ``replica`` since its rollback point; their blocks become free."""
-        undone = self._blocks(self.since.get(replica, ()))
+        undone = self._blocks(self.since_rollback_point.get(replica, ()))
         return replace(
             self,
             used=self.used.without(undone),
-            out=_without(self.out, replica),
-            since=_without(self.since, replica),
-            after=_without(self.after, replica),
-            recent=_without(self.recent, replica),
+            in_progress=_without(self.in_progress, replica),
+            since_rollback_point=_without(self.since_rollback_point, replica),
+            since_unsealed_save=_without(self.since_unsealed_save, replica),
+            since_memory_snapshot=_without(self.since_memory_snapshot, replica),
         )
 
-    def recall(self, replica: int) -> Allotment:
+    def recall(self, replica: int) -> BlockAllocation:
         """Undo the commits of ``replica`` since the step in its workers' memory; their blocks become free.
 
         Its save for the last sealed checkpoint is not newer than that.
         """
-        undone = self._blocks(self.recent.get(replica, ()))
-        since = self.since.get(replica, ())
+        undone = self._blocks(self.since_memory_snapshot.get(replica, ()))
+        since = self.since_rollback_point.get(replica, ())
         left = sum(length for _, length in since) - len(undone)
         return replace(
             self,
             used=self.used.without(undone),
-            out=_without(self.out, replica),
-            since=MappingProxyType(self.since | {replica: _first(since, left)}),
-            after=_without(self.after, replica),
-            recent=_without(self.recent, replica),
+            in_progress=_without(self.in_progress, replica),
+            since_rollback_point=MappingProxyType(self.since_rollback_point | {replica: _first(since, left)}),
+            since_unsealed_save=_without(self.since_unsealed_save, replica),
+            since_memory_snapshot=_without(self.since_memory_snapshot, replica),
         )
 
-    def _blocks(self, stretches: tuple[Stretch, ...]) -> list[int]:
+    def _blocks(self, stretches: tuple[BlockRange, ...]) -> list[int]:
         return [first + self.lanes * k for first, length in stretches for k in range(length)]
 
 
-def _longer(stretches: tuple[Stretch, ...], block: int, lanes: int) -> tuple[Stretch, ...]:
+def _longer(stretches: tuple[BlockRange, ...], block: int, lanes: int) -> tuple[BlockRange, ...]:
     """Return ``stretches`` with one more block."""
     if stretches and block == stretches[-1][0] + lanes * stretches[-1][1]:
         return (*stretches[:-1], (stretches[-1][0], stretches[-1][1] + 1))
     return (*stretches, (block, 1))
 
 
-def _first(stretches: tuple[Stretch, ...], count: int) -> tuple[Stretch, ...]:
+def _first(stretches: tuple[BlockRange, ...], count: int) -> tuple[BlockRange, ...]:
     """Return the first ``count`` blocks."""
-    kept: list[Stretch] = []
+    kept: list[BlockRange] = []
     for first, length in stretches:
         if count > 0:
             kept.append((first, min(length, count)))
@@ -214,10 +244,10 @@ def _first(stretches: tuple[Stretch, ...], count: int) -> tuple[Stretch, ...]:
     return tuple(kept)
 
 
-def _last(stretches: tuple[Stretch, ...], count: int, lanes: int) -> tuple[Stretch, ...]:
+def _last(stretches: tuple[BlockRange, ...], count: int, lanes: int) -> tuple[BlockRange, ...]:
     """Return the last ``count`` blocks."""
     over = sum(length for _, length in stretches) - count
-    kept: list[Stretch] = []
+    kept: list[BlockRange] = []
     for first, length in stretches:
         cut = min(max(over, 0), length)
         if cut < length:

@@ -78,10 +78,10 @@ class CodedSteps:
     def tasks_of(self, step: int, counted: Counted, replica: int) -> Iterator[NodeTask]:
         """Yield ``replica``'s tasks in the round after those in ``counted``."""
         size, first = self.microbatches // self.coding.chunks, len(counted) * self.coding.scheme.slots()
-        for number, duty in enumerate(self.coding.duties(counted, replica), first):
+        for number, duty in enumerate(self.coding.tasks_of(counted, replica), first):
             passes = [(chunk * size + i, weight) for chunk, weight in duty.chunks for i in range(size)]
             microbatches = [microbatch for microbatch, _ in passes]
-            plan = self.resolved.alone(step, replica, microbatches)
+            plan = self.resolved.plan_of_replica(step, replica, microbatches)
             yield NodeTask(number, duty.task, plan, microbatches, [weight for _, weight in passes])
 
     def begin(self, runner: StageRunner, work: NodeTask, data: StepData) -> None:
@@ -102,10 +102,10 @@ class CodedSteps:
         :param vector: returns a vector sent by all nodes of its stage (``StageRunner.share``).
         """
         runner.begin(None, True, self.microbatches, learned=data.learned)
-        total = torch.zeros_like(runner.share())
+        total = torch.zeros_like(runner.gradient_sums())
         for sent, coefficient in self.coding.decoding(counted):
             total.add_(vector(sent), alpha=coefficient)
-        runner.absorb(total)
+        runner.load_gradient_sums(total)
 
 
 class PartialSums:
@@ -134,7 +134,7 @@ class PartialSums:
 
 
 def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
-    """Return the coded steps of a run; None if it waits for every replica.
+    """Return the coded steps of a run; None if every step waits for all replicas.
 
     :raises UserError: naming a setting that conflicts with a code, with a fix.
     """
@@ -202,7 +202,7 @@ class CodedRounds:
                 self._messages.first_pass = work.number * self._steps.microbatches
                 self._steps.begin(self._runner, work, self._data)
                 execute_plan(work.plan, self._messages, self._runner, self._spans)
-                round, share = len(self._counted), self._runner.share()
+                round, share = len(self._counted), self._runner.gradient_sums()
                 if (vector := self._sums.add(work.task, here.number, round, share)) is not None:
                     part = self._steps.part(SentVector(here.number, round, work.task.job, work.task.vector))
                     for node in self._others.values():
@@ -221,5 +221,5 @@ class CodedRounds:
         """Return the vector of a node of this stage in a counted round, waiting for other nodes' vectors."""
         if sent.replica == self._messages.here.number:
             return self._sums.sent[sent]
-        like, node = self._runner.share(), self._others[sent.replica]
+        like, node = self._runner.gradient_sums(), self._others[sent.replica]
         return self._messages.take_shares([node], like, self._steps.part(sent))[0]

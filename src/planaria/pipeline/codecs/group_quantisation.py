@@ -4,8 +4,8 @@ For a group g of G consecutive numbers, s = max|g| / (2ᵇ⁻¹ − 1) and q = r
 and the decoded number is s·q. Scales are bfloat16, whose range is that of fp32: gradients of a mean over many tokens
 are smaller than fp16 allows. They are rounded away from zero, so that no code overflows.
 
-Activations are rounded to the nearest level, gradients at random with the right mean (``rounding.py``), since the
-nearest level would bias them.
+Activations are rounded to the nearest level; gradients at random with the right mean (``stochastic_rounding.py``),
+since the nearest level would bias them.
 
 Codes are packed without gaps, 8 in b bytes, as planes: the codes of a message are split into P consecutive parts. The
 first B planes are the low b bits of B bytes per position; the others, b bits each, fill the remaining 8 - b bits of
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from planaria.common.tensors import all_finite
 from planaria.pipeline.codecs.base import Leg, Shape, Visit, WireCodec
-from planaria.pipeline.codecs.rounding import ROW, offsets, uniform
+from planaria.pipeline.codecs.stochastic_rounding import ROW, offsets, uniform
 
 Bits = Annotated[int, Field(ge=2, le=8)]
 _SCALE_BYTES = 2
@@ -31,7 +31,7 @@ _LEAST = 2.0**-126
 """groups whose scale would be smaller are sent as zeros"""
 
 
-class Groups(WireCodec):
+class GroupQuantiser(WireCodec):
     """Integers of few bits in groups that share a bfloat16 scale."""
 
     forward: Bits = 6

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from planaria.config.schema import RunConfig
 from planaria.control import events as e
 from planaria.control.checkpoint_decisions import save_awaiting_retry
-from planaria.control.events import Heartbeat, Worked
+from planaria.control.events import Heartbeat, WorkReport
 from planaria.control.features import FEATURES
 from planaria.control.replica import ReplicaState
 from planaria.control.roster import identity_order
@@ -29,10 +29,10 @@ _MOST_PROBES = 3
 
 def stop_blockers(run: RunState) -> str:
     """Return the activities that delay a stop; empty if there are none, or only background writes. Pure."""
-    return "; ".join(filter(None, (_held_up(run, replica) for replica in run.live.values())))
+    return "; ".join(filter(None, (_blocker(run, replica) for replica in run.live.values())))
 
 
-def _held_up(run: RunState, replica: ReplicaState) -> str:
+def _blocker(run: RunState, replica: ReplicaState) -> str:
     whose = f" of replica {replica.number}" if run.settings.most_replicas > 1 else ""
     of = replica.arrangement.stage
     late = ", ".join(str(of[node]) for node, worker in sorted(replica.holders.items()) if worker in replica.waiting)
@@ -41,7 +41,7 @@ def _held_up(run: RunState, replica: ReplicaState) -> str:
             return f"step {replica.step}{whose} was dropped: no result from stages {late}"
         case "link":
             return f"the edges{whose} were not open: no report from stages {late}"
-        case "idle" | "replan" if not replica.whole and not replica.cannot:
+        case "idle" | "replan" if not replica.whole and not replica.unrecoverable_reason:
             return f"no worker had the state of stages {', '.join(map(str, _missing(replica)))}{whose}"
     return f"round {replica.open_round.round}{whose} was not settled" if replica.open_round else ""
 
@@ -102,9 +102,9 @@ class StartDeadlines:
         return e.WorkersStarting(workers=names, ready=ready, waited_s=waited_s, limit_s=self._limit_s)
 
 
-AGAIN_S = 2.0
+SAVE_RETRY_S = 2.0
 """after a failed last save of a run, until the retry"""
-LEAST_S = 0.05
+MIN_STRAGGLER_WAIT_S = 0.05
 """minimum wait for further updates after enough have arrived; longer if these took longer"""
 
 
@@ -125,12 +125,12 @@ class RoundWaits:
         self._patience_s = math.inf if config.engine == "inline" else config.exchange.patience_s
         self._join_s = config.fleet.join_s
         self._stop_s, self._stop = config.fleet.stop_s, math.inf
-        """how long a stop waits for a step or a repair, and until when"""
+        """duration and end of a stop's wait for a step or a repair"""
         self._retry = math.inf
         """time of the retry of a failed last save"""
-        self.impatient: dict[int, RoundWait] = {}
+        self.round_waits: dict[int, RoundWait] = {}
         """replica → its wait for others in a round"""
-        self._clocks = [feature.clock() for feature in FEATURES]
+        self._clocks = [feature.new_timers() for feature in FEATURES]
         self._relays = math.inf
         """until when the run waits for silent relays"""
         self._starts = StartDeadlines(config.fleet.start_timeout_s)
@@ -140,7 +140,7 @@ class RoundWaits:
     @property
     def due(self) -> list[float]:
         """Times at which these waits end."""
-        impatient = [wait.until for wait in self.impatient.values()]
+        impatient = [wait.until for wait in self.round_waits.values()]
         return [
             self._retry,
             self._lacking[0],
@@ -151,10 +151,10 @@ class RoundWaits:
             *(moment for clock in self._clocks for moment in clock.due),
         ]
 
-    def over(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
+    def expired(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
         """Yield events of expired waits; each may change the ``state`` and other waits."""
         if now >= self._lacking[0]:
-            yield e.NobodyJoined(lacking=self._lacking[1])
+            yield e.JoinTimedOut(missing_workers=self._lacking[1])
         if now >= self._relays:
             yield e.RelaysGivenUp()
         if (slow := self._starts.report(now, state())) is not None:
@@ -166,15 +166,15 @@ class RoundWaits:
         if now >= self._retry and (step := save_awaiting_retry(state())) is not None:
             yield e.RetryDue(step=step)
         for clock in self._clocks:
-            yield from clock.over(now, state)
-        for number, wait in list(self.impatient.items()):
+            yield from clock.expired(now, state)
+        for number, wait in list(self.round_waits.items()):
             if (
-                now < wait.until or self.impatient.get(number) is not wait
+                now < wait.until or self.round_waits.get(number) is not wait
             ):  # the previous event may have started another wait
                 continue
-            del self.impatient[number]
+            del self.round_waits[number]
             if wait.who == waiting_replica(state(), state().replicas[number]):
-                yield e.PatienceOver(replica=wait.who[0], round=wait.who[1], in_round=wait.who[2])
+                yield e.RoundWaitExpired(replica=wait.who[0], round=wait.who[1], in_round=wait.who[2])
 
     def note(self, now: float, run: RunState) -> e.Trouble | None:
         """Record current waits of the replicas that changed; return a warning for the user, if any."""
@@ -185,22 +185,22 @@ class RoundWaits:
         self._stop = min(self._stop, now + self._stop_s) if stops else math.inf
         changed = run.undecided
         for number in run.replicas if changed is None else changed:
-            who = waiting_replica(run, run.replicas[number])
-            if who is None:
-                self.impatient.pop(number, None)
+            key = waiting_replica(run, run.replicas[number])
+            if key is None:
+                self.round_waits.pop(number, None)
                 continue
-            wait = self.impatient.get(number)
-            if wait is None or wait.who != who:
-                wait = self.impatient[number] = RoundWait(who, now, now + self._patience_s)
+            wait = self.round_waits.get(number)
+            if wait is None or wait.who != key:
+                wait = self.round_waits[number] = RoundWait(key, now, now + self._patience_s)
             if self._patience_s == math.inf or not has_quorum(run, run.replicas[number]):
                 continue
-            if (until := now + max(LEAST_S, now - wait.began)) < wait.until:
-                self.impatient[number] = wait._replace(until=until)
+            if (until := now + max(MIN_STRAGGLER_WAIT_S, now - wait.began)) < wait.until:
+                self.round_waits[number] = wait._replace(until=until)
         return self._note_relays(now, run) or self._note_lacking(now, run)
 
     def note_save(self, now: float, run: RunState) -> None:
         """Record whether a failed last save will be retried."""
-        self._retry = min(self._retry, now + AGAIN_S) if save_awaiting_retry(run) is not None else math.inf
+        self._retry = min(self._retry, now + SAVE_RETRY_S) if save_awaiting_retry(run) is not None else math.inf
 
     def _note_relays(self, now: float, run: RunState) -> e.Trouble | None:
         """Return a warning when the run starts to wait because no relay answers."""
@@ -208,7 +208,7 @@ class RoundWaits:
         before, self._relays = self._relays, min(self._relays, now + self._join_s) if waits else math.inf
         if not waits or before < math.inf:
             return None
-        named = ", ".join(f"{relay} ({error})" for relay, error in sorted(run.silent.items()))
+        named = ", ".join(f"{relay} ({error})" for relay, error in sorted(run.unreachable_relays.items()))
         return e.Trouble(detail=f"no relay answers: {named}; waiting for {self._join_s:g} s (fleet.join_s)")
 
     def _note_lacking(self, now: float, run: RunState) -> e.Trouble | None:
@@ -219,18 +219,18 @@ class RoundWaits:
         if not wanted:
             return None
         limit = f"for {self._join_s:g} s (fleet.join_s)"
-        text = f"{wanted} workers are lacking; waiting {limit} for machines to join (`planaria join`)"
+        text = f"{wanted} workers are missing; waiting {limit} for machines to join (`planaria join`)"
         return e.Trouble(detail=text)
 
 
 DISK = ("read", "write")
 _SPANS = {"optimizer": "commit", "save": "write", "rebuild": "rebuild"}
 """names of spans that differ from those of actions"""
-_TIMES = 10
+_DURATION_FACTOR = 10
 """multiple of its longest duration that an action may take"""
-_IDLE = 0.02
+_IDLE_CPU_SHARE = 0.02
 """share of processor time below which a main thread is not computing"""
-_FADES = 0.995
+_DURATION_DECAY = 0.995
 """decay of the longest duration from one span of its kind to the next: a run may become faster"""
 _COMPILING_S = 600.0
 """for a stage's first passes if they are compiled"""
@@ -247,53 +247,54 @@ class Deadlines:
         self._writers: dict[str, frozenset[str]] = {}
         """worker → workers ordered with it to write in the background, the last time"""
 
-    def ask(self, t: float, workers: Collection[str], to_write: bool = False) -> None:
+    def record_order(self, t: float, workers: Collection[str], to_write: bool = False) -> None:
         """Record an order that these workers must answer; background writes may take longer."""
         together = frozenset(workers)
         self._asked |= dict.fromkeys(workers, (t, together))
         if to_write:
             self._writers |= dict.fromkeys(workers, together)
 
-    def learn(self, worked: Worked) -> None:
+    def record_durations(self, worked: WorkReport) -> None:
         """Record the durations of a worker's actions, in seconds."""
         for span in worked.spans:
             name = _SPANS.get(span.action, span.action)
-            self._longest[name] = max(span.end - span.start, _FADES * self._longest.get(name, 0.0))
+            self._longest[name] = max(span.end - span.start, _DURATION_DECAY * self._longest.get(name, 0.0))
 
     def limit_s(self, doing: str) -> float:
         """Return the seconds that a main thread may spend on this activity without using a processor."""
         floor = self._fleet.disk_timeout_s if doing in DISK else self._fleet.timeout_s
         if self._compiles and doing in ("forward", "backward") and doing not in self._longest:
             floor = max(floor, _COMPILING_S)
-        return max(floor, _TIMES * self._longest.get(doing, 0.0))
+        return max(floor, _DURATION_FACTOR * self._longest.get(doing, 0.0))
 
     def unwritten(self, worker: str, beat: Heartbeat, writing: Collection[str]) -> str:
-        """Return why ``worker``, which writes in the background, counts as dead, or an empty string.
+        """Return why ``worker``, which writes in the background, counts as dead; empty if it does not.
 
         A disk that blocks all ``writing`` workers is tolerated, as in :meth:`overdue`.
         """
         together = self._writers.get(worker, frozenset())
-        limit = self.limit_s("write") * (_TIMES if together and together <= set(writing) else 1)
-        if beat.writing < 0 or worker not in writing or beat.writing_s <= limit:
+        limit = self.limit_s("write") * (_DURATION_FACTOR if together and together <= set(writing) else 1)
+        if beat.checkpoint_being_written < 0 or worker not in writing or beat.writing_s <= limit:
             return ""
         return (
-            f"its file of checkpoint {beat.writing} has not been written for {beat.writing_s:.1f} s (limit {limit:g} s)"
+            f"its file of checkpoint {beat.checkpoint_being_written} has not been written for "
+            f"{beat.writing_s:.1f} s (limit {limit:g} s)"
         )
 
     def overdue(self, t: float, worker: str, beat: Heartbeat, awaited: Collection[str]) -> str:
-        """Return why ``worker`` counts as dead, or an empty string.
+        """Return why ``worker`` counts as dead; empty if it does not.
 
         :param awaited: workers of its replica that have not answered their orders yet.
         """
         asked_at, together = self._asked.get(worker, (t, frozenset()))
-        took, limit = beat.for_s, self._fleet.timeout_s
+        took, limit = beat.action_s, self._fleet.timeout_s
         if beat.waiting:  # it waits for others that may be stuck, or for orders
             took = min(took, t - asked_at) if beat.doing == "orders" and worker in awaited else 0.0
         else:
             # A disk that blocks all of them is tolerated: declaring all dead would lose states that only they have.
             together_stuck = beat.doing in DISK and together <= set(awaited)
-            patient = together_stuck or beat.cpu_s > _IDLE * beat.for_s
-            limit = self.limit_s(beat.doing) * (_TIMES if patient else 1)
+            patient = together_stuck or beat.cpu_s > _IDLE_CPU_SHARE * beat.action_s
+            limit = self.limit_s(beat.doing) * (_DURATION_FACTOR if patient else 1)
         if took <= limit:
             return ""
         where = beat.doing if beat.microbatch < 0 else f"{beat.doing} of microbatch {beat.microbatch}"

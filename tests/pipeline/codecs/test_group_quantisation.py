@@ -13,9 +13,9 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.pipeline.codecs.base import LEGS, Leg, Visit
-from planaria.pipeline.codecs.groups import Groups, pack, packed_bytes, planes, unpack
+from planaria.pipeline.codecs.group_quantisation import GroupQuantiser, pack, packed_bytes, planes, unpack
 from planaria.pipeline.codecs.registry import codec_of
-from planaria.pipeline.codecs.rounding import ROW, offsets, table
+from planaria.pipeline.codecs.stochastic_rounding import ROW, offsets, table
 
 VISIT = Visit(seed=7, sample=40, hop=2)
 SHAPES = [(2, 8, 64), (1, 7, 33), (3, 130, 512)]
@@ -28,7 +28,7 @@ def drawn(shape: tuple[int, ...], seed: int = 0) -> Tensor:
     return made
 
 
-def sent(codec: Groups, x: Tensor, leg: Leg = "forward", visit: Visit = VISIT) -> Tensor:
+def sent(codec: GroupQuantiser, x: Tensor, leg: Leg = "forward", visit: Visit = VISIT) -> Tensor:
     return codec.decode(codec.encode(x, leg, visit), x.shape, leg)
 
 
@@ -44,7 +44,7 @@ def test_numbers_are_packed_without_gaps(bits: int) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("leg", LEGS)
 def test_a_message_has_the_stated_bytes(shape: tuple[int, ...], leg: Leg) -> None:
-    codec = Groups(forward=6, backward=4)
+    codec = GroupQuantiser(forward=6, backward=4)
     groups = math.ceil(math.prod(shape) / 64)
     assert codec.bytes(shape) == (groups * (2 + 48), groups * (2 + 32))
     message = codec.encode(drawn(shape), leg, VISIT)
@@ -56,7 +56,7 @@ def test_a_message_has_the_stated_bytes(shape: tuple[int, ...], leg: Leg) -> Non
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_error_is_at_most_half_a_step_or_a_step(shape: tuple[int, ...], bits: int) -> None:
     """Rounding to the nearest level is off by half a step at most, random rounding by less than one."""
-    codec, x = Groups(forward=bits, backward=bits), drawn(shape)
+    codec, x = GroupQuantiser(forward=bits, backward=bits), drawn(shape)
     flat = torch.nn.functional.pad(x.flatten(), (0, -x.numel() % 64)).view(-1, 64)
     step = (flat.abs().amax(1) / ((1 << (bits - 1)) - 1) * (1 + 2**-7)).repeat_interleave(64)[: x.numel()].view(shape)
     assert ((sent(codec, x) - x).abs() <= step * 0.5001).all()
@@ -66,20 +66,20 @@ def test_an_error_is_at_most_half_a_step_or_a_step(shape: tuple[int, ...], bits:
 def test_random_rounding_has_the_right_mean_and_nearest_rounding_does_not() -> None:
     x = torch.full((1, 64, 64), 0.3)
     x[..., 0] = 7.0  # one step is 1
-    random = torch.stack([sent(Groups(backward=4), x, "backward", VISIT._replace(sample=m)) for m in range(40)])
-    nearest = sent(Groups(backward=4, rounding="nearest"), x, "backward")
+    random = torch.stack([sent(GroupQuantiser(backward=4), x, "backward", VISIT._replace(sample=m)) for m in range(40)])
+    nearest = sent(GroupQuantiser(backward=4, rounding="nearest"), x, "backward")
     assert float(random[..., 1:].mean()) == pytest.approx(0.3, abs=0.005)
     assert float(nearest[..., 1:].abs().max()) == 0.0
 
 
 def test_equal_visits_round_alike_and_others_do_not() -> None:
-    x, codec = drawn((2, 700, 64)), Groups(backward=4)
+    x, codec = drawn((2, 700, 64)), GroupQuantiser(backward=4)
     first = codec.encode(x, "backward", VISIT)
     assert torch.equal(first, codec.encode(x.clone(), "backward", VISIT))
     for name in Visit._fields:
         assert not torch.equal(first, codec.encode(x, "backward", VISIT._replace(**{name: 9})))
-    forward = Groups(forward=4).encode(x, "forward", VISIT)
-    assert torch.equal(forward, Groups(forward=4).encode(x, "forward", VISIT._replace(sample=9)))
+    forward = GroupQuantiser(forward=4).encode(x, "forward", VISIT)
+    assert torch.equal(forward, GroupQuantiser(forward=4).encode(x, "forward", VISIT._replace(sample=9)))
 
 
 def test_random_numbers_are_golden() -> None:
@@ -92,14 +92,14 @@ def test_random_numbers_are_golden() -> None:
 
 def test_rows_do_not_depend_on_the_size_of_the_message() -> None:
     x = drawn((1, ROW // 64 + 5, 64))
-    whole = sent(Groups(), x, "backward")
-    assert torch.equal(whole[:, :100], sent(Groups(), x[:, :100], "backward"))
+    whole = sent(GroupQuantiser(), x, "backward")
+    assert torch.equal(whole[:, :100], sent(GroupQuantiser(), x[:, :100], "backward"))
 
 
 @given(st.floats(2.0**-120, 3e38), st.integers(2, 8))
 def test_every_scale_of_fp32_is_represented(largest: float, bits: int) -> None:
     x = torch.tensor([[[largest, -largest, 0.0, largest / 2]]])
-    codec = Groups(forward=bits, group=32)
+    codec = GroupQuantiser(forward=bits, group=32)
     message = codec.encode(x, "forward", VISIT)
     if not codec.invalid_reason(message, x.shape, "forward"):
         found = codec.decode(message, x.shape, "forward").flatten()
@@ -108,20 +108,20 @@ def test_every_scale_of_fp32_is_represented(largest: float, bits: int) -> None:
 
 def test_zeros_and_tiny_numbers_become_zeros() -> None:
     for x in (torch.zeros(1, 1, 64), torch.full((1, 1, 64), 1e-42)):
-        assert not sent(Groups(), x).any() and not sent(Groups(), x, "backward").any()
+        assert not sent(GroupQuantiser(), x).any() and not sent(GroupQuantiser(), x, "backward").any()
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 3.4e38])
 def test_numbers_that_are_not_finite_are_found_in_the_message(wrong: float) -> None:
     x = drawn((2, 8, 64))
     x[1, 3, 5] = wrong
-    message = Groups(forward=2).encode(x, "forward", VISIT)
-    assert Groups(forward=2).invalid_reason(message, x.shape, "forward") == "a scale is not finite"
+    message = GroupQuantiser(forward=2).encode(x, "forward", VISIT)
+    assert GroupQuantiser(forward=2).invalid_reason(message, x.shape, "forward") == "a scale is not finite"
 
 
 @given(st.data())
 def test_any_bytes_decode_to_bounded_numbers_or_are_refused(data: st.DataObject) -> None:
-    codec, shape = Groups(forward=data.draw(st.integers(2, 8))), (1, 4, 64)
+    codec, shape = GroupQuantiser(forward=data.draw(st.integers(2, 8))), (1, 4, 64)
     message = codec.encode(drawn(shape), "forward", VISIT)
     for _ in range(data.draw(st.integers(1, 6))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
@@ -134,12 +134,12 @@ def test_any_bytes_decode_to_bounded_numbers_or_are_refused(data: st.DataObject)
 @pytest.mark.parametrize(
     ("wire", "codec"),
     [
-        ("6/4", Groups(forward=6, backward=4)),
-        ("8/3", Groups(forward=8, backward=3)),
-        (Options({"kind": "groups", "group": 32, "rounding": "nearest"}), Groups(group=32, rounding="nearest")),
+        ("6/4", GroupQuantiser(forward=6, backward=4)),
+        ("8/3", GroupQuantiser(forward=8, backward=3)),
+        (Options({"kind": "groups", "group": 32, "rounding": "nearest"}), GroupQuantiser(group=32, rounding="nearest")),
     ],
 )
-def test_a_wire_is_short_or_a_table(wire: str | Options, codec: Groups) -> None:
+def test_a_wire_is_short_or_a_table(wire: str | Options, codec: GroupQuantiser) -> None:
     assert codec_of(wire) == codec
 
 
