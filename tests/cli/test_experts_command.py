@@ -404,6 +404,7 @@ def test_weights_for_the_worst_domain_equal_those_of_the_report(
         (["--worst", "--tokens", "33"], "--tokens 33: texts have 32 tokens here"),
         (["--worst", "--floor", "0.34"], "--floor 0.34 must be above 0 and below 1/3"),
         (["--worst", "--tolerance", "0"], "--tolerance 0 must be above 0"),
+        (["--omit", "0.5"], "--omit 0.5 applies to runs"),
     ],
 )
 def test_invalid_options_of_weigh_are_refused(flags: list[str], complaint: str, made: Path) -> None:

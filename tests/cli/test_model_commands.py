@@ -12,6 +12,7 @@ import torch
 
 from command_line import refused
 from planaria import cli
+from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.family import Pipelined
@@ -86,6 +87,12 @@ def test_a_denormal_temperature_is_greedy(exported: Path, capsys: pytest.Capture
     cold = capsys.readouterr().out
     assert generate(exported, "--temperature", "0") == 0
     assert cold == capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("--omit", "0.5"), ("--subsets", "3"), ("--microbatches", "2")])
+def test_stages_of_an_exported_model_cannot_be_left_out(exported: Path, words: tuple[str, str]) -> None:
+    with pytest.raises(UserError, match=" ".join((*words, "applies to runs"))):
+        cli.run(["eval", str(exported), *words])
 
 
 def test_eval_shows_its_progress(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,8 +119,8 @@ def _eval(
         str | None,
         flag("SOURCE", "with --experts or an exported model: evaluate on this file or folder"),
     ] = None,
-    omit: Annotated[str, flag("SHARES", "shares of the block stages to leave out")] = "0.25,0.5",
-    subsets: Annotated[int, flag("N", "maximum number of subsets per size")] = 64,
+    omit: Annotated[str | None, flag("SHARES", "shares of the block stages to leave out (default 0.25,0.5)")] = None,
+    subsets: Annotated[int | None, flag("N", "maximum number of subsets per size (default 64)")] = None,
     microbatches: Annotated[int | None, flag("N", "validation microbatches (default: train.eval_microbatches)")] = None,
     worst: Annotated[bool, switch("--worst", WORST)] = False,
     tokens: Annotated[int | None, flag("T", "with --worst: of each text, from its beginning (default: prefix)")] = None,
@@ -133,9 +133,12 @@ def _eval(
     from planaria.models.huggingface import is_exported
 
     folder = _one_of(run, experts)
+    of_run = {"omit": omit, "subsets": subsets, "microbatches": microbatches}
+    if worst or experts is not None or is_exported(folder):
+        refuse(of_run, "applies to runs; ensembles and exported models are evaluated whole; leave it out")
     if worst:
         if experts is None:
-            raise UserError(f"{folder} --worst: requires an ensemble; give it with --experts RUN")
+            raise UserError(f"{folder} --worst requires an ensemble; give it with --experts RUN")
         refuse({"text": text}, "cannot be combined with --worst, which reads the ensemble's own texts")
         return ensemble.weigh_worst(folder, tokens, floor, tolerance)
     refuse({"tokens": tokens, "floor": floor, "tolerance": tolerance}, "requires --worst")
@@ -144,7 +147,7 @@ def _eval(
     if is_exported(folder):
         return ensemble.evaluate_model(folder, text)
     refuse({"text": text}, "requires --experts RUN or an exported model")
-    return evaluate(folder, omit, subsets, microbatches)
+    return evaluate(folder, "0.25,0.5" if omit is None else omit, 64 if subsets is None else subsets, microbatches)
 
 
 def _one_of(run: Path | None, experts: Path | None) -> Path:
