@@ -161,7 +161,7 @@ def index_to(file: str) -> Callable[[Path], None]:
         (edit(num_hidden_layers=3), "model.layers.2.* is missing"),
         (edit(num_hidden_layers=1), "model.layers.1.* is not a parameter"),
         (write("config.json", "{"), "config.json: not JSON"),
-        (write("config.json", "[]"), "config.json: not a JSON object"),
+        (write("config.json", "[]"), "config.json is not a JSON object"),
         (write("model.safetensors", "rubbish"), "model.safetensors: not a readable safetensors file"),
         (lambda folder: (folder / "config.json").unlink(), "config.json cannot be read"),
         (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor"),

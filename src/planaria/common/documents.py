@@ -127,6 +127,14 @@ def parse_json(source: bytes | str, location: object, fix: str = "restore it") -
         raise UserError(f"{location}: not JSON: {error}; {fix}") from None
 
 
+def json_object(path: Path, fix: str = "check the path") -> dict[str, Any]:
+    """Return the JSON object in a file; UserError, naming the file, if it holds none."""
+    result = parse_json(data(path, fix=fix), path, fix)
+    if not isinstance(result, dict):
+        raise UserError(f"{path} is not a JSON object; {fix}")
+    return result
+
+
 def parse_model(kind: type[Kind], source: bytes | str, location: object, fix: str = "restore it") -> Kind:
     """Return the ``kind`` in a JSON text; UserError, naming ``location`` and the key, if it is invalid."""
     refuse_nul(source, location)

@@ -108,7 +108,7 @@ def open_folder(folder: Path) -> WeightsFile:
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
     path = folder / "config.json"
-    result = _read(path)
+    result = documents.json_object(path)
     config, routing = from_config(path, result), from_keys(path, result)
     if routing is not None and not routing.bias and not sums:  # its missing keys have other defaults
         raise Unsupported(f"{path}: this Mixtral was not exported here; use model.family = 'transformers'")
@@ -186,14 +186,14 @@ def is_huggingface(folder: Path) -> bool:
     """Whether a folder is Hugging Face's, with weights of any kind or none; a run's config.json names no model type."""
     weights = any((folder / name).exists() for name in (WEIGHTS, INDEX, *PICKLED))
     path = folder / "config.json"
-    return weights or (path.is_file() and "model_type" in _read(path))
+    return weights or (path.is_file() and "model_type" in documents.json_object(path))
 
 
 def is_ours(folder: Path) -> bool:
     """Whether a Hugging Face folder's config.json is a plain LLaMA's; weights are not read."""
     path = folder / "config.json"
     try:
-        result = _read(path)
+        result = documents.json_object(path)
         from_config(path, result)
         return from_keys(path, result) is None
     except UserError:
@@ -217,7 +217,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise UserError(f"{folder / pickled[0]}: weights of a pickle are not read, for it could run any code; {fix}")
     if not (folder / INDEX).is_file():
         raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there; give a folder with safetensors weights")
-    names = _read(folder / INDEX).get("weight_map")
+    names = documents.json_object(folder / INDEX).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
         raise UserError(f"{folder / INDEX}: weight_map must give a file of this folder for every tensor")
     files = [folder / name for name in sorted(set(names.values()))]
@@ -228,7 +228,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _token_names(file: Path, config: ModelConfig) -> dict[int, str]:
     """Return the tokens of a tokenizer.json by id."""
-    result = _read(file)
+    result = documents.json_object(file)
     vocab, added = (result.get("model") or {}).get("vocab"), result.get("added_tokens") or []
     if isinstance(vocab, list):  # a unigram model's (token, score) pairs in the order of their ids
         vocab = {token: i for i, (token, _) in enumerate(vocab)}
@@ -247,10 +247,3 @@ def _tokenizer_config(config: ModelConfig, end: str | None) -> dict[str, Any]:
         "eos_token": end,
         "clean_up_tokenization_spaces": False,
     }
-
-
-def _read(file: Path) -> dict[str, Any]:
-    result = documents.parse_json(documents.data(file, fix="check the path"), file)
-    if not isinstance(result, dict):
-        raise UserError(f"{file}: not a JSON object")
-    return result

@@ -20,7 +20,7 @@ from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.simulate import FinishTimes
 from planaria.lab.commands.advise_compress import advise_compress
 from planaria.lab.commands.advise_wire import advise_wire
-from planaria.lab.compare.advice import BreakEven, StrategyAdvice, unknown_strategies
+from planaria.lab.compare.advice import BreakEven, StrategyAdvice, require_costs, unknown_strategies
 from planaria.lab.compare.advice import advise as weigh_all
 from planaria.lab.compare.experience import Experience
 from planaria.report.phrases import counted
@@ -57,7 +57,7 @@ def advise(
         return advise_compress(config, path)
     if wire:
         return advise_wire(config, path)
-    _require_prices(config, path)
+    _require_costs(config, path)
     known = experience()
     advice = weigh_all(config, known)
     unit = _unit(advice.candidates[0].prediction.hours.mean)
@@ -67,15 +67,9 @@ def advise(
     return 0
 
 
-def _require_prices(config: RunConfig, path: Path) -> None:
+def _require_costs(config: RunConfig, path: Path) -> None:
     network = config.network
-    missing = [
-        f"network.{name}"
-        for name in ("forward_s", "backward_s", "bandwidth", "store_bandwidth")
-        if not getattr(network, name)
-    ]
-    if missing:
-        raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
+    require_costs(network, path, "forward_s", "backward_s", "bandwidth", "store_bandwidth")
     if not network.hourly_failure_probability:
         raise UserError(
             f"{path}: network.hourly_failure_probability = 0 means no failures, so no advice; set a rate above 0"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.lab.compare.advice import require_costs
 from planaria.lab.compare.compression_advice import (
     CLOSE,
     SPAN,
@@ -55,9 +56,7 @@ def _require(config: RunConfig, path: Path) -> None:
     for name in ("robust", "coded"):
         if value := getattr(exchange, name):
             raise UserError(f"{path}: exchange.{name} = {value!r} was not raced with fewer bytes; leave it out")
-    prices = ("forward_s", "backward_s", "bandwidth")
-    if missing := [f"network.{name}" for name in prices if not getattr(network, name)]:
-        raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
+    require_costs(network, path, "forward_s", "backward_s", "bandwidth")
 
 
 def _row(choice: WeighedCompression, dense: WeighedCompression, known: CompressionExperience) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.lab.compare.advice import require_costs
 from planaria.lab.compare.wire_advice import REFERENCE, WireAdvice, WireChoice, weigh_wires
 from planaria.models.families import stage_parameters
 from planaria.report.tables import Table, show
@@ -23,9 +24,7 @@ def advise_wire(config: RunConfig, path: Path) -> int:
 
     :raises UserError: when [network] lacks prices, or the recipe has a schedule.
     """
-    prices = ("forward_s", "backward_s", "bandwidth")
-    if missing := [f"network.{name}" for name in prices if not getattr(config.network, name)]:
-        raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
+    require_costs(config.network, path, "forward_s", "backward_s", "bandwidth")
     if config.routing.schedule or config.network.topology:
         raise UserError(f"{path}: routing.schedule, network.topology: --wire is for equal links; leave them out")
     advice = weigh_wires(config)

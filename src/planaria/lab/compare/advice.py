@@ -9,11 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from planaria.common.errors import UserError
 from planaria.config.options import Options
-from planaria.config.schema import RunConfig
+from planaria.config.schema import NetworkConfig, RunConfig
 from planaria.faults.trace_generation import per_step_probability
 from planaria.lab.compare.clock import ArmClock, clock_of
 from planaria.lab.compare.experience import Curve, Experience, Range, SwappedSteps, strategy_of
@@ -67,6 +68,12 @@ class StrategyAdvice:
     rivals: Sequence[str]
     """strategies that may be better than the first, given the spread of the races in experience"""
     break_evens: Sequence[BreakEven]
+
+
+def require_costs(network: NetworkConfig, path: Path, *names: str) -> None:
+    """Raise UserError, naming the recipe, if [network] lacks one of the costs that advice needs."""
+    if missing := [f"network.{name}" for name in names if not getattr(network, name)]:
+        raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
 
 
 def weigh_strategies(config: RunConfig, experience: Experience) -> list[WeighedStrategy]:

@@ -37,7 +37,7 @@ def open_decoder(folder: Path) -> WeightsFile:
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
     path = folder / "config.json"
-    result = read_json(path)
+    result = documents.json_object(path)
     config = checked_config(path, model_section(result, str(path)))
     if (folder / ADAPTERS).is_file():
         return _open_adapters(folder, config, of_folder(folder, result, config.context), exported=bool(sums))
@@ -70,14 +70,6 @@ def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, expo
 
 def _equal(tensor: Tensor, other: Tensor) -> bool:
     return tensor.shape == other.shape and bool(torch.equal(tensor, other))
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """Return a config.json; UserError if it is none."""
-    result = documents.parse_json(documents.data(path, fix="check the path"), path)
-    if not isinstance(result, dict):
-        raise UserError(f"{path}: not a JSON object")
-    return result
 
 
 def write_weights(

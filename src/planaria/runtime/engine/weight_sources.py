@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planaria.common import digests
+from planaria.common import digests, documents
 from planaria.common.errors import UserError, missing_package
 from planaria.config.names import expanded
 from planaria.config.schema import ModelConfig
@@ -21,7 +21,7 @@ from planaria.models.llama2c import open_llama2c
 from planaria.models.llama_stages import Llama
 from planaria.models.transformers.adapters import ADAPTERS, base_of
 from planaria.models.transformers.family import model_section
-from planaria.models.transformers.files import open_decoder, read_json
+from planaria.models.transformers.files import open_decoder
 from planaria.runtime.checkpoint.loading import weights_of
 from planaria.runtime.engine import run_folders
 
@@ -169,7 +169,7 @@ def _from_library(stated: Mapping[str, Any]) -> dict[str, Any]:
     if location.lstrip().startswith("{"):  # its contents
         return dict(stated)
     location = str(expanded(location))
-    result = model_section(read_json(Path(location)), location)
+    result = model_section(documents.json_object(Path(location)), location)
     _require_no_sizes(f"model.options.config = {location!r}", stated)
     require_same(f"model.options.config = {location!r}", ModelConfig.model_validate(result), stated)
     result["context"] = min(result["context"], ModelConfig().context)
