@@ -36,6 +36,7 @@ FAMILIES = {
     "hostile": ("damage",),
     "home_links": (
         "home_links_codec",
+        "home_links_demo",
         "home_links_loss",
         "home_links_subspace",
         "home_links_failures",

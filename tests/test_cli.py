@@ -33,7 +33,7 @@ def test_a_dry_run_prints_the_resolved_recipe(capsys: pytest.CaptureFixture[str]
 
 
 RATES = ("--hourly", "0.1", "--step-seconds", "9", "--stages", "4", "--steps", "9")
-MOST = 25
+MOST = 26
 """limit of the number of commands"""
 
 
@@ -181,7 +181,7 @@ def test_help_lists_at_most_20_commands_and_groups(capsys: pytest.CaptureFixture
     assert len(known) <= MOST
 
 
-@pytest.mark.parametrize("group", ["run", "checkpoint", "experts", "swarm", "network"])
+@pytest.mark.parametrize("group", ["run", "checkpoint", "experts", "swarm", "network", "lab"])
 def test_the_help_of_a_group_lists_its_commands(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([group, "--help"])

@@ -24,7 +24,7 @@ SECTIONS = {
     "training": ("train", "join", "plan", "compare", "advise"),
     "runs and models": ("watch", "report", "generate", "eval", "export", "serve"),
     "recipes": ("recipes",),
-    "groups of commands": ("run", "checkpoint", "experts", "swarm", "network"),
+    "groups of commands": ("run", "checkpoint", "experts", "swarm", "network", "lab"),
 }
 """title → first words of commands, in the order of ``planaria --help``"""
 GROUPS = {
@@ -33,6 +33,7 @@ GROUPS = {
     "experts": "ensembles of domain experts",
     "swarm": "peers that do not trust each other",
     "network": "links between machines",
+    "lab": "demonstrations",
 }
 """first word of a command of two words → description of its group"""
 GIVEN = "planaria.table"

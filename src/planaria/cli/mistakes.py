@@ -33,7 +33,6 @@ MOVED = {
     "init": "recipes NAME --to FILE",
     "lab codes": "python -m planaria.lab.codes",
     "lab trace": "python -m planaria.lab.trace",
-    "lab": "python -m planaria.lab.codes` or `python -m planaria.lab.trace",
     "network paths": "plan RECIPE --update",
     "realign": "swarm realign",
     "relay": "network relay",

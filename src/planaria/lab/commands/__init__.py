@@ -1,4 +1,4 @@
-"""Command line of the lab: compare, advise, experts train and edit.
+"""Command line of the lab: compare, advise, experts train and edit, lab demo.
 
 Commands import their modules when they run.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Option
+from typer import Argument, Option
 
 from planaria.cli.flags import DryRun, Quiet, command, flag, recipe_argument, refuse, run_argument, run_option, switch
 from planaria.cli.settings import Settings
@@ -163,6 +163,20 @@ def _advise(
     from planaria.lab.commands.advise import advise
 
     return advise(recipe, settings, delays, compress, wire)
+
+
+@command("lab demo", cls=Settings, lasting=True, forks=True)
+def _demo(
+    name: Annotated[str, Argument(metavar="NAME", help="home-links: a pipeline over links of 200 Mbit/s and 50 ms")],
+    *,
+    to: Annotated[Path | None, flag("FILE", "also draw the chart as SVG or PDF; requires matplotlib")] = None,
+    quiet: Quiet = False,
+    settings: dict[str, str],
+) -> int:
+    """Train variants of one recipe in turn, and compare their loss over seconds."""
+    from planaria.lab.commands.demo import demo
+
+    return demo(name, settings, to, quiet)
 
 
 @command("experts train", cls=Settings, lasting=True)

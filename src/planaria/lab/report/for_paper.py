@@ -34,7 +34,7 @@ def write_for_paper(results: ComparisonResults, folder: Path) -> list[str]:
     tables = {"table.csv": _sheet(numbers(results)), "table.tex": latex(results), "runs.csv": _sheet(_runs(results))}
     files = {name: text.encode() for name, text in (tables | {"curves.csv": _sheet(_curves(results))}).items()}
     for name, figure in figures(results).items():
-        files |= {f"{name}.{kind}": _drawn(figure, kind) for kind in FORMATS}
+        files |= {f"{name}.{kind}": encoded(figure, kind) for kind in FORMATS}
     try:
         for name, content in files.items():
             atomic.write_bytes(folder / name, content)
@@ -83,10 +83,10 @@ def _losses(results: ComparisonResults, over: Over) -> Any:
     known = {arm.name: drawn for arm in results.arms if (drawn := bands(arm, over)) is not None}
     if not known:
         return None
-    figure, axes = _empty(HIGH)
+    figure, axes = empty_figure(HIGH)
     shade = colours(results)
     for name, (at, spreads) in known.items():
-        axes.plot(at, [spread.mean for spread in spreads], color=shade[name], linewidth=1.1, label=_text(name))
+        axes.plot(at, [spread.mean for spread in spreads], color=shade[name], linewidth=1.1, label=plain_text(name))
         low, high = ([getattr(spread, side) for spread in spreads] for side in ("least", "most"))
         axes.fill_between(at, low, high, color=shade[name], alpha=0.13, linewidth=0)
     axes.set_xlabel("steps carried out" if over == "steps" else "hours")
@@ -99,10 +99,10 @@ def _to_target(results: ComparisonResults) -> Any:
     """Plot hours to the target, or steps if they take no time: mean, and minimum to maximum."""
     of = "hours" if results.priced else "ticks"
     known = [(arm, spread) for arm in reversed(results.ranked()) if (spread := arm.spread(of)) is not None]
-    figure, axes = _empty(0.6 + 0.28 * len(known))
+    figure, axes = empty_figure(0.6 + 0.28 * len(known))
     means = [spread.mean for _, spread in known]
     errors = [[spread.mean - spread.least for _, spread in known], [spread.most - spread.mean for _, spread in known]]
-    names = [_text(arm_title(arm)) for arm, _ in known]
+    names = [plain_text(arm_title(arm)) for arm, _ in known]
     shade = colours(results)
     axes.barh(names, means, xerr=errors, color=[shade[arm.name] for arm, _ in known], height=0.65, ecolor="#1d2733")
     for index, (arm, _) in enumerate(known):
@@ -111,7 +111,7 @@ def _to_target(results: ComparisonResults) -> Any:
     return figure
 
 
-def _empty(high: float) -> tuple[Any, Any]:
+def empty_figure(high: float) -> tuple[Any, Any]:
     """Return a figure and its axes, without global state."""
     figure = import_module("matplotlib.figure").Figure(figsize=(WIDE, high), layout="constrained")
     axes = figure.add_subplot()
@@ -120,12 +120,12 @@ def _empty(high: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _text(name: str) -> str:
+def plain_text(name: str) -> str:
     """Escape a name that matplotlib could take for mathematics."""
     return name.replace("$", r"\$")
 
 
-def _drawn(figure: Any, kind: str) -> bytes:
+def encoded(figure: Any, kind: str) -> bytes:
     """Return the figure as bytes that depend on its numbers only: no date, and deterministic ids."""
     out = BytesIO()
     dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
