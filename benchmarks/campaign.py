@@ -111,7 +111,7 @@ class Ledger:
             self.problems.append(f"taken up from memory at step {first}; the history has {len(self._history)} steps")
             self._history += [-1] * (first - len(self._history))
         self._history = self._history[:first]
-        self.replicas[0] = Replica(before, self._history[before:], recalled=f["recalled"])
+        self.replicas[0] = Replica(before, self._history[before:], recalled=f["snapshot_step"])
 
     def _form(self, f: Fact) -> None:
         r, step, generation = self.replicas[f["replica"]], f["step"], f["generation"]

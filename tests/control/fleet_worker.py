@@ -12,7 +12,7 @@ from planaria.control import decisions as d
 from planaria.recovery.echo import Echo
 
 Gift = tuple[int, int, int]
-"""generation, lost node, donor node or ``BEFORE`` for the previous holder"""
+"""generation, lost node, donor node or ``PREDECESSOR`` for the previous holder"""
 
 
 def is_whole(config: RecoveryConfig, by: str, lost: int, steps: set[int]) -> bool:

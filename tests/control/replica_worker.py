@@ -128,7 +128,7 @@ def vector(replica: int, round: int, stage: int) -> Tensor:
 
 
 def donors(source: d.Source) -> list[int]:
-    """Return the nodes that send a member its state; ``BEFORE`` for its node's previous holder."""
+    """Return the nodes that send a member its state; ``PREDECESSOR`` for its node's previous holder."""
     if isinstance(source, d.Handover):
         return [d.PREDECESSOR]
     return source.donors if isinstance(source, d.Rebuild) else []

@@ -276,7 +276,7 @@ class SimulatedReplicas(Simulation):
     def _astray(self, me: ReplicaWorker) -> bool:
         """Was its replica disbanded before it reported the copy? A real worker finishes the first file first."""
         assert me.writing is not None
-        return self.run.replicas[me.writing.order.replica].saved_in != me.writing.order.generation or (
+        return self.run.replicas[me.writing.order.replica].saved_generation != me.writing.order.generation or (
             me.name not in self.run.writing
         )
 

@@ -30,10 +30,10 @@ class Story:
         folder, first = f"step-{self.saved:08d}", max(self.saved, recalled)
         self._first, self.step = self.saved, first
         self._log("run_started", samples_per_step=4, replicas=1, first_step=first, first_sample=None, steps=STEPS)
-        self.log[-1] |= {"first_block": None, "blocks_ahead": [], "columns": [], "positions": {}}
-        self.log[-1] |= {"recalled": recalled, "durable_step": self.saved if recalled >= 0 else None}
+        self.log[-1] |= {"first_block": None, "blocks_ahead": [], "nodes_by_replica": [], "positions": {}}
+        self.log[-1] |= {"snapshot_step": recalled, "durable_step": self.saved if recalled >= 0 else None}
         self._source: Fact = {"origin": "load", "folder": folder} if self.saved else {"origin": "fresh"}
-        self.log[-1]["load"] = {str(stage): folder for stage in range(STAGES)} if self.saved else {}
+        self.log[-1]["checkpoint_of_stage"] = {str(stage): folder for stage in range(STAGES)} if self.saved else {}
         self.holders = [self._worker() for _ in range(STAGES)]
         recall: Fact = {"origin": "recall", "step": recalled, "file": {"step": recalled}}
         self.form([self._source if recalled < 0 else recall] * STAGES)
