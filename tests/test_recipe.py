@@ -158,7 +158,7 @@ def test_files_that_are_not_recipes_are_refused(write: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match="no such recipe; known here: "):
         recipe.load(tmp_path / "nowhere" / "mine.toml", {})
     write.write_text("#" * (recipe.MAX_RECIPE_BYTES + 1))
-    with pytest.raises(UserError, match="bytes is no recipe"):
+    with pytest.raises(UserError, match="bytes is too large for a recipe"):
         recipe.load(write, {})
 
 

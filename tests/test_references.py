@@ -39,6 +39,50 @@ def test_every_referenced_name_is_known() -> None:
     assert not missing, "\n".join(missing)
 
 
+def members_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield (class, member) of each class of a module; members include what methods assign."""
+    for owner in ast.walk(tree):
+        if isinstance(owner, ast.ClassDef):
+            for node in ast.walk(owner):
+                match node:
+                    case ast.FunctionDef(name=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
+                        yield owner.name, name
+                    case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                        yield owner.name, name
+
+
+def test_a_referenced_member_belongs_to_its_class() -> None:
+    """Of ``Class.member``, the class or a class with a base has that member; classes of libraries are not checked."""
+    trees = {file: ast.parse(file.read_text()) for file in SOURCES}
+    members = {pair for tree in trees.values() for pair in members_of(tree)}
+    classes = {node.name: node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+    def has(name: str, member: str) -> bool:
+        bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name) and base.id in classes]
+        return (name, member) in members or any(has(base, member) for base in bases)
+
+    missing = [
+        f"{file.relative_to(ROOT)}: {reference}"
+        for file in SOURCES
+        for reference in ROLE.findall(file.read_text())
+        if len(parts := reference.lstrip("~").split(".")) > 1
+        if parts[-2] in classes and not has(parts[-2], parts[-1])
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_documented_parameter_exists() -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {name}"
+        for file in SOURCES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for name in re.findall(r":param (\w+):", ast.get_docstring(node) or "")
+        if name not in {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_referenced_file_exists() -> None:
     known = {str(file.relative_to(ROOT / "src/planaria")) for file in SOURCES}
     known |= {str(file.relative_to(ROOT)) for file in ROOT.glob("[bdet]*/**/*.py")}

@@ -14,7 +14,7 @@ from simulation import DISK, Simulation
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.checkpoint_decisions import save_awaiting_retry
-from planaria.control.rounds import waiting_replica
+from planaria.control.rounds import round_wait_key
 from planaria.control.state import RunState
 
 Mail = tuple[str, int, str]
@@ -165,7 +165,7 @@ class SimulatedReplicas(Simulation):
 
     def _update_waits(self) -> None:
         """Update the waits; they may differ only in replicas that have changed."""
-        now = {number: waiting_replica(self.run, replica) for number, replica in self.run.replicas.items()}
+        now = {number: round_wait_key(self.run, replica) for number, replica in self.run.replicas.items()}
         changed = now if self.run.undecided is None else self.run.undecided
         assert all(now[number] == self.waits.get(number) for number in now if number not in changed)
         self.waits = now

@@ -209,7 +209,7 @@ def test_mistakes_are_reported_before_opening_a_model(tmp_path: Path, capsys: py
     assert "--k 9: " in mistake(capsys, "--questions", good, "--k", 9)
     assert "--k 0: ask one part" in mistake(capsys, "--questions", good, "--k", 0)
     for epsilon in ("0", "-1", "nan"):
-        assert "is above 0" in mistake(capsys, "--questions", good, "--censor", epsilon)
+        assert "must be above 0" in mistake(capsys, "--questions", good, "--censor", epsilon)
     assert "does not list the reply implied by each option" in mistake(
         capsys, "--questions", good, "--adversary", "counter"
     )

@@ -209,7 +209,9 @@ def read(recipe: Path) -> dict[str, Any]:
         fix = nearest(recipe.name, known) if recipe.suffix and known else nearest(str(recipe), shipped.names())
         raise UserError(f"{recipe}: no such recipe; {fix}")
     if recipe.stat().st_size > MAX_RECIPE_BYTES:
-        raise UserError(f"{recipe}: {recipe.stat().st_size} bytes is no recipe (at most {MAX_RECIPE_BYTES})")
+        raise UserError(
+            f"{recipe}: {recipe.stat().st_size} bytes is too large for a recipe (at most {MAX_RECIPE_BYTES})"
+        )
     return documents.toml(recipe, MAX_RECIPE_BYTES)
 
 

@@ -144,7 +144,7 @@ class JoinTimedOut(Fact):
     _former = former_names(missing_workers="lacking")
     kind: Annotated[Literal["join_timed_out", "nobody_joined"], renamed_to("join_timed_out")] = "join_timed_out"
     missing_workers: int
-    """workers"""
+    """number of workers that the run still needs"""
 
 
 class RetryDue(Fact):

@@ -21,8 +21,8 @@ class FailoverState:
 
     state: RunState
     repeat: tuple[Decision, ...]
-    """decisions to carry out again: the log's last one, whose orders may not all have been sent, and the request for a
-    plan that is still awaited, since the planner ended with the controller"""
+    """decisions to repeat: the last one in the log, whose orders may not all have been sent; and an unanswered request
+    for a plan, since the planner ended with the controller"""
     silent_since: float
     """time of the last line, monotonic seconds"""
     notice: int = 0

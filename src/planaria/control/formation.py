@@ -76,7 +76,7 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     position, outcome = replica.position, "skipping" if len(holders) < len(of) else _outcome(replica)
     if lent.keys() == set(of.values()):  # it continues as the other's copy
         position = _position_after_orders(lent[0])
-    return _formation(run, replica, holders, sources, position.model_copy(update={"step": replica.step}), outcome)
+    return _form_or_replan(run, replica, holders, sources, position.model_copy(update={"step": replica.step}), outcome)
 
 
 def _without_relays(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -108,7 +108,7 @@ def hand_over_stages(run: RunState, replica: ReplicaState) -> d.Decision | None:
         sources: dict[int, d.Source] = {
             node: d.Handover(worker=replica.holders[node]) if node in taking else d.Keep() for node in holders
         }
-        return _formation(run, replica, holders, sources, replica.position, "handed over")
+        return _form_or_replan(run, replica, holders, sources, replica.position, "handed over")
     if not leaving or more_to_come(run) or len(run.live) == 1:
         return None
     return end_replica(run, replica, "the machine of its workers leaves, and there are no others", [])
@@ -191,7 +191,7 @@ def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answe
             # Workers of a run that was just resumed hold nothing yet: their origin names the file to read.
             begins = replica.origins.get(node)
             sources[node] = begins if isinstance(begins, d.Recall) else d.Recall(by=by, step=step)
-    return _formation(run, replica, holders, sources, ReplicaPosition(step=step), "recalled")
+    return _form_or_replan(run, replica, holders, sources, ReplicaPosition(step=step), "recalled")
 
 
 def _roll_back(
@@ -201,7 +201,7 @@ def _roll_back(
     position, origins = point.positions.get(replica.number), point.origins(replica.arrangement)
     if position is None:
         return end_replica(run, replica, "it was not there when the last checkpoint was made", [])
-    return _formation(run, replica, holders, {node: origins[node] for node in holders}, position, "rolled back")
+    return _form_or_replan(run, replica, holders, {node: origins[node] for node in holders}, position, "rolled back")
 
 
 def _may_skip(run: RunState, replica: ReplicaState) -> bool:
@@ -225,7 +225,7 @@ def _outcome(replica: ReplicaState) -> str:
     return "recovered" if replica.lost or replica.vacant or replica.origins else "relinked"
 
 
-def _formation(
+def _form_or_replan(
     run: RunState,
     replica: ReplicaState,
     holders: dict[int, str],

@@ -24,7 +24,7 @@ def after_commit(
 
     :param staleness: node → commits during which its current or last holder kept its copies of others up to date.
     :param rested: nodes skipped since the last commit of all nodes: their copies have missed steps.
-    :param skipped: nodes without which this step was made; copies from and at them do not age.
+    :param skipped: nodes skipped in this step; copies of them, and copies that they hold, do not age.
     :param copies: pairs of nodes, one of which keeps a copy of the other.
     """
     rested = rested | frozenset(skipped)
@@ -167,7 +167,7 @@ class ReplicaState:
     """the latest broken edge since then, with its cause"""
     evaluated: int = -1
     saved: int = -1
-    """name (a step) of the last checkpoint that contains it"""
+    """step of the last checkpoint that contains this replica; −1: none"""
     saved_generation: int = -1
     """generation of that save"""
     digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -294,11 +294,11 @@ class ReplicaState:
         return ReplicaPosition(step=self.step, rounds=self.rounds, inner=self.steps_since_round)
 
 
-BUILT_OF = frozenset(
+CACHED_PROPERTY_INPUTS = frozenset(
     {"holders", "origins", "lost", "skipped", "leavers", "links", "plan_override", "routes", "unrecoverable_reason"}
 )
 """fields from which the cached properties above are derived"""
-_STEADY = frozenset(ReplicaState.__dataclass_fields__) - BUILT_OF
+_FIELDS_WITHOUT_CACHED_PROPERTIES = frozenset(ReplicaState.__dataclass_fields__) - CACHED_PROPERTY_INPUTS
 
 
 def updated(replica: ReplicaState, **changes: Any) -> ReplicaState:
@@ -306,6 +306,6 @@ def updated(replica: ReplicaState, **changes: Any) -> ReplicaState:
 
     :raises TypeError: for an unknown field, or one from which cached properties are derived.
     """
-    if not changes.keys() <= _STEADY:
-        raise TypeError(f"{sorted(changes.keys() - _STEADY)}: use dataclasses.replace")
+    if not changes.keys() <= _FIELDS_WITHOUT_CACHED_PROPERTIES:
+        raise TypeError(f"{sorted(changes.keys() - _FIELDS_WITHOUT_CACHED_PROPERTIES)}: use dataclasses.replace")
     return fast_replace(replica, **changes)

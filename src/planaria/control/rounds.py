@@ -35,10 +35,10 @@ def is_round_due(run: RunState, replica: ReplicaState) -> bool:
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
     """Return the block of samples of the replica's next step; None if none is left for it."""
-    return run.allotment.next_for(replica.number, run.replicas.gone, _lenience(run, replica))
+    return run.allotment.next_for(replica.number, run.replicas.gone, _help_lag_steps(run, replica))
 
 
-def _lenience(run: RunState, replica: ReplicaState) -> int:
+def _help_lag_steps(run: RunState, replica: ReplicaState) -> int:
     """Return how many steps others may lag before the replica helps them.
 
     Many while each has been formed only once, so that small speed differences do not change a run's results.
@@ -61,12 +61,12 @@ def decide_round(run: RunState, candidates: Collection[ReplicaState]) -> d.Decis
     rule = run.rule
     for replica in _with_groups(run, candidates) if rule.prefetches else candidates:
         decision: d.Decision | None = None
-        if _to_settle(run, replica):
+        if _is_ready_to_settle(run, replica):
             decision = _settle(run, replica)
-        elif _ready(run, replica) and not run.stopping:
-            decision = _gather(run, replica)
+        elif _has_reached_next_round(run, replica) and not run.stopping:
+            decision = _begin_round(run, replica)
         elif rule.prefetches and not run.stopping:
-            decision = _introduce(run, replica)
+            decision = _open_prefetch_links(run, replica)
         if decision is not None:
             return decision
     return None
@@ -88,14 +88,14 @@ def stale_replicas(run: RunState) -> frozenset[int]:
     return frozenset(number for number, own in rounds.items() if own < latest)
 
 
-def waiting_replica(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | None:
+def round_wait_key(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | None:
     """Return (replica, round, whether it is meeting already) of a replica that waits within its patience."""
     if run.settings.most_replicas == 1 or replica.phase == "left":
         return None
     result = None
-    if replica.open_round and _to_settle(run, replica):
+    if replica.open_round and _is_ready_to_settle(run, replica):
         result = replica.number, replica.open_round.round, True
-    elif _ready(run, replica):
+    elif _has_reached_next_round(run, replica):
         result = replica.number, replica.rounds, False
     return None if result in run.expired_round_waits else result
 
@@ -113,19 +113,19 @@ def _at_rest(run: RunState, replica: ReplicaState) -> bool:
     return replica.phase == "idle" and run.can_save(replica)
 
 
-def _to_settle(run: RunState, replica: ReplicaState) -> bool:
+def _is_ready_to_settle(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has completed its round, as far as it can."""
     if not replica.open_round or not _at_rest(run, replica):
         return False
     return replica.step >= replica.open_round.settle_at or bool(run.stopping) or next_block(run, replica) is None
 
 
-def _ready(run: RunState, replica: ReplicaState) -> bool:
+def _has_reached_next_round(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has reached its next round."""
     return _at_rest(run, replica) and is_round_due(run, replica)
 
 
-def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
+def _begin_round(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Start the round of a replica that reached it, once the others of its group have, or are late."""
     rule, round, live = run.rule, replica.rounds, run.live
     if rule.synchronised and (ahead := [r for r in live.values() if r.rounds > round and not r.is_stateless]):
@@ -134,7 +134,7 @@ def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return _draw(run, round)
     group = tuple(live) if rule.synchronised else _group(run.groups[round], replica.number)
     expected = [n for n in group if n in live and live[n].rounds <= round and _will_come(run, live[n])]
-    present = [n for n in expected if live[n].rounds == round and _ready(run, live[n])]
+    present = [n for n in expected if live[n].rounds == round and _has_reached_next_round(run, live[n])]
     if present != expected and not any((n, round, False) in run.expired_round_waits for n in present):
         return None
     generations = [live[n].generation for n in present]
@@ -143,7 +143,7 @@ def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
     return d.BeginRound(round=round, members=present, generations=generations, links=_links(run, round, present))
 
 
-def _introduce(run: RunState, replica: ReplicaState) -> d.Decision | None:
+def _open_prefetch_links(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Let a group whose members have all settled the previous round send prefetched parts."""
     round, live = replica.rounds, run.live
     if replica.broken or replica.phase == "link" or replica.open_round:
@@ -214,7 +214,7 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     party = [n for n in _accepted(run, party) if n not in excluded] or [replica.number]
     if replica.number not in party:  # the others continue first, without its update
         return None
-    resting = [n for n in party if _to_settle(run, live[n])]
+    resting = [n for n in party if _is_ready_to_settle(run, live[n])]
     late = any((n, open_round.round, True) in run.expired_round_waits for n in party)
     if late and resting:
         party = _all_received(run, resting)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from planaria.control.data_position import BlockAllocation, BlockSet
 from planaria.control.events import ReplicaPosition, RunStarted
 from planaria.control.gauges import Gauges
-from planaria.control.replica import BUILT_OF, Group, ReplicaState
+from planaria.control.replica import CACHED_PROPERTY_INPUTS, Group, ReplicaState
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, Roster, Status, WorkerState
 from planaria.control.slowness_events import SlowPartFound
@@ -87,7 +87,7 @@ class Replicas(Mapping[int, ReplicaState]):
         return self._all.items()
 
 
-_built = attrgetter(*sorted(BUILT_OF))
+_built = attrgetter(*sorted(CACHED_PROPERTY_INPUTS))
 
 
 @dataclass(frozen=True)

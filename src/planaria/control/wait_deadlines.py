@@ -17,7 +17,7 @@ from planaria.control.events import Heartbeat, WorkReport
 from planaria.control.features import FEATURES
 from planaria.control.replica import ReplicaState
 from planaria.control.roster import identity_order
-from planaria.control.rounds import has_quorum, waiting_replica
+from planaria.control.rounds import has_quorum, round_wait_key
 from planaria.control.state import RunState
 from planaria.control.worker_assignment import workers_to_join
 from planaria.runtime.transport.address import parse
@@ -111,7 +111,7 @@ MIN_STRAGGLER_WAIT_S = 0.05
 class RoundWait(NamedTuple):
     """A replica's wait for others in a round."""
 
-    who: tuple[int, int, bool]
+    key: tuple[int, int, bool]
     """as in ``control/rounds.py``"""
     began: float
     until: float
@@ -130,11 +130,11 @@ class RoundWaits:
         """time of the retry of a failed last save"""
         self.round_waits: dict[int, RoundWait] = {}
         """replica → its wait for others in a round"""
-        self._clocks = [feature.new_timers() for feature in FEATURES]
+        self._feature_timers = [feature.new_timers() for feature in FEATURES]
         self._relays = math.inf
         """until when the run waits for silent relays"""
         self._starts = StartDeadlines(config.fleet.start_timeout_s)
-        self._lacking: tuple[float, int] = math.inf, 0
+        self._missing_workers_wait: tuple[float, int] = math.inf, 0
         """until when the run waits for machines to join, and the number of missing workers"""
 
     @property
@@ -143,18 +143,18 @@ class RoundWaits:
         impatient = [wait.until for wait in self.round_waits.values()]
         return [
             self._retry,
-            self._lacking[0],
+            self._missing_workers_wait[0],
             self._relays,
             self._starts.due,
             self._stop,
             *impatient,
-            *(moment for clock in self._clocks for moment in clock.due),
+            *(moment for clock in self._feature_timers for moment in clock.due),
         ]
 
     def expired(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
         """Yield events of expired waits; each may change the ``state`` and other waits."""
-        if now >= self._lacking[0]:
-            yield e.JoinTimedOut(missing_workers=self._lacking[1])
+        if now >= self._missing_workers_wait[0]:
+            yield e.JoinTimedOut(missing_workers=self._missing_workers_wait[1])
         if now >= self._relays:
             yield e.RelaysGivenUp()
         if (slow := self._starts.report(now, state())) is not None:
@@ -165,7 +165,7 @@ class RoundWaits:
                 yield e.StopOverdue(detail=detail)
         if now >= self._retry and (step := save_awaiting_retry(state())) is not None:
             yield e.RetryDue(step=step)
-        for clock in self._clocks:
+        for clock in self._feature_timers:
             yield from clock.expired(now, state)
         for number, wait in list(self.round_waits.items()):
             if (
@@ -173,24 +173,24 @@ class RoundWaits:
             ):  # the previous event may have started another wait
                 continue
             del self.round_waits[number]
-            if wait.who == waiting_replica(state(), state().replicas[number]):
-                yield e.RoundWaitExpired(replica=wait.who[0], round=wait.who[1], in_round=wait.who[2])
+            if wait.key == round_wait_key(state(), state().replicas[number]):
+                yield e.RoundWaitExpired(replica=wait.key[0], round=wait.key[1], in_round=wait.key[2])
 
     def note(self, now: float, run: RunState) -> e.Trouble | None:
         """Record current waits of the replicas that changed; return a warning for the user, if any."""
-        for clock in self._clocks:
+        for clock in self._feature_timers:
             clock.note(now, run)
         self._starts.note(now, run)
         stops = run.stops_before_repair and not (run.overdue or run.over)
         self._stop = min(self._stop, now + self._stop_s) if stops else math.inf
         changed = run.undecided
         for number in run.replicas if changed is None else changed:
-            key = waiting_replica(run, run.replicas[number])
+            key = round_wait_key(run, run.replicas[number])
             if key is None:
                 self.round_waits.pop(number, None)
                 continue
             wait = self.round_waits.get(number)
-            if wait is None or wait.who != key:
+            if wait is None or wait.key != key:
                 wait = self.round_waits[number] = RoundWait(key, now, now + self._patience_s)
             if self._patience_s == math.inf or not has_quorum(run, run.replicas[number]):
                 continue
@@ -213,9 +213,9 @@ class RoundWaits:
 
     def _note_lacking(self, now: float, run: RunState) -> e.Trouble | None:
         wanted = workers_to_join(run)
-        if wanted == self._lacking[1]:
+        if wanted == self._missing_workers_wait[1]:
             return None
-        self._lacking = now + self._join_s if wanted else math.inf, wanted
+        self._missing_workers_wait = now + self._join_s if wanted else math.inf, wanted
         if not wanted:
             return None
         limit = f"for {self._join_s:g} s (fleet.join_s)"

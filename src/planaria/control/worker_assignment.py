@@ -22,16 +22,16 @@ def lending_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> di
     A complete replica sends all; each attempt uses the next one. If every replica lost stages, they send each other's.
     A replica without any stage waits for a complete one to copy.
     """
-    synchronised, hollow = run.rule.synchronised, lost == set(replica.arrangement.stages)
+    synchronised, lost_all_stages = run.rule.synchronised, lost == set(replica.arrangement.stages)
     others = [r for n, r in run.live.items() if n != replica.number and not r.is_stateless]
     if synchronised:
-        furthest = max((settled_rounds(r) for r in others), default=0) if hollow else replica.rounds
+        furthest = max((settled_rounds(r) for r in others), default=0) if lost_all_stages else replica.rounds
         others = [r for r in others if settled_rounds(r) >= furthest]
     ready = [r for r in others if r.phase != "link" and not r.origins and not (synchronised and r.open_round)]
-    turn = replica.number + replica.attempts
+    rotation = replica.number + replica.attempts
     if whole := [r for r in ready if not r.broken]:
-        return dict.fromkeys(sorted(lost), whole[turn % len(whole)])
-    if hollow:
+        return dict.fromkeys(sorted(lost), whole[rotation % len(whole)])
+    if lost_all_stages:
         return None if others else {}
     if not all(any(_will_have(r, stage, synchronised) for r in others) for stage in lost):
         return {}
@@ -39,7 +39,7 @@ def lending_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> di
     having = {stage: [r for r in ready if stage in r.stateful.stages] for stage in sorted(lost)}
     if any(r.phase == "link" for r in others) or not all(having.values()):
         return None
-    return {stage: value[turn % len(value)] for stage, value in having.items()}
+    return {stage: value[rotation % len(value)] for stage, value in having.items()}
 
 
 def settled_rounds(replica: ReplicaState) -> int:
@@ -87,8 +87,8 @@ def has_room(run: RunState, worker: str, stage: int) -> bool:
 
 
 def spares_by_preference(run: RunState, replica: ReplicaState) -> list[str]:
-    """Return the spares for a replica: those of the run's own machines first, or last if it exists because machines
-    joined.
+    """Return the spares for a replica: those of the run's own machines first; last if the replica was formed from
+    joined machines.
 
     Workers that were slow, or are on slow machines, come last.
     """
@@ -116,7 +116,8 @@ def count_suitable_spares(run: RunState) -> int:
 
 
 def spawn_if_needed(run: RunState) -> d.Spawn | None:
-    """Start a worker if nodes lack one, or if spares do and the run is moving, since a start costs CPU time.
+    """Start a worker if a node lacks one; also if a spare is missing, but only while the run makes steps, since a
+    start costs CPU time.
 
     Spares are optional: if they die before they are ready, the run continues without them.
     """

@@ -108,8 +108,8 @@ def senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict
 
 
 def clipped_senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
-    """Return :func:`senders` of messages clipped, tensor by tensor, to the median norm of the members that sent any of
-    its coordinates. It is not a robust rule: a single sender is not clipped."""
+    """Clip each tensor of each message to the median norm among the members that sent it, and return :func:`senders`
+    of the result. It is not a robust rule: a single sender is not clipped."""
     result: dict[int, dict[str, Tensor]] = {member: {} for member in values}
     for name in next(iter(values.values())):
         norms = {member: math.sqrt(squared_norm(value[name])) for member, value in values.items()}

@@ -38,7 +38,8 @@ Shapes = Mapping[str, torch.Size]
 Sharing = Literal["shared", "own", "estimate"]
 """Who keeps a part of the outer state. shared: equal at all replicas; a copy of a replica takes it over. own: belongs
 to this replica, such as its rounding residual; a copy starts without it, and a different number of replicas starts with
-the mean. estimate: like own, but not residual to anyone; a different number of replicas starts without it.
+the mean. estimate: like own, but it carries nothing that must not be lost, so a different number of replicas starts
+without it.
 """
 Parts = Mapping[str, Sharing]
 SECANTS = "secants"
@@ -110,7 +111,7 @@ class CompressionEffect:
     norm: float
     """‖g‖ of the exact vector"""
     lost: float
-    """‖C(v) − v‖²/‖v‖² for the encoded vector v: the measured 1 − δ; 0 if v is zero"""
+    """relative squared error ‖C(v) − v‖²/‖v‖² of the encoded vector v, that is, the measured 1 − δ; 0 if v is zero"""
     residual: float | None = None
     """‖e‖ of the residual after encoding, if the feedback keeps one"""
     off: float | None = None

@@ -68,7 +68,7 @@ def host(
     :param address: address of this machine at which the group's controller listens.
     :param advertise: name or address for other machines, if it differs.
     :param members: members that the first step waits for; with allreduce, the parts into which each step is divided.
-    :param most: largest number of members at once.
+    :param max_members: largest number of members at once.
     :param patience_s: how long a round waits for its members, and the group for a new member if all are lost.
     :param step_timeout_s: longest time between two calls of the loop's optimizer; a slower member counts as stuck.
     :param seed: seed of the order of samples and of the groups that meet.
@@ -93,7 +93,7 @@ def join(address: str, *, key: str | Path = KEY, patience_s: float = 60.0, seed:
     :raises UserError: if the key cannot be read.
     """
     if not re.fullmatch(r".+:[0-9]{1,5}", address):
-        raise UserError(f"join: {address!r} is no address; give HOST:PORT, as the host prints it")
+        raise UserError(f"join: {address!r} is not an address; give HOST:PORT as printed by the host")
     return Group(read_key(Path(key).expanduser()), HostSettings(patience_s=patience_s, seed=seed), address)
 
 
@@ -107,7 +107,7 @@ class Group:
         self._key, self._settings, self.address, self._opened = key, settings, address, opened
         self._hosts = not address
         self.folder: Path | None = None
-        """of the group's log and report, at its host"""
+        """folder of the group's log and report; None except at the host"""
         self._owned: MemberState | None = None
         self._agreed: ExchangeSettings | None = None
         self._member: Membership | None = None
@@ -199,10 +199,10 @@ class Group:
         self._owned.extra_state()  # what cannot be sent to newcomers is this process's mistake
         if self._hosts:
             config = group_config(self._settings, self._agreed, data, self._owned)
-            self.address, self.folder = _started(config.model_dump_json(), self._key)
+            self.address, self.folder = _start_controller(config.model_dump_json(), self._key)
             if self._opened is not None:
                 self._opened(self.address)
-        visit = _visit(self.address, self._key, self._settings.patience_s)
+        visit = _connect(self.address, self._key, self._settings.patience_s)
         setup = replace(setup_of(visit), sign="")
         require_same(setup, self._owned)
         self._require_agreed(setup, data)
@@ -306,7 +306,7 @@ def _invitation(address: str, key: Path) -> str:
     return f"group at {address}; others join with planaria.join({address!r}) and a copy of {key}"
 
 
-def _started(config: str, key: bytes) -> tuple[str, Path]:
+def _start_controller(config: str, key: bytes) -> tuple[str, Path]:
     """Start the controller of a group; return its HOST:PORT and its folder.
 
     :raises UserError: if it cannot start.
@@ -331,7 +331,7 @@ def _started(config: str, key: bytes) -> tuple[str, Path]:
     return answer["address"], Path(answer["folder"])
 
 
-def _visit(address: str, key: bytes, patience_s: float) -> RunMembership:
+def _connect(address: str, key: bytes, patience_s: float) -> RunMembership:
     """Connect to a group's controller, trying for ``patience_s``.
 
     :raises UserError: if it rejects this process.

@@ -48,7 +48,7 @@ RELAXED = (
 MOST_CHOICES = 5000
 """maximum number of choices of data nodes to distinguish"""
 AHEAD, CLOSEST = 0.02, 0.002
-"""share by which the step is assumed to be at most longer than its bound: at first, and at last"""
+"""assumed maximum gap between step and bound, as a share of the bound: at the start and at the end of the search"""
 WORK = 30_000_000
 """table entries that all examinations together process"""
 ROUNDING = 1e-9

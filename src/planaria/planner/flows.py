@@ -124,7 +124,7 @@ def search_flows(
     watch: Watch = lambda value: None,
     rule: EdgeRule = "two_way",
 ) -> SearchResult:
-    """Return the plan with the least largest flow cost found within ``budget``; call ``watch`` regularly.
+    """Return the plan found within ``budget`` whose most expensive flow costs least; call ``watch`` regularly.
 
     A move prices at most one change. Every round starts from new random flows over stages that nodes joined one by one.
     Steps may grow, since they are not the objective.
@@ -214,7 +214,8 @@ def spread(problem: PlanningProblem, stages: list[list[int]], rng: random.Random
 def flow_moves(net: FlowNetwork, now: Flows, random: Floats, temperature: Floats, best_path: Ints, best: int) -> int:
     """Try one move for each temperature (nanoseconds), with the ``random`` numbers [moves, RANDOMS].
 
-    A move is worse by the largest cost of changed edges of a flow, after minus before. Change ``now`` in place; copy
+    The penalty of a move is the cost of the changed edges of its dearer flow, after the move minus before. Change
+    ``now`` in place; copy
     its path to ``best_path`` if the largest flow cost is less than ``best``. Return the least.
     """
     origin, path, costs, load = now

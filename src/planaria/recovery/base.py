@@ -85,7 +85,8 @@ class RebuildInputs:
     draw: Callable[[], Mapping[str, Tensor]]
     """draw new initial weights for the stage, with other random numbers than at the start of the run"""
     decays: Mapping[str, float]
-    """β of the optimizer tensors that are exponential means (``models.optimizers.Optimizer.decays``)"""
+    """decay β of each optimizer tensor that is an exponential moving average
+    (``models.optimizers.Optimizer.decays``)"""
     before: StageState | None = None
     """the stage's state when it was lost; only for simulated losses (controls)"""
 
@@ -154,7 +155,7 @@ class Recovery(Choice, ABC):
     """how a lost stage of pretrained weights is rebuilt, as a clause of a warning; empty: no warning"""
 
     control: ClassVar[str] = ""
-    """for a control arm: its action that is impossible after a real failure, as a clause; else empty"""
+    """if this is a control arm: what it does that is impossible after a real failure, as a clause; otherwise empty"""
 
     @property
     def quality_key(self) -> str:

@@ -1,7 +1,8 @@
 """CheckFree (arXiv 2506.15461, Algorithm 1): rebuild a lost middle stage as the mean of its neighbours.
 
 No copies are kept. Weights are squared gradient norms, so the neighbour with the larger gradient has more weight. Stage
-0 and the first, last and adjacent lost stages lack two neighbours and are refused. The formula is ``merging.merge``.
+0 and the first, last and adjacent lost stages lack two neighbours and are refused. The formula is
+``neighbour_average.merge``.
 """
 
 from __future__ import annotations

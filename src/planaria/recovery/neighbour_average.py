@@ -14,7 +14,8 @@ Moments = dict[str, dict[str, Tensor]]
 def merge(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], omega_before: float, omega_after: float
 ) -> dict[str, Tensor]:
-    """Return CheckFree's mean of two neighbours (arXiv 2506.15461, Alg. 1 line 3, misprinted second index read as i+1):
+    """Return CheckFree's mean of two neighbours (arXiv 2506.15461, Algorithm 1, line 3; its second index is a misprint
+    for i+1):
 
         W_i = (ω_{i-1} W_{i-1} + ω_{i+1} W_{i+1}) / (ω_{i-1} + ω_{i+1})
 

@@ -140,7 +140,7 @@ def test_no_advice_is_given_if_no_strategy_makes_progress() -> None:
     network = {"store_bandwidth": 1.0, "bandwidth": 1.0}
     usual = failing(0.1, **SHAPE)
     slow = usual.model_copy(update={"network": usual.network.model_copy(update=network)})
-    with pytest.raises(UserError, match=r"^network: with 0.1 failures an hour and worker, no known strategy"):
+    with pytest.raises(UserError, match=r"^network: at a failure rate of 0.1 per worker and hour, no known strategy"):
         advise(slow, experience())
     assert {one.why for one in unknown_strategies(slow, experience()).values()} >= {
         "between failures it makes no durable progress"

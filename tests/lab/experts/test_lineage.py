@@ -35,7 +35,7 @@ def test_domains_are_ordered_in_chains() -> None:
     ("after", "complaint"),
     [
         ({"a": "", "b": "z"}, r"experts\.domains\.b\.after = 'z': there is no such domain"),
-        ({"a": "", "b": "a", "c": "a"}, r"experts\.domains\.c\.after = 'a': b comes after it too"),
+        ({"a": "", "b": "a", "c": "a"}, r"experts\.domains\.c\.after = 'a': b also comes after it"),
         ({"a": "", "b": "c", "c": "b"}, r"experts\.domains\.b\.after: forms a cycle"),
         ({"a": "a", "b": ""}, r"experts\.domains\.a\.after: forms a cycle"),
     ],

@@ -45,8 +45,8 @@ def test_what_is_chosen_is_known_and_named_once() -> None:
 
 
 @pytest.mark.slow
-def test_the_room_does_without_torch() -> None:
-    run = "narrate, recovery_timeline, ledger, stays, report, perfetto"
+def test_reports_and_trackers_import_no_torch() -> None:
+    run = "event_lines, recovery_timeline, ledger, stage_holders, report, perfetto"
     code = (
         "import sys; from planaria.control import logs; "
         "from planaria.report.observe import trackers, progress, prometheus; "

@@ -59,7 +59,7 @@ class Random(VectorAttack):
     """A normally distributed direction, c times as long as the own vector."""
 
     strength: Strength = 10.0
-    """c"""
+    """c, the length relative to the replica's own vector"""
 
     def vector(self, scene: AttackView) -> Tensor:
         noise = torch.randn(scene.own.shape, generator=scene.generator)

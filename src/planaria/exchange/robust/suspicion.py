@@ -103,7 +103,8 @@ class Suspicion:
         return Suspicion(MappingProxyType(result), now, MappingProxyType(others))
 
     def exclusions(self, rule: Exchange) -> Exclusions:
-        """Return the members excluded from the current step: found in it, or in ``rule.strikes`` steps (0: never)."""
+        """Return the members excluded from the current step: those caught in it, and those caught in ``rule.strikes``
+        earlier steps (0: never)."""
         least = rule.strikes
         held = {finding for finding, steps in self.findings.items() if 0 < least <= steps} | self.now
         alone = {member for finding in held if len(finding) == 1 for member in finding}

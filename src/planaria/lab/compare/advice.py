@@ -24,7 +24,7 @@ from planaria.recovery.checkpoint import best_interval, rollback_mean
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.copy_costs import step_bytes_and_memory
 
-SPAN = 100.0
+BREAK_EVEN_SEARCH_FACTOR = 100.0
 """break-evens are searched within this factor of the recipe's own number, both ways"""
 _HALVINGS = 20
 
@@ -53,7 +53,7 @@ class UnweighableStrategy(NamedTuple):
 
 @dataclass(frozen=True)
 class BreakEven:
-    """At ``value`` of the setting ``what``, ``other`` becomes better than the advised strategy."""
+    """When ``setting`` reaches ``value``, ``other`` becomes better than the advised strategy."""
 
     setting: str
     value: float
@@ -119,9 +119,8 @@ def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
     result = weigh_strategies(config, experience)
     if not result:
         raise UserError(
-            f"network: with {config.network.hourly_failure_probability:.3g} failures an hour and worker, no "
-            "known strategy makes durable "
-            "progress: steps, saves or repairs take too long; check [network]"
+            f"network: at a failure rate of {config.network.hourly_failure_probability:.3g} per worker and hour, no "
+            "known strategy makes durable progress: steps, saves or repairs take too long; check [network]"
         )
     best = result[0].prediction
     rivals = [w.prediction.name for w in result[1:] if may_be_as_good(w.prediction.hours, best.hours)]
@@ -157,7 +156,7 @@ def _break_evens(config: RunConfig, experience: Experience, best: str, label: st
         return names[0] if best in names else best
 
     result = []
-    for factor in (1.0 / SPAN, SPAN):
+    for factor in (1.0 / BREAK_EVEN_SEARCH_FACTOR, BREAK_EVEN_SEARCH_FACTOR):
         far = value * factor
         if label == "network.hourly_failure_probability":
             far = min(far, max(0.99, value))
@@ -179,7 +178,7 @@ def first_change(winner: Callable[[float], str], best: str, near: float, far: fl
     return outside
 
 
-OLD = 1000
+COMPLETE_COPY_AGE = 1000
 """steps after which every copy is complete"""
 
 
@@ -211,7 +210,7 @@ def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experi
     for name, one in chain.items():
         if not one.exact and strategy_of(name, one) not in experience.curves:
             return "not measured yet"
-    used = _used(config, _fates(config, failures.struck), failures.rate, experience)
+    used = _used(config, _stage_recoveries(config, failures.struck), failures.rate, experience)
     return next((why for curve, met in used if (why := curve.doubt(met))), "")
 
 
@@ -220,7 +219,7 @@ def why_size_not_covered(config: RunConfig, failures: FailureRate, experience: E
 
     Call it only if :func:`why_not_covered` is empty.
     """
-    fates = _fates(config, failures.struck)
+    fates = _stage_recoveries(config, failures.struck)
     used: list[Curve | SwappedSteps] = [curve for curve, _ in _used(config, fates, failures.rate, experience)]
     if config.routing.kind == "swapped":
         used.append(experience.swapped)
@@ -247,7 +246,7 @@ def predict(
     A stage also rolls back if it is lost while its copy, restarted after another failure, is incomplete.
     ``interval`` is f; by default the best one for these numbers, and at least the checkpoints' delay.
     """
-    fates = _fates(config, failures.struck)
+    fates = _stage_recoveries(config, failures.struck)
     rolled = [stage for stage, fate in fates.items() if fate.by is None]
     rebuilt = [fate for fate in fates.values() if fate.by is not None]
     unready = sum(1.0 - (1.0 - failures.rate) ** fate.unready for fate in rebuilt)
@@ -293,7 +292,7 @@ def _used(
     return [(curves[strategy], count * rate) for strategy, count in rebuilt.items() if strategy in curves]
 
 
-def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _StageRecovery]:
+def _stage_recoveries(config: RunConfig, struck: Collection[int]) -> dict[int, _StageRecovery]:
     chain = recovery(config.recovery, config.pipeline.stages)
 
     def rebuilt(stage: int, age: int) -> str | None:
@@ -302,8 +301,9 @@ def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _StageRecove
 
     result = {}
     for stage in struck:
-        by = rebuilt(stage, OLD)
-        result[stage] = _StageRecovery(by, next(age for age in range(OLD + 1) if rebuilt(stage, age) == by))
+        by = rebuilt(stage, COMPLETE_COPY_AGE)
+        youngest = next(age for age in range(COMPLETE_COPY_AGE + 1) if rebuilt(stage, age) == by)
+        result[stage] = _StageRecovery(by, youngest)
     return result
 
 

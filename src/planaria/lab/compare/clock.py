@@ -49,7 +49,8 @@ class ArmClock:
         return math.ceil(self.write_s / self.step_s) if self.write_s else 0
 
     def recovery_s(self, met: LossEvent, scale: float) -> float:
-        """Return the seconds of one recovery: :attr:`again` steps, a replacement, then state from donors or the store.
+        """Return the seconds of one recovery: :attr:`mean_repeated_steps` steps, a replacement, then the state, from
+        donors or the store.
 
         ``scale`` converts bytes of the raced model to those of the clock's model.
         """

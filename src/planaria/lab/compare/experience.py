@@ -36,7 +36,7 @@ class SwappedSteps(Range):
     """of the raced model"""
 
     def why_size_not_covered(self, size: int) -> str:
-        """See :meth:`Curve.far`."""
+        """See :meth:`Curve.why_size_not_covered`."""
         return _far(size, self.parameters, self.parameters)
 
 

@@ -46,8 +46,8 @@ def chains(after: Mapping[str, str]) -> list[list[str]]:
             raise ValueError(f"experts.domains.{name}.after = {before!r}: there is no such domain; name one, or none")
         if before in following:
             raise ValueError(
-                f"experts.domains.{name}.after = {before!r}: {following[before]} comes after it too; let one of both "
-                "come after the other"
+                f"experts.domains.{name}.after = {before!r}: {following[before]} also comes after it; let one of the "
+                "two come after the other"
             )
         if before:
             following[before] = name

@@ -120,7 +120,8 @@ class Written(NamedTuple):
 
 
 def write_stage(folder: Path, stage: int, step: int, state: StageState, index: int = 0) -> Written:
-    """Write a stage durably into ``folder``, which is created if missing, or a node's own state at another ``index``.
+    """Write a stage durably into ``folder``, Write a stage durably into ``folder``, which is created if missing; with
+    an ``index`` other than 0, the outer state of that node.
 
     :raises OSError: as :func:`write_labelled`.
     """

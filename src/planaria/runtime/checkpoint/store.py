@@ -116,7 +116,7 @@ class CheckpointStore:
         return self.unfinished(step) / f"{replica_name(replica)}.g{generation}"
 
     def collect(self, step: int, replicas: int, replica: int, generation: int) -> None:
-        """Create the folder of :meth:`part`; remote machines may send stages only while it exists."""
+        """Create the :meth:`unsealed_replica_folder`; remote machines may send stages only while it exists."""
         with suppress(OSError):  # reported by the workers that write there
             self.unsealed_replica_folder(step, replicas, replica, generation).mkdir(parents=True, exist_ok=True)
 

@@ -2,7 +2,7 @@
 
 Three delays do not count as silence:
 
-- The listener was suspended. Between two looks, time advances at most by the expected interval.
+- The listener was suspended: a check that comes late advances the clock by a quarter of a heartbeat only.
 - Messages were not read yet. Callers read all messages first, and judge by the time of a look *before* reading.
 - The machine is busy. The limit grows with the longest recent gap between heartbeats of any worker; for a process of
   this machine, the kernel reports whether it is stopped or waits for a processor.
@@ -18,17 +18,18 @@ from typing import Generic, TypeVar
 from planaria.runtime.fleet.process import Activity
 from planaria.runtime.fleet.spawner import START_S
 
-_TIMES = 4
-"""longest recent gaps that count as silence. Gaps are heavy-tailed on a busy machine: if the chance of exceeding one
-falls as its square, one window in sixteen has one
+_SILENCE_GAP_FACTOR = 4
+"""multiple of the longest recent gap that counts as silence. On a busy machine gaps have a heavy tail: if the chance
+of a gap falls with the square of its length, 1 window in 16 has a gap 4 times the longest before
 """
-_LATELY_S = 60.0
-_MOST_S = 30.0
+_GAP_WINDOW_S = 60.0
+_MAX_SILENCE_S = 30.0
 """limit (s) for any worker that has reported, even if it seems to be busy"""
 _LATE_LOOK_FACTOR = 1.5
 """a check counts as late after this many planned waits or heartbeats"""
 _LATE_LOOK_HEARTBEATS = 0.25
-"""heartbeats by which a late check advances the clock; positive, so that a monitor that is always late detects silence
+"""advance of the clock at a late check, in heartbeats; positive, so that even a monitor that is always late detects
+silence
 """
 
 Who = TypeVar("Who", bound=Hashable)
@@ -102,10 +103,11 @@ class HeartbeatMonitor(Generic[Who]):
             return self._floor_s
         if who not in self._heard_from:
             return max(self._floor_s, self._start_s)
-        return max(self._floor_s, _MOST_S if doing == "busy" else min(_MOST_S, _TIMES * self._longest_s()))
+        idle_s = min(_MAX_SILENCE_S, _SILENCE_GAP_FACTOR * self._longest_s())
+        return max(self._floor_s, _MAX_SILENCE_S if doing == "busy" else idle_s)
 
     def _longest_s(self) -> float:
-        while self._gaps and self._gaps[0][0] < self._now - _LATELY_S:
+        while self._gaps and self._gaps[0][0] < self._now - _GAP_WINDOW_S:
             self._gaps.popleft()
         return self._gaps[0][1] if self._gaps else 0.0
 

@@ -47,7 +47,7 @@ class RoundMember:
         self._whole: set[int] = set()
         self._refused: dict[int, str] = {}
         """peer → why its update is invalid"""
-        self._blamed: set[int] = set()
+        self._reported_refusals: set[int] = set()
         self._checked: set[tuple[int, FrameContent]] = set()
 
     def begin(self, outer: Mapping[str, Tensor], runner: StageRunner, rounds: int) -> None:
@@ -62,7 +62,7 @@ class RoundMember:
         self._received.clear()
         self._whole.clear()
         self._refused.clear()
-        self._blamed.clear()
+        self._reported_refusals.clear()
         self._checked.clear()
         self._weighed.clear()
 
@@ -157,8 +157,8 @@ class RoundMember:
         self._check()
         if self._own is None:  # the round has not started here
             return {}
-        result = {peer: why for peer, why in self._refused.items() if peer not in self._blamed}
-        self._blamed |= result.keys()
+        result = {peer: why for peer, why in self._refused.items() if peer not in self._reported_refusals}
+        self._reported_refusals |= result.keys()
         return result
 
     def pending(self, round: int) -> bool:

@@ -96,7 +96,7 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Peaks(NamedTuple):
-    """Peak memory in bytes, for ``control.reports.Worked``."""
+    """Peak memory in bytes, for ``control.reports.WorkReport``."""
 
     peak_bytes: int
     """resident memory, pages shared with other processes included"""

@@ -49,7 +49,7 @@ class StageRunner:
         self.clipped_norm: float | None = None
         self.codec = codec_for(config.model, config.pipeline)
         self.shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
-        """of an activation"""
+        """shape of an activation"""
         self._norms: Tensor | None = None
         self._pending: tuple[float, float] | None = None
         self._before: StageState | None = None
@@ -365,7 +365,7 @@ class StageRunner:
 
 
 def sum_shares(shares: Iterable[Tensor]) -> Tensor:
-    """Return the sum of a stage's shares (:meth:`StageRunner.share`), in order and in place of the first."""
+    """Add a stage's shares (:meth:`StageRunner.gradient_sums`), in order, into the first, and return it."""
     following = iter(shares)
     total = next(following)
     for share in following:

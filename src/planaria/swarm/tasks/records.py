@@ -21,7 +21,7 @@ from planaria.data.records import is_jsonl
 MAX_BYTES = 64 << 20
 MAX_LINE_BYTES = 1 << 20
 Field = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
-"""field specification as read by :meth:`Record.joined`"""
+"""field specification as read by :meth:`TaskRecord.joined`"""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class FolderTensor(NamedTuple):
 
 
 class Dcp:
-    """A folder written by torch, on any number of ranks; a ``folder.Foreign``."""
+    """A folder written by torch, on any number of ranks; implements ``folder.ForeignFolder``."""
 
     step: int | None = None
     samples: int | None = None
