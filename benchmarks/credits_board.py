@@ -24,7 +24,7 @@ from planaria.swarm.board.store import Store
 from planaria.swarm.credits.messages import MESSAGE, Committees, CreditOrder, Letter, StatementCertificate, Vote
 from planaria.swarm.credits.psync import CommitteeMember
 
-MOST_BYTES = 2**18
+MAX_BYTES = 2**18
 """maximum size of a message; a certificate of 256 members has about 80 KB"""
 PAUSE_S = 0.02
 
@@ -55,7 +55,7 @@ def publish(store: Store, order: CreditOrder) -> None:
     data = order.model_dump_json().encode()
     for channel, number in zip(order.channels, order.numbers, strict=True):
         path = f"{_slot(channel, number)}/order.json"
-        if not store.write(path, data) and store.read(path, MOST_BYTES) != data:
+        if not store.write(path, data) and store.read(path, MAX_BYTES) != data:
             raise UserError(f"{store.place}/{path}: another order has this number; take the channel's next one")
 
 
@@ -103,7 +103,7 @@ class BoardMember:
     def _read(self, path: str) -> list[Letter] | None:
         """Return the replies to the message at ``path``; None if there is no file, empty if it is invalid."""
         try:
-            data = self._store.read(path, MOST_BYTES)
+            data = self._store.read(path, MAX_BYTES)
             return None if data is None else self.member.receive(MESSAGE.validate_json(data))
         except (BadMessage, ValidationError):
             return []

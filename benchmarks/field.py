@@ -77,7 +77,7 @@ OURS, THEIRS = (PIPELINE, REPLICAS, GROUP), (TORCHFT, TUNED)
 PLACES = 4  # training processes of each system; planaria also has a spare
 MICROBATCHES = 4  # per step of planaria, over all replicas
 ENDLESS = 1_000_000
-MOST_RATE = 25  # updates per second for which samples are prepared
+MAX_RATE = 25  # updates per second for which samples are prepared
 DOCUMENTED = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000")
 """flags of torchft's documentation; silence of 5 s means dead"""
 SHORT = ("--min_replicas", "1", "--quorum_tick_ms", "10")
@@ -144,7 +144,7 @@ def laid_out(given: Namespace, config: RunConfig) -> tuple[Path, Path]:
     weights, samples = folder / f"weights-{config.seed}.safetensors", folder / f"samples-{config.seed}.safetensors"
     save_file(Llama(config.model, 1, config.seed).global_state(), weights)
     stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
-    count = round((given.kills + 1) * given.every * MOST_RATE) * given.batch
+    count = round((given.kills + 1) * given.every * MAX_RATE) * given.batch
     windows = torch.stack([stream.sample(n).to(torch.int16) for n in range(count)])
     save_file({"samples": windows}, samples)
     return weights, samples

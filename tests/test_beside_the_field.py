@@ -281,7 +281,7 @@ def test_each_system_continues_after_kills(arm: str, runs: Path, monkeypatch: py
     if arm in THEIRS and versions(PYTHON) is None:
         pytest.skip(f"torchft's environment is not in {PYTHON}")
     torch.set_num_threads(1)
-    monkeypatch.setattr(field, "MOST_RATE", 100)  # so small a model is fast
+    monkeypatch.setattr(field, "MAX_RATE", 100)  # so small a model is fast
     given = flags()
     system = systems(given, 3)[arm]
     found = ran(system, "struck", strikes(3, given.kills, given.every), (given.kills + 1) * given.every)

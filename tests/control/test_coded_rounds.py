@@ -14,7 +14,7 @@ from planaria.control.apply_base import freeze
 from planaria.control.decide import decide
 from planaria.control.replica import WorkerSet
 from planaria.control.state import RunState
-from planaria.exchange.coded.coded_steps import LEAST_S, Stragglers, close_round
+from planaria.exchange.coded.coded_steps import MIN_S, Stragglers, close_round
 from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
 
 MSGC = {"scheme": "msgc", "burst": 1, "window": 2, "stragglers": 1, "jobs": 2}
@@ -117,7 +117,7 @@ def test_lateness_is_measured_from_the_fastest_replica() -> None:
 def test_the_clock_restarts_with_every_round() -> None:
     clock, run = Stragglers(), sent(working(MSGC), 1)
     clock.note(10.0, run)
-    assert clock.due == [10.0 + LEAST_S], "less than a report's latency is no delay"
+    assert clock.due == [10.0 + MIN_S], "less than a report's latency is no delay"
     run = apply(CloseRound(generation=1, step=3, round=0, counted=[0, 1, 2, 3]), run)
     assert list(clock.expired(11.0, lambda: run)) == [], "that round is over"
     clock.note(11.0, run)

@@ -14,7 +14,7 @@ from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.state import RunState
 from planaria.report.live_page.frames import Frames, Json, apply_patch
-from planaria.report.live_page.limits import MOST_LOST
+from planaria.report.live_page.limits import MAX_LOST
 from planaria.report.live_page.log_fold import LogFold
 
 SEEDS = range(24)
@@ -39,7 +39,7 @@ def assert_shown(state: Json, run: RunState) -> None:
     assert {name: info["status"] for name, info in shown.items() if info["status"] != "dead"} == living
     dead = {name for name, worker in run.workers.items() if worker.status == "dead"}
     assert {name for name, info in shown.items() if info["status"] == "dead"} <= dead
-    assert len(dead) > MOST_LOST or dead <= shown.keys()
+    assert len(dead) > MAX_LOST or dead <= shown.keys()
     assert {name: info["node"] for name, info in shown.items() if "node" in info} == {
         worker: node for node, worker in run.holders.items()
     }

@@ -175,9 +175,9 @@ def test_urls_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remote, "MOST_TEXT", 1 << 20)
-    monkeypatch.setattr(records, "MOST_LINE", 1 << 20)
-    monkeypatch.setattr(remote, "MOST_FILES", 2)
+    monkeypatch.setattr(remote, "MAX_TEXT", 1 << 20)
+    monkeypatch.setattr(records, "MAX_LINE", 1 << 20)
+    monkeypatch.setattr(remote, "MAX_FILES", 2)
     put("memory://corpus/a.txt", "x" * (1 << 20))
     assert len(texts("memory://corpus")[0]) == 1 << 20
     put("memory://corpus/a.txt", "x" * ((1 << 20) + 1))

@@ -34,7 +34,7 @@ def test_a_text_without_a_joint_is_encoded_whole_or_refused() -> None:
     with patch.multiple(windows, MARGIN=48, AGREED=32):
         found = windows.encode_in_windows(inner.encode, whole, 500)
         assert [i for part in found for i in part] == inner.encode(whole).ids
-        with patch.object(windows, "MOST", 2000), pytest.raises(UserError, match="break it into lines"):
+        with patch.object(windows, "MAX_WINDOW_CHARS", 2000), pytest.raises(UserError, match="break it into lines"):
             list(windows.encode_in_windows(inner.encode, whole, 500))
 
 

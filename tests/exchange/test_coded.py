@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.exchange.coded.base import NOBODY, Late, Scheme, Uncoded
 from planaria.exchange.coded.gc import (
     GC,
-    MOST_ENLARGED,
+    MAX_ENLARGED,
     CyclicCode,
     MixedCode,
     RepetitionCode,
@@ -205,7 +205,7 @@ def test_a_code_that_does_not_divide_is_repeated_in_part() -> None:
         and not made.tolerates_losses(range(3, 11))
         and not made.tolerates_losses(range(8))
     )
-    assert all(enlarges(n, s) <= MOST_ENLARGED for n in range(3, 300) for s in range(1, min(n, 5)))
+    assert all(enlarges(n, s) <= MAX_ENLARGED for n in range(3, 300) for s in range(1, min(n, 5)))
 
 
 @pytest.mark.parametrize(("n", "s"), [(4, 1), (6, 1), (6, 2), (8, 3)])

@@ -17,7 +17,7 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import compression_of
-from planaria.exchange.compress.estimates import LEAST, estimated, member_scales, member_weights
+from planaria.exchange.compress.estimates import MIN_SMOOTHNESS, estimated, member_scales, member_weights
 from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
 
@@ -159,7 +159,7 @@ def test_a_warm_up_restarts_with_another_number_of_members() -> None:
 def test_estimates_are_positive_and_within_a_thousandth_of_their_mean(secants: list[float]) -> None:
     found = estimated(tuple(secants))
     assert all(each > 0 and math.isfinite(each) for each in found) and all(map(math.isfinite, member_scales(found)))
-    assert min(found) >= 0.99 * LEAST * sum(map(math.sqrt, secants)) / len(secants)
+    assert min(found) >= 0.99 * MIN_SMOOTHNESS * sum(map(math.sqrt, secants)) / len(secants)
 
 
 def test_the_short_form_is_automatic_and_invalid_settings_are_refused() -> None:

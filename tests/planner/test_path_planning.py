@@ -136,7 +136,7 @@ def test_a_flow_without_a_path_is_named() -> None:
 
 
 def test_a_plan_of_many_flows_tries_a_limited_number_of_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "MOST_SWAPS", 0)
+    monkeypatch.setattr(paths, "MAX_SWAPS", 0)
     assert carried(FIVE_FLOWS, TWO_LINKS, plan(FIVE_FLOWS, TWO_LINKS)) == [7, 5]
 
 

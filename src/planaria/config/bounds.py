@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 EXACT = 2**53 - 1
-MOST_PASSES = 1 << 16
+MAX_PASSES = 1 << 16
 """forward and backward passes in one step; planning, checking and pricing this many takes a few seconds"""
 
 MIXTURE = 10_000
@@ -50,7 +50,7 @@ _FEW_STAGES = at_most(1 << 10, "each stage is a process, with edges to others")
 Stages = Annotated[int, Field(gt=0), _FEW_STAGES]
 BlockStages = Annotated[int, Field(ge=0), _FEW_STAGES]
 """of a pipeline; 0: whole models, in groups only"""
-Microbatches = Annotated[int, Field(gt=0), at_most(MOST_PASSES // 2, "each one's way through the stages is planned")]
+Microbatches = Annotated[int, Field(gt=0), at_most(MAX_PASSES // 2, "each one's way through the stages is planned")]
 BatchSize = Annotated[int, Field(gt=0), at_most(1 << 20, "the samples of a microbatch are computed at once")]
 Replicas = Annotated[int, Field(gt=0), at_most(1 << 10, "each replica is a set of processes")]
 Spares = Annotated[int, Field(ge=0), at_most(1 << 10, "each spare is a process that holds a stage")]

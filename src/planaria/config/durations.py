@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-MOST_S = 1e9
+MAX_S = 1e9
 """longest duration, about thirty years"""
 _TEXT = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>s|m|min|h)?", re.ASCII)
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -13,12 +13,12 @@ _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 def seconds(text: str) -> float:
     """Return a duration in seconds.
 
-    :raises ValueError: if ``text`` is not a duration, or is longer than :data:`MOST_S`.
+    :raises ValueError: if ``text`` is not a duration, or is longer than :data:`MAX_S`.
     """
     match = _TEXT.fullmatch(text.strip())
-    duration = float(match["number"]) * _SECONDS[match["unit"]] if match else MOST_S + 1
-    if duration > MOST_S:
+    duration = float(match["number"]) * _SECONDS[match["unit"]] if match else MAX_S + 1
+    if duration > MAX_S:
         raise ValueError(
-            f"{text}: not a duration; give seconds, or a time such as 60s, 5min or 2h (at most {MOST_S:g} s)"
+            f"{text}: not a duration; give seconds, or a time such as 60s, 5min or 2h (at most {MAX_S:g} s)"
         )
     return duration

@@ -301,11 +301,11 @@ class RunConfig(Section):
             raise ValueError(why)
         together = self.exchange.replicas if self.engine == "inline" or self.routing.mixed else 1
         passes = 2 * (self.pipeline.stages + 1) * self.pipeline.microbatches * together
-        if passes > bounds.MOST_PASSES:
+        if passes > bounds.MAX_PASSES:
             replicas = f" × exchange.replicas = {together}" if together > 1 else ""
             raise ValueError(
                 f"pipeline.stages = {self.pipeline.stages} × pipeline.microbatches = {self.pipeline.microbatches}"
-                f"{replicas} makes {passes} passes a step, each of which is planned (at most {bounds.MOST_PASSES}); "
+                f"{replicas} makes {passes} passes a step, each of which is planned (at most {bounds.MAX_PASSES}); "
                 "lower pipeline.microbatches and raise pipeline.microbatch_size"
             )
         return self

@@ -15,7 +15,7 @@ _IMPORTANT = (
 )
 """logged at ``info``; all others, most of them once per step, at ``debug``"""
 _CONTEXT = ("worker", "replica", "stage", "generation", "step")
-_MOST = 300
+_MAX_FIELD_CHARS = 300
 """characters of a field"""
 
 
@@ -29,7 +29,7 @@ class _Line:
         fields = dict(self._fact)
         kind = fields.pop("kind", type(self._fact).__name__)
         shown = {name: value for name, value in fields.items() if isinstance(value, str | int | float) and value != ""}
-        return " ".join([str(kind), *(f"{name}={str(value)[:_MOST]}" for name, value in shown.items())])
+        return " ".join([str(kind), *(f"{name}={str(value)[:_MAX_FIELD_CHARS]}" for name, value in shown.items())])
 
 
 def log_fact(log: logging.Logger, fact: e.Fact) -> None:

@@ -44,11 +44,11 @@ SLOW_FACTOR = 1.5
 """slow worker: multiple of its initial passes and of its peers' median"""
 SLOW_FROM_START_FACTOR = 2.0
 """worker that was slow from the start: multiple of its peers' median"""
-LEAST_PASS_S = 0.02
+MIN_PASS_S = 0.02
 """minimum duration of passes considered"""
 LATE_BATCH_FACTOR = 3.0
 """late batches: multiple of the initial time"""
-LEAST_READ_S = 0.02
+MIN_READ_S = 0.02
 """late batches: minimum extra seconds per step"""
 OF_STEP = 0.05
 """late batches: minimum share of a step"""
@@ -99,8 +99,8 @@ def _limit(past: float, usual: float, eased: float) -> float:
     """
     over_past = SLOW_FACTOR * past if past > 0 else math.inf
     if not usual:
-        return eased * max(over_past, LEAST_PASS_S)
-    return eased * max(SLOW_FACTOR * usual, min(over_past, SLOW_FROM_START_FACTOR * usual), LEAST_PASS_S)
+        return eased * max(over_past, MIN_PASS_S)
+    return eased * max(SLOW_FACTOR * usual, min(over_past, SLOW_FROM_START_FACTOR * usual), MIN_PASS_S)
 
 
 def _all_slower(own: Mapping[int, NodeGauge], blocks: Collection[int]) -> bool:
@@ -134,7 +134,7 @@ def slow_data(own: Mapping[int, NodeGauge], known: Known) -> list[SlowPart]:
     for node, gauge in own.items():
         now, past = gauge.read_s, gauge.past_read_s
         eased = threshold_factor(known, "slow data", [node])
-        limit = eased * max(LATE_BATCH_FACTOR * past, past + LEAST_READ_S, OF_STEP * gauge.step_s)
+        limit = eased * max(LATE_BATCH_FACTOR * past, past + MIN_READ_S, OF_STEP * gauge.step_s)
         if len(gauge.recent) == RECENT and now > limit:
             others = [other.read_s for peer, other in own.items() if peer != node and other.read_s > 0]
             result.append(SlowPart("slow data", (node,), now, past, median(others) if others else 0.0))

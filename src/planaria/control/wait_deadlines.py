@@ -23,7 +23,7 @@ from planaria.control.worker_assignment import workers_to_join
 from planaria.runtime.transport.address import parse
 from planaria.runtime.transport.listener import unreachable
 
-_MOST_PROBES = 3
+_MAX_PROBES = 3
 """maximum number of addresses to probe; each probe may block briefly"""
 
 
@@ -59,7 +59,7 @@ def underlying_error(run: RunState, reported: Mapping[str, str], probe: Callable
     if trouble := next((replica.trouble for replica in run.live.values() if replica.trouble), ""):
         return trouble
     addresses = [at for worker in _awaited(run) if (at := parse(run.workers[worker].at).outside)]
-    return next(filter(None, map(probe, addresses[:_MOST_PROBES])), "")
+    return next(filter(None, map(probe, addresses[:_MAX_PROBES])), "")
 
 
 def _awaited(run: RunState) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _awaited(run: RunState) -> Iterator[str]:
         yield from sorted(replica.waiting)
 
 
-_FIRST_S, _MOST_S = 10.0, 60.0
+_FIRST_S, _MAX_S = 10.0, 60.0
 """from a worker's start to the first report, and the longest pause between reports; pauses double"""
 
 
@@ -95,7 +95,7 @@ class StartDeadlines:
         """Return the workers that the run waits for, if a report is due."""
         if now < self.due:
             return None
-        self._pause_s = min(2 * self._pause_s, _MOST_S)
+        self._pause_s = min(2 * self._pause_s, _MAX_S)
         self.due = now + self._pause_s
         waited_s = now - min(self._since.values())
         names, ready = sorted(self._since, key=identity_order), len(run.spares)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Literal, cast
 from planaria.common.errors import UserError, missing_package, nearest
 from planaria.data.remote import RemoteFile
 
-MOST_LINE = 1 << 28
+MAX_LINE = 1 << 28
 """maximum size of a record in bytes; for JSON files, in characters"""
 NONE: Mapping[str, str] = MappingProxyType({})
 Kind = Literal["lines", "json", "parquet"]
@@ -126,10 +126,10 @@ def _read_lines(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
     number = 0
     try:
         with _open(path) as lines:
-            for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE + 1), b""), start=1):
+            for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE + 1), b""), start=1):
                 location = f"{path}:{number}"
-                if len(line) > MOST_LINE:
-                    raise UserError(f"{location}: more than {MOST_LINE >> 20} MiB, too many for a record; cut it")
+                if len(line) > MAX_LINE:
+                    raise UserError(f"{location}: more than {MAX_LINE >> 20} MiB, too many for a record; cut it")
                 if line.strip():
                     yield _record(line, location), location
     except (OSError, EOFError, zlib.error) as error:
@@ -209,8 +209,8 @@ class _Ahead:
             except ValueError:  # possibly incomplete
                 if self._ended:
                     raise
-                if len(self.held) - self.at > MOST_LINE:
-                    raise ValueError(f"more than {MOST_LINE >> 20} MiB, too many for a record") from None
+                if len(self.held) - self.at > MAX_LINE:
+                    raise ValueError(f"more than {MAX_LINE >> 20} MiB, too many for a record") from None
                 self._more()
 
     def _more(self) -> None:

@@ -14,8 +14,8 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.common.filesystems import filesystem, reached, required, shown
 
-MOST_FILES = 1_000_000
-MOST_TEXT = 1 << 28
+MAX_FILES = 1_000_000
+MAX_TEXT = 1 << 28
 """maximum bytes of a text file, which is one document and in memory at once"""
 SILENCE_S = 60.0
 """maximum wait for the next bytes of a web server; other protocols have their own"""
@@ -47,10 +47,10 @@ class RemoteFile:
 
     def read_bytes(self) -> bytes:
         with self.open("rb") as file:
-            result = documents.read_bounded(file, MOST_TEXT)
-        if len(result) > MOST_TEXT:
+            result = documents.read_bounded(file, MAX_TEXT)
+        if len(result) > MAX_TEXT:
             raise UserError(
-                f"data.source: {self} has more than {MOST_TEXT >> 20} MiB, too many for one document; cut it, or "
+                f"data.source: {self} has more than {MAX_TEXT >> 20} MiB, too many for one document; cut it, or "
                 "make a .jsonl of it"
             )
         return result
@@ -65,8 +65,8 @@ def remote_files(source: str) -> list[RemoteFile]:
         system, root = filesystem(source, "data.source", **_options(source))
         info = system.info(root)
         result = dict(_below(system, root)) if info["type"] == "directory" else {root: info}
-    if len(result) > MOST_FILES:
-        raise UserError(f"data.source = {shown(source)!r} has more than {MOST_FILES} files; name a folder with fewer")
+    if len(result) > MAX_FILES:
+        raise UserError(f"data.source = {shown(source)!r} has more than {MAX_FILES} files; name a folder with fewer")
     alone = list(result) == [root]
     return [
         RemoteFile(

@@ -28,7 +28,7 @@ END = "<|end|>"
 """the document separator of planaria's tokenizers"""
 ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<｜end▁of▁sentence｜>", "[SEP]")
 """separator names of other tokenizers, most specific first"""
-OWN_LEAST = 257
+MIN_OWN_VOCAB = 257
 """ids of planaria's smallest tokenizer: every byte, and the separator"""
 PIECE = 2**18
 """maximum characters tokenised in one call, as memory grows with them"""
@@ -217,7 +217,7 @@ def load_tokenizer(
     :raises OSError: if ``cache`` cannot be written.
     """
     own = data.tokenizer in ("bpe", "bytes")
-    if data.tokenizer == "bpe" and vocab >= OWN_LEAST:
+    if data.tokenizer == "bpe" and vocab >= MIN_OWN_VOCAB:
         return _trained(data, vocab, cache, on_progress)
     tokenizer = _byte_tokenizer() if own else Tokenizer.open(expanded(data.tokenizer))
     if tokenizer.vocab > vocab:

@@ -16,9 +16,9 @@ import tokenizers
 
 from planaria.common.errors import UserError
 
-MOST = 1 << 16
+MAX_GROWTH = 1 << 16
 """maximum growth by all normalizers"""
-MOST_AFTER = 16.0
+MAX_AFTER = 16.0
 """maximum growth by pre-tokenizers, and by decoders; known tokenizers have at most 4"""
 LONGEST = 4096
 """maximum characters of one token"""
@@ -73,9 +73,9 @@ def _checked(source: bytes) -> float:
     tree = json.loads(inner.to_str())
     growth = _growth(tree["normalizer"], _normalizer)
     for part, most, one in (
-        ("normalizer", MOST, _normalizer),
-        ("pre_tokenizer", MOST_AFTER, lambda part: _known(part, _PRE)),
-        ("decoder", MOST_AFTER, lambda part: _known(part, _DECODERS)),
+        ("normalizer", MAX_GROWTH, _normalizer),
+        ("pre_tokenizer", MAX_AFTER, lambda part: _known(part, _PRE)),
+        ("decoder", MAX_AFTER, lambda part: _known(part, _DECODERS)),
     ):
         if (result := _growth(tree[part], one)) > most:
             raise UserError(f"its {part} can make a text {result:.3g} times as long, beyond the limit of {most:g}")

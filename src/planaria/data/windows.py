@@ -21,7 +21,7 @@ AGREED = 256
 """characters in which the tokens of two windows must agree"""
 TRIES = 8
 """places at which the next window may begin"""
-MOST = 1 << 24
+MAX_WINDOW_CHARS = 1 << 24
 """maximum characters of a window"""
 
 
@@ -48,13 +48,13 @@ class _Window:
 def encode_in_windows(encode: Encode, text: str, size: int) -> Iterator[list[int]]:
     """Yield the ids of ``text`` in parts; windows have ``size`` characters, or more where necessary.
 
-    :raises UserError: if :data:`MOST` characters are too few.
+    :raises UserError: if :data:`MAX_WINDOW_CHARS` characters are too few.
     """
     window, skipped, wanted = _window(encode, text, 0, size), 0, size
     while window.stop < len(text):
         if (result := _next(encode, text, window, size)) is None:
             wanted *= 2
-            if wanted > max(MOST, size):
+            if wanted > max(MAX_WINDOW_CHARS, size):
                 raise UserError(
                     f"a text has {wanted // 2} characters from character {window.start} on that can only be tokenised "
                     "together; break it into lines"

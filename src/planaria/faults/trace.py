@@ -20,7 +20,7 @@ from planaria.faults.failure_groups import FailureDomain
 MAX_BYTES = 64 * 2**20
 """maximum size of a trace file, about half a million faults"""
 
-MOST_DRAWS = 10**8
+MAX_DRAWS = 10**8
 """maximum random numbers per trace, about ten seconds"""
 
 
@@ -156,10 +156,10 @@ class TraceArguments(Section):
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
-        if self.stages * self.steps > MOST_DRAWS:
+        if self.stages * self.steps > MAX_DRAWS:
             raise ValueError(
                 f"stages × steps = {self.stages * self.steps}: a number is drawn for each stage in each step, at most "
-                f"{MOST_DRAWS}; give fewer steps"
+                f"{MAX_DRAWS}; give fewer steps"
             )
         return self
 

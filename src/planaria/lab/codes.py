@@ -13,14 +13,14 @@ from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.recovery import codes
 from planaria.recovery.codes import ErasureCode
-from planaria.recovery.codes.base import MOST, share
+from planaria.recovery.codes.base import MAX_LOSS_SETS, share
 from planaria.recovery.codes.local import required_parities
 from planaria.recovery.codes.product import ClassicalCode
 from planaria.recovery.codes.product import file as product_file
 from planaria.recovery.codes.search import SearchedCode, SearchTarget, anneal, certificate, file
 from planaria.report.tables import Table, show
 
-MOST_TRIES = 10_000_000
+MAX_TRIES = 10_000_000
 TRIED = 20_000
 """most sets of losses in a cell of the table"""
 GROUP = 4
@@ -40,13 +40,13 @@ def search(
     product: Annotated[Path | None, flag("FILE", "write its hypergraph product with itself")] = None,
 ) -> int:
     """Search a code of sparse parity checks, and report the losses it survives; exit code 1 if it misses the target."""
-    if not 1 <= tries <= MOST_TRIES:
-        raise UserError(f"--tries: {tries}; give 1 to {MOST_TRIES}")
+    if not 1 <= tries <= MAX_TRIES:
+        raise UserError(f"--tries: {tries}; give 1 to {MAX_TRIES}")
     target = SearchTarget(shards, data, distance, weight, degree)
-    if (sets := math.comb(target.shards, target.distance)) > MOST:
+    if (sets := math.comb(target.shards, target.distance)) > MAX_LOSS_SETS:
         raise UserError(
             f"--distance {target.distance}: {sets} sets of {target.distance} of {target.shards} shards, but a "
-            f"certificate covers at most {MOST}; lower it, or --shards"
+            f"certificate covers at most {MAX_LOSS_SETS}; lower it, or --shards"
         )
     for path in (to, product):
         if path is not None and not path.parent.is_dir():

@@ -26,7 +26,7 @@ from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf
 Role = Literal["system", "user", "assistant"]
 Turn = tuple[Role, str]
 FIX = "fix it, or leave it out (`generate --prompt`, policy.chat = 'never')"
-MOST = 1 << 18
+MAX_TEMPLATE_CHARS = 1 << 18
 """maximum characters of a template, and of its rendering of placeholder turns"""
 MEMORY, SECONDS = 256 << 20, 20.0
 """limits of rendering a conversation, in bytes and seconds"""
@@ -78,7 +78,7 @@ class Template:
         for slot in slots:
             once = rest.count(slot) == 1
             part, _, rest = rest.partition(slot)
-            if not once or len(part) > MOST:
+            if not once or len(part) > MAX_TEMPLATE_CHARS:
                 raise UserError(f"{self.path}: its chat template omits or repeats a turn; {FIX}")
             parts.append(part)
         return [*parts, rest]
@@ -299,8 +299,10 @@ def of_metadata(known: ModelMetadata | None, path: Path) -> Template | None:
 def _made(path: Path, text: object, names: Mapping[str, str]) -> Template | None:
     if not isinstance(text, str) or not text.strip():
         return None
-    if len(text) > MOST:
-        raise UserError(f"{path}: the chat template has {len(text)} characters; the limit is {MOST}; remove it")
+    if len(text) > MAX_TEMPLATE_CHARS:
+        raise UserError(
+            f"{path}: the chat template has {len(text)} characters; the limit is {MAX_TEMPLATE_CHARS}; remove it"
+        )
     return Template(path, text, tuple((name, one) for name, one in names.items() if one or name in _ALWAYS))
 
 

@@ -24,7 +24,7 @@ from planaria.common.errors import UserError
 
 DATE = datetime(2024, 7, 26)
 """the date of ``strftime_now``: the one that Llama 3's template writes without a clock"""
-MOST = 1 << 22
+MAX_OUTPUT_CHARS = 1 << 22
 """maximum number of characters that a template may produce"""
 _AT_ONCE = 1 << 22
 """characters of a dialogue's beginnings that one call renders, or more if one is longer"""
@@ -65,8 +65,8 @@ def rendered(argument: bytes) -> bytes:
         AttributeError,
     ) as error:
         raise UserError(" ".join(str(error).split()) or type(error).__name__) from None
-    if (length := max((len(text) for text in texts if isinstance(text, str)), default=0)) > MOST:
-        raise UserError(f"it renders {length} characters; the limit is {MOST}")
+    if (length := max((len(text) for text in texts if isinstance(text, str)), default=0)) > MAX_OUTPUT_CHARS:
+        raise UserError(f"it renders {length} characters; the limit is {MAX_OUTPUT_CHARS}")
     return json.dumps(texts).encode()
 
 

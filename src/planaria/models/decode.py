@@ -23,7 +23,7 @@ from planaria.models.llama_stages import BlockStage, Llama
 
 KEPT_BYTES = 2**29
 """maximum bytes of keys and values at once; more rows are processed in turns, without effect on draws"""
-MOST_NEW = 1_000_000
+MAX_NEW = 1_000_000
 """maximum number of tokens of one completion"""
 
 
@@ -46,8 +46,8 @@ class Sampling(NamedTuple):
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"generate: top_k = {self.top_k}; give at least 1, or leave it out to draw from all tokens")
         check_draws(self.temperature, self.top_k or 0)
-        if not 1 <= self.max_new <= MOST_NEW:
-            raise UserError(f"generate: tokens = {self.max_new}; give 1 to {MOST_NEW:,}")
+        if not 1 <= self.max_new <= MAX_NEW:
+            raise UserError(f"generate: tokens = {self.max_new}; give 1 to {MAX_NEW:,}")
         if not -(2**63) <= self.seed < 2**63:
             raise UserError(f"generate: seed = {shown(self.seed)} has more than 64 bits; give a smaller one")
 

@@ -33,7 +33,7 @@ _NUMBERS = {
 """type code of a value → numpy type; 7 is bool"""
 _TEXT, _ARRAY, _TRUTH = 8, 9, 7
 _ALIGNED = 32
-_MOST_SIDES = 4
+_MAX_SIDES = 4
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _Reader:
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, sides = self._text(), self._number("<u4")
-        if not 0 < sides <= _MOST_SIDES:
+        if not 0 < sides <= _MAX_SIDES:
             raise ValueError(f"{name!r} of {sides} dimensions")
         shape = tuple(reversed(self._array(10, sides)))
         kind, offset = self._number("<u4"), self._number("<u8")

@@ -19,7 +19,7 @@ GENERATION, SETTINGS, TEMPLATE = "generation_config.json", "tokenizer_config.jso
 CLASS = "PreTrainedTokenizerFast"
 """class of a tokenizer that consists of its tokenizer.json"""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_MOST = 4 << 20
+_MAX_FILE_BYTES = 4 << 20
 """maximum bytes of one of the files"""
 _FIX = "download it again"
 
@@ -72,7 +72,7 @@ def of_folder(folder: Path, config: Mapping[str, Any], context: int) -> ModelMet
         ids={key: config[key] for key in _IDS if _is_id(config.get(key))},
         generation=table(folder / GENERATION),
         tokenizer=settings,
-        template=documents.text(template, _MOST, _FIX) if template.is_file() else "",
+        template=documents.text(template, _MAX_FILE_BYTES, _FIX) if template.is_file() else "",
     )
 
 
@@ -99,7 +99,7 @@ def of_gguf(values: Mapping[str, Any], context: int) -> ModelMetadata:
         ids=ids,
         generation=ids,
         tokenizer=settings if names else {},
-        template=template if isinstance(template, str) and len(template) <= _MOST else "",
+        template=template if isinstance(template, str) and len(template) <= _MAX_FILE_BYTES else "",
     )
 
 
@@ -114,5 +114,5 @@ def _is_id(value: object) -> bool:
 
 def table(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a model; empty if there is none. UserError if the file is damaged."""
-    result = documents.parse_json(documents.data(file, _MOST, _FIX), file, _FIX) if file.is_file() else {}
+    result = documents.parse_json(documents.data(file, _MAX_FILE_BYTES, _FIX), file, _FIX) if file.is_file() else {}
     return result if isinstance(result, dict) else {}

@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.llama_layers import OwnParameters, SwiGLU
 
-MOST = 1024
+MAX_BLOCKS = 1024
 """maximum number of blocks per layer in a file"""
 _NAMES = (
     (".mlp.router.", ".block_sparse_moe.gate."),
@@ -120,8 +120,8 @@ def from_keys(location: object, values: Mapping[str, Any]) -> Routing | None:
     if values.get("model_type") not in ("mixtral", "planaria_routed"):
         return None
     experts, top_k = values.get("num_local_experts"), values.get("num_experts_per_tok")
-    if type(experts) is not int or not 1 <= experts <= MOST:
-        raise UserError(f"{location}: num_local_experts = {experts!r:.80} must be a number from 1 to {MOST}")
+    if type(experts) is not int or not 1 <= experts <= MAX_BLOCKS:
+        raise UserError(f"{location}: num_local_experts = {experts!r:.80} must be a number from 1 to {MAX_BLOCKS}")
     if type(top_k) is not int or not 1 <= top_k <= experts:
         raise UserError(f"{location}: num_experts_per_tok = {top_k!r:.80} must be a number from 1 to {experts}")
     return Routing(experts, top_k, bias=values["model_type"] == "planaria_routed")

@@ -40,11 +40,11 @@ _DTYPES = {name: dtype for dtype, name in TYPES.items()}
 _ALIGNED = 64
 _LARGEST = 1 << 48
 """maximum bytes of a tensor"""
-_MOST_SIDES = 64
+_MAX_SIDES = 64
 _KINDS = ("weights", "generators", "outer", "further")
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """name of an optimizer's tensor"""
-_MOST_KEYS = 8
+_MAX_KEYS = 8
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -256,10 +256,8 @@ def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[st
 def _require_complete(moments: Mapping[str, Set[str]]) -> None:
     """Check that all parameters with optimizer state have the same tensors."""
     keys = set().union(*moments.values())
-    if len(keys) > _MOST_KEYS:
-        raise PackingError(
-            f"a packed state has {len(keys)} tensors of its optimizer for a parameter, over {_MOST_KEYS}"
-        )
+    if len(keys) > _MAX_KEYS:
+        raise PackingError(f"a packed state has {len(keys)} tensors of its optimizer for a parameter, over {_MAX_KEYS}")
     for name, held in sorted(moments.items()):
         if lacking := sorted(keys - held):
             raise PackingError(f"a packed state has {lacking[0]} of other parameters, and none of {name!r}")
@@ -302,7 +300,7 @@ def header_of(text: bytes) -> SafetensorsHeader:
         specs = {name: (_DTYPES[entry["dtype"]], entry["shape"]) for name, entry in tree.items()}
         spans = {name: (entry["data_offsets"][0], entry["data_offsets"][1]) for name, entry in tree.items()}
         for _, shape in specs.values():
-            if len(shape) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in shape):
+            if len(shape) > _MAX_SIDES or any(type(side) is not int or side < 0 for side in shape):
                 raise ValueError("invalid dimensions")
             if math.prod(side for side in shape if side) >= _LARGEST:  # some may be absurd although one is 0
                 raise ValueError(f"a tensor with {_LARGEST} or more elements")

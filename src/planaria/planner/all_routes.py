@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, PlanningProblem
 from planaria.planner.tables import Ints
 
-MOST = 4_000_000
+MAX_TABLE_NUMBERS = 4_000_000
 """numbers in the largest table"""
 UNREACHABLE_NS = 1 << 50
 """nanoseconds of the route of a node that cannot be a data node"""
@@ -59,7 +59,7 @@ def routes_of(problem: PlanningProblem) -> RouteSet | None:
     """Return the routes of a problem; None if there are too many."""
     kinds = kinds_of(problem)
     count = len(kinds.size)
-    if count ** (problem.visits + 1) * problem.visits > MOST:
+    if count ** (problem.visits + 1) * problem.visits > MAX_TABLE_NUMBERS:
         return None
     visits = np.indices((count,) * problem.visits).reshape(problem.visits, -1).T
     uses = np.stack([(visits == kind).sum(axis=1) for kind in range(count)], axis=1)

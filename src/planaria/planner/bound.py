@@ -45,7 +45,7 @@ RELAXED = (
     "(it keeps the number of visits)"
 )
 """constraints that a plan must obey and the bound leaves out"""
-MOST_CHOICES = 5000
+MAX_CHOICES = 5000
 """maximum number of choices of data nodes to distinguish"""
 AHEAD, CLOSEST = 0.02, 0.002
 """assumed maximum gap between step and bound, as a share of the bound: at the start and at the end of the search"""
@@ -53,7 +53,7 @@ WORK = 30_000_000
 """table entries that all examinations together process"""
 ROUNDING = 1e-9
 """share of a bound that exceeds any rounding error in it"""
-MOST_PLANS = 10_000 if COMPILED else 300
+MAX_PLANS = 10_000 if COMPILED else 300
 """maximum number of plans to try exhaustively"""
 DEEPEST = 100
 """maximum number of microbatches of a plan to try; with more, the other bounds are tight"""
@@ -191,7 +191,7 @@ def best_choice(problem: PlanningProblem, looks: int, until: float = math.inf) -
     """
     routes = routes_of(problem)
     result = list(_choices(problem, routes)) if routes else []
-    if routes is None or len(result) > MOST_CHOICES:
+    if routes is None or len(result) > MAX_CHOICES:
         return None
     heap = [DataNodeChoice(_turns(problem, routes, np.array(data)), data) for data in result]
     heapq.heapify(heap)
@@ -218,7 +218,7 @@ def closer(problem: PlanningProblem, routes: RouteSet, choice: DataNodeChoice) -
 
 
 def _choices(problem: PlanningProblem, routes: RouteSet) -> Iterator[tuple[int, ...]]:
-    """Yield all choices that roles allow, at most ``MOST_CHOICES`` + 1."""
+    """Yield all choices that roles allow, at most ``MAX_CHOICES`` + 1."""
     role, size = problem.role[routes.kinds.first], routes.kinds.size
     most = np.where(role == ROLES.index("worker"), 0, size).tolist()
     least = np.where(role == ROLES.index("data"), size, 0).tolist()
@@ -233,7 +233,7 @@ def _choices(problem: PlanningProblem, routes: RouteSet) -> Iterator[tuple[int, 
             yield ()
             return
         for here in range(least[kind], most[kind] + 1):
-            if needed[kind + 1] <= left - here <= rest[kind + 1] and given <= MOST_CHOICES:
+            if needed[kind + 1] <= left - here <= rest[kind + 1] and given <= MAX_CHOICES:
                 for others in choose(kind + 1, left - here):
                     yield (here, *others)
 
@@ -254,7 +254,7 @@ def best_of_all(problem: PlanningProblem, until: float = math.inf) -> int | None
 
     None if there are no plans, too many, or more than can be tried before ``until`` (monotonic clock).
     """
-    if problem.additional_microbatches or problem.count > DEEPEST or _at_most(problem) > MOST_PLANS:
+    if problem.additional_microbatches or problem.count > DEEPEST or _at_most(problem) > MAX_PLANS:
         return None
     least = None
     for plan in plans(problem):

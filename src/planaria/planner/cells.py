@@ -22,7 +22,7 @@ from planaria.planner.tables import Ints
 
 TRIES = 20
 """draws of a microbatch's stages"""
-LEAST = 60
+MIN_NODES_FOR_CELLS = 60
 """nodes from which a network is planned by cells"""
 MOVES = 20_000
 """moves of one cell before the next has its turn; more for the slowest while nothing improves it"""
@@ -245,7 +245,7 @@ def by_cells(
 
     None in a small network, and with gradient sums, since stages then span all cells.
     """
-    begun = divide_into_cells(problem, chance) if problem.nodes >= LEAST and not problem.summed else None
+    begun = divide_into_cells(problem, chance) if problem.nodes >= MIN_NODES_FOR_CELLS and not problem.summed else None
     return None if begun is None else _better(problem, *begun, rng, anneal)
 
 

@@ -23,9 +23,9 @@ from planaria.planner.problem import BLOCK, ENTRY, PlanningProblem
 from planaria.planner.tables import Ints
 
 Floats = NDArray[np.float64]
-MOST_SETS = 1_000_000
+MAX_SETS = 1_000_000
 """numbers in the table of sets, smallest sets first"""
-MOST_TRIED = 8
+MAX_TRIED = 8
 """microbatches of a data node up to which all orders are tried"""
 NEVER = np.iinfo(np.int64).max
 
@@ -126,7 +126,7 @@ class VisitsElsewhere(NamedTuple):
 def elsewhere(problem: PlanningProblem, routes: RouteSet, workers: Ints) -> VisitsElsewhere:
     """Return the rule for all sets of all ``workers`` of some kinds, smaller than the number of stages."""
     stages = len(problem.sizes) - 1
-    sets = list(islice(_sets(workers.tolist(), stages - 1), MOST_SETS // len(routes.visits)))
+    sets = list(islice(_sets(workers.tolist(), stages - 1), MAX_SETS // len(routes.visits)))
     inside = np.zeros((len(sets), len(workers)), np.int64)
     for n, kinds in enumerate(sets):
         inside[n, kinds] = 1
@@ -159,7 +159,7 @@ def too_long(problem: PlanningProblem, routes: RouteSet, free: Bools, data: Ints
     The step is shorter than ``most`` seconds; ``free`` [ways] are the possible routes. ``NEVER`` where unknown.
     """
     result = np.full((len(data), problem.microbatches), NEVER)
-    if problem.microbatches > MOST_TRIED or most == float("inf"):
+    if problem.microbatches > MAX_TRIED or most == float("inf"):
         return result
     forward, backward = problem.forward[ENTRY].tolist(), problem.backward[ENTRY].tolist()
     for kind in np.flatnonzero(data).tolist():

@@ -35,7 +35,7 @@ from planaria.planner.problem import LONGEST_S, NO_LATENCY, PlanningProblem, Sol
 from planaria.planner.schedule import EdgeLoad, SeveralPaths
 from planaria.planner.search import Find, SearchBudget, SearchResult, Watch, search, step_ns
 
-MOST_NODES = 1 << 10
+MAX_NODES = 1 << 10
 """maximum number of nodes with several paths; every pair of nodes has its own times"""
 SEEDS = 20
 """hashed assignments averaged"""
@@ -66,8 +66,8 @@ class MultipathPlanner:
     def __init__(self, topology: Topology, size: int, find: Find = search) -> None:
         """:raises UserError: when there are too many nodes."""
         assert topology.path_network is not None
-        if (count := len(topology.nodes)) > MOST_NODES:
-            raise UserError(f"network.topology: {count} nodes; with [[link]] entries there can be {MOST_NODES}")
+        if (count := len(topology.nodes)) > MAX_NODES:
+            raise UserError(f"network.topology: {count} nodes; with [[link]] entries there can be {MAX_NODES}")
         self._size, self._topology, self._find = size, topology, find
         network = topology.path_network
         self.path_network = PathNetwork(

@@ -25,7 +25,7 @@ import numpy as np
 
 from planaria.pipeline.network.multipath import Path, PathNetwork
 
-MOST_SWAPS = 20_000
+MAX_SWAPS = 20_000
 """exchanges of two flows to try in a row without success"""
 ROUNDS = 100
 """rounds of weighting the most loaded links, to find a cut through the whole network"""
@@ -152,7 +152,7 @@ class _Board:
         return any(self._lowers((n, path)) for path in self.ways[n])
 
     def _swap(self) -> bool:
-        return any(self._lowers(*pair) for pair in islice(self._pairs(), MOST_SWAPS))
+        return any(self._lowers(*pair) for pair in islice(self._pairs(), MAX_SWAPS))
 
     def _pairs(self) -> Iterator[tuple[tuple[int, Path], tuple[int, Path]]]:
         """Yield moves of a flow with the largest load, each paired with a move of a flow on the target path."""

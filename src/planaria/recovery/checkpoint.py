@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 from planaria.models.state import StageState
 from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery
 
-MOST = 700.0
+MAX_EXPONENT = 700.0
 """largest exponent of e that a float holds"""
 
 
@@ -147,4 +147,4 @@ def rollback_mean(every: int, p: float, counted: Literal["steps", "ticks"] = "st
     if counted == "ticks":
         return every * p / (1.0 - q**every)
     exponent = (1 - every - behind) * math.log(q) if q > 0.0 else math.inf
-    return (1.0 - q**every) * math.exp(exponent) / (p * every) if exponent < MOST else math.inf
+    return (1.0 - q**every) * math.exp(exponent) / (p * every) if exponent < MAX_EXPONENT else math.inf

@@ -22,7 +22,7 @@ import plotly.graph_objects as go
 from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.report.sheets import Cell, as_csv, rows_of
-from planaria.report.theme import BLUE, DARK, FONT, GREEN, INK, MOST, MUTED, PAPER, RED, RULE, drawn_points
+from planaria.report.theme import BLUE, DARK, FONT, GREEN, INK, MAX_POINTS, MUTED, PAPER, RED, RULE, drawn_points
 from planaria.report.verdict import SIGNS, Verdict
 
 ROWS = 400
@@ -32,7 +32,7 @@ PLOTLY = ASSETS / "plotly-cartesian.min.js.gz"
 """npm's plotly.js-cartesian-dist-min 4.1.1, the version in plotly 7.1; MIT licence"""
 DIGITS = 7
 """significant digits of numbers in a page; ``planaria report --csv`` writes all"""
-LEAST = 200
+MIN_POINTS = 200
 """minimum points per curve, however many curves a figure has"""
 GROUND = {"--ground": "#f5f7f9", "--green-wash": "#e2f3eb", "--red-wash": "#fbe6e0"}
 DARK_GROUND = {"--ground": "#10161b", "--green-wash": "#153a2d", "--red-wash": "#472116"}
@@ -274,7 +274,7 @@ def _payload(page: str, figures: Mapping[str, go.Figure], tables: Mapping[str, s
 def thin_curves(fig: go.Figure) -> go.Figure:
     """Return a figure with no more points per curve than a screen can show; ``fig`` itself if it has no more."""
     curves = sum(trace.type == "scatter" for trace in fig.data)
-    most = max(LEAST, 4 * MOST // max(4, curves))
+    most = max(MIN_POINTS, 4 * MAX_POINTS // max(4, curves))
     if all(trace.type != "scatter" or len(trace.y or ()) <= most for trace in fig.data):
         return fig
     few = go.Figure(fig)

@@ -45,7 +45,7 @@ DARK = {
 """light-mode colour → dark-mode colour; others are the same in both"""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
-MOST = 4000
+MAX_POINTS = 4000
 """maximum points per curve; a screen is half as many pixels wide"""
 TICKS = 10
 """largest range of whole numbers that are all labelled"""
@@ -162,7 +162,7 @@ def add_curve(fig: go.Figure, points: Sequence[tuple[float, float | None]], hove
     )
 
 
-def drawn_points(values: Sequence[float | None], most: int = MOST) -> list[int]:
+def drawn_points(values: Sequence[float | None], most: int = MAX_POINTS) -> list[int]:
     """Return the indices of the points to draw: all, or the lowest, highest and last of each stretch.
 
     Spikes and gaps are kept: so is one missing value per stretch that has any.

@@ -13,7 +13,7 @@ from planaria.swarm.policy.base import weights_digest
 from planaria.swarm.policy.policies import open_policy
 
 CERTIFICATE = "certificate.json"
-MOST = 1 << 21
+MAX_CERTIFICATE_BYTES = 1 << 21
 """maximum bytes of a certificate: 256 receipts and the rules"""
 
 
@@ -73,7 +73,7 @@ def verify(model: Path, board: str | None = None) -> list[str]:
 
 def _checked(file: Path) -> tuple[RunCertificate, Certified]:
     try:
-        certificate = documents.model(file, RunCertificate, MOST)
+        certificate = documents.model(file, RunCertificate, MAX_CERTIFICATE_BYTES)
     except UserError as error:
         raise NotCertified(str(error)) from None
     if certificate.about != "weights":

@@ -20,7 +20,7 @@ NO_REWARDS: Mapping[tuple[str, int, int], float] = {}
 
 SECONDS = 30.0
 """scoring time per round for one peer, or all unknown peers together"""
-LEAST = 1 / 16
+MIN_SHARE = 1 / 16
 """minimum share of it, for a peer that exceeded it repeatedly"""
 
 
@@ -66,7 +66,7 @@ class Scoring:
         self._given, self.rewards, self.flawed, self._draw = given, {}, {}, draw
         for account, part in list(self._part.items()):
             over = self._used[account] >= self.seconds(account)
-            self._part[account] = max(LEAST, part / 2) if over else min(1.0, part * 2)
+            self._part[account] = max(MIN_SHARE, part / 2) if over else min(1.0, part * 2)
         self._used.clear()
 
     def seconds(self, account: str) -> float:

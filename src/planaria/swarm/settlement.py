@@ -12,7 +12,7 @@ from planaria.common.errors import UserError
 from planaria.report.tables import Table, show
 from planaria.swarm.credits.simulate import PaymentScene, SyncScene, simulate, simulate_sync
 
-MOST_SEEDS = 10_000
+MAX_SEEDS = 10_000
 LATE = 8.0
 """maximum delay in units of Δ where the promise is broken"""
 
@@ -24,8 +24,8 @@ def settle(
     seeds: Annotated[int, flag("N", "runs of each case")] = 50,
 ) -> int:
     """Simulate how credits settle along a route; exit code 1 if a payment was partial or credits were lost."""
-    if not 1 <= seeds <= MOST_SEEDS:
-        raise UserError(f"--seeds: {seeds}; give 1 to {MOST_SEEDS}")
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise UserError(f"--seeds: {seeds}; give 1 to {MAX_SEEDS}")
     plain = PaymentScene(hops, tolerated)
     scenes = {
         "no Byzantine member": plain,

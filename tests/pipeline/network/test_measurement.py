@@ -95,15 +95,15 @@ def test_the_search_for_a_size_is_short_and_reaches_the_target_time(speed: float
     for _ in range(6):
         sent += size
         large = measurement.next_size(size, round_trip + size / speed, round_trip)
-        assert measurement.LEAST_BYTES <= large <= measurement.MOST_BYTES
+        assert measurement.MIN_BYTES <= large <= measurement.MAX_BYTES
         if large <= 2 * size:
             break
         size = large
     else:
         pytest.fail("does not end")
-    assert large == measurement.LEAST_BYTES or large / speed < 1.01 * measurement.TARGET_S
-    assert large == measurement.MOST_BYTES or large / speed > 0.49 * measurement.TARGET_S
-    assert sent <= 2 * measurement.MOST_BYTES
+    assert large == measurement.MIN_BYTES or large / speed < 1.01 * measurement.TARGET_S
+    assert large == measurement.MAX_BYTES or large / speed > 0.49 * measurement.TARGET_S
+    assert sent <= 2 * measurement.MAX_BYTES
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_search_for_a_size_is_short_and_reaches_the_target_time(speed: float
         {"round_trips": [0.1] * 65},
         {"round_trips": [float("inf")]},
         {"round_trips": [-0.1]},
-        {"large": measurement.MOST_BYTES + 1},
+        {"large": measurement.MAX_BYTES + 1},
         {"passages": [(0.1, 0.0)]},
     ],
 )

@@ -138,7 +138,7 @@ def test_a_thousand_idle_connections_keep_nobody_from_being_answered(tmp_path: P
         began = time.monotonic()
         assert client.ask("/health").status == 200 and client.ask("/api/runs").status == 200
         assert time.monotonic() - began < limits.ASK_S, "idle connections block no client"
-        for line in lines[: -limits.MOST_CONNECTIONS]:
+        for line in lines[: -limits.MAX_CONNECTIONS]:
             assert _dropped(line)
         assert "planaria_watchers 1\n" in client.ask("/metrics").body
         watching.close()
@@ -188,7 +188,7 @@ def test_a_reader_that_takes_nothing_is_dropped(tmp_path: Path, monkeypatch: pyt
 def test_streams_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from planaria.report.live_page import server
 
-    monkeypatch.setattr(server, "MOST_STREAMS", 1)
+    monkeypatch.setattr(server, "MAX_STREAMS", 1)
     with served([run_in(tmp_path / "run")]) as client:
         stream = client.frames(until=lambda _: False)
         assert next(stream)["n"] == 0

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import planaria
 from planaria.common.errors import UserError
 from planaria.models.packing import entries
-from planaria.runtime.checkpoint.mirror import ID, MOST_BYTES, Mirror, mirrored
+from planaria.runtime.checkpoint.mirror import ID, MAX_BYTES, Mirror, mirrored
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from planaria.runtime.execution import MIRRORED
@@ -260,7 +260,7 @@ class Counted:
         ("config.json", 1 << 40, r"config\.json: its size is 1099511627776, which must be at most 268435456 bytes"),
         (
             f"10/{MANIFEST}",
-            MOST_BYTES + 1,
+            MAX_BYTES + 1,
             r"manifest\.json: its size is 16777217, which must be at most 16777216",
         ),
         (

@@ -17,7 +17,7 @@ from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.devices import NO_INVENTORY, Device, Inventory
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.prediction.memory import combined_peak, own_workers, require_room, stage_memory
-from planaria.runtime.prediction.preflight_table import MOST_ROWS, StageRow, stage_lines, stage_rows, table
+from planaria.runtime.prediction.preflight_table import MAX_ROWS, StageRow, stage_lines, stage_rows, table
 
 GB = 10**9
 
@@ -44,10 +44,10 @@ def test_lines_are_few_and_aligned(stages: int, known: bool) -> None:
     memory = stage_memory(run())[1] if known else None
     rows = [StageRow(n, range(max(0, n - 1), n), 10**6, 10**6, 1, memory, 5, 0.0) for n in range(stages + 1)]
     head, *lines = stage_lines(rows)
-    assert len(lines) == min(stages + 1, MOST_ROWS) and {len(line) for line in lines} == {len(head)}
+    assert len(lines) == min(stages + 1, MAX_ROWS) and {len(line) for line in lines} == {len(head)}
     assert lines[-1].split()[:2] == [str(stages), str(stages - 1)]
-    if stages >= MOST_ROWS:
-        first = MOST_ROWS - 2
+    if stages >= MAX_ROWS:
+        first = MAX_ROWS - 2
         assert lines[-2].split()[0] == (f"{first}–{stages - 1}" if stages - 1 > first else str(first))
 
 

@@ -21,10 +21,10 @@ from harness import checked, ending, facts, live, tiny
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.runtime.fleet.joining import read_door
-from planaria.runtime.transport.listener import MOST_UNPROVEN, EdgeListener, connect
+from planaria.runtime.transport.listener import MAX_UNPROVEN, EdgeListener, connect
 from planaria.runtime.transport.secure import new_key
 
-IDLE = 3 * MOST_UNPROVEN
+IDLE = 3 * MAX_UNPROVEN
 Called = SimpleQueue[tuple[bytes, ssl.SSLSocket]]
 
 
@@ -53,7 +53,7 @@ def test_idle_strangers_make_room_for_callers_with_the_key(listener: EdgeListene
         for _ in range(IDLE):
             idle.enter_context(socket.create_connection((listener.host, listener.port)))
         calls(listener, called, b"one of us")
-        assert len(listener._unproven) <= MOST_UNPROVEN
+        assert len(listener._unproven) <= MAX_UNPROVEN
 
 
 @pytest.mark.parametrize("way", stranger.WAYS, ids=lambda way: way.__name__)

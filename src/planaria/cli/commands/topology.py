@@ -17,7 +17,7 @@ from planaria.report.observe.bars import SurveyProgress
 from planaria.report.tables import Table, show
 from planaria.runtime.engine.link_survey import survey
 
-MOST_NODES = 128
+MAX_NODES = 128
 """each runs as a process of this machine"""
 
 
@@ -61,8 +61,8 @@ def _nodes(config: RunConfig, recipe: Path | None, count: int | None) -> tuple[T
             )
     elif count is not None:
         number, named = count, f"--nodes {count}"
-    if not 2 <= number <= MOST_NODES:
-        raise UserError(f"{named}: 2 to {MOST_NODES} nodes can be measured on this machine")
+    if not 2 <= number <= MAX_NODES:
+        raise UserError(f"{named}: 2 to {MAX_NODES} nodes can be measured on this machine")
     if topology is not None:
         return topology, topology.nodes
     plain = NodeGroup(site="")

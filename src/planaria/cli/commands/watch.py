@@ -38,13 +38,13 @@ def watch(
     """
     require_server("watch")
     from planaria.report.live_page.guard import new_token
-    from planaria.report.live_page.limits import MOST_RUNS
+    from planaria.report.live_page.limits import MAX_RUNS
     from planaria.report.live_page.run_source import FolderFollower
     from planaria.report.live_page.server import Page
     from planaria.report.live_page.serving import Server, serve
 
-    if len(folders) > MOST_RUNS:
-        raise UserError(f"watch: shows at most {MOST_RUNS} runs, not {len(folders)}")
+    if len(folders) > MAX_RUNS:
+        raise UserError(f"watch: shows at most {MAX_RUNS} runs, not {len(folders)}")
     token = new_token() if token_file is None else token_in(token_file)
     if until_closed:
         os.nice(NICE)

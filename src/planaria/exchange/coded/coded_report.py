@@ -22,7 +22,7 @@ from planaria.report.phrases import counted
 from planaria.report.theme import BLUE, INK, ORANGE, PAPER, figure, lanes, whole
 
 ROUNDS_DRAWN = 400
-LEAST_ROUNDS = 20
+MIN_ROUNDS = 20
 """rounds required to estimate other schemes' times"""
 HEAD = ["scheme", "ms a job", "load", "gradients sent a job", "microbatches a job, at least"]
 
@@ -73,7 +73,7 @@ def profile_of(record: RunRecord) -> FinishTimes | None:
         return None
     full = [lap for lap in completed_rounds(record) if coding.scheme.delay() <= lap.round < coding.jobs]
     rows = [[lap.sent.get(replica, lap.seconds) for replica in range(coding.replicas)] for lap in full]
-    if len(rows) < LEAST_ROUNDS:
+    if len(rows) < MIN_ROUNDS:
         return None
     load, typical = coding.scheme.load(coding.replicas), float(np.median(rows))
     microbatches = record.config.pipeline.microbatches * coding.replicas / coding.jobs

@@ -18,7 +18,7 @@ from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.facts import CloseRound, RoundLate
 from planaria.exchange.coded.progress import coded_step
 
-LEAST_S = 0.005
+MIN_S = 0.005
 """seconds granted to stragglers beyond the fastest, the travel time of a report"""
 
 
@@ -76,7 +76,7 @@ class Stragglers:
             assert coded is not None
             if number not in self._until and coded.done(replica.arrangement) & coding.busy(coded.counted):
                 fastest = now - self._begun[number][1]
-                until = math.inf if coded.late else now + max(LEAST_S, (coding.slow - 1) * fastest)
+                until = math.inf if coded.late else now + max(MIN_S, (coding.slow - 1) * fastest)
                 self._until[number] = until, fastest
 
     def expired(self, now: float, state: Callable[[], RunState]) -> Iterator[RoundLate]:

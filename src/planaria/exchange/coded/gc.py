@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from planaria.exchange.coded.base import CodedVector, History, MiniTask, Scheme, Stragglers, Tasks
 
 Matrix = NDArray[np.float64]
-MOST_ENLARGED = 200
+MAX_ENLARGED = 200
 """maximum amplification of rounding errors: those of fp32 stay below 1e-5"""
 LARGEST = 64
 """workers of a cyclic code; testing more would take longer than a step"""
@@ -191,12 +191,12 @@ def enlarges(n: int, spare: int) -> float:
 
 def precision_problem(n: int, stragglers: int, spare: Callable[[int], int] = int) -> str:
     """Return why a code of ``spare`` (stragglers) loses too much precision, with a fix; empty if not."""
-    if (times := enlarges(n, spare(stragglers))) <= MOST_ENLARGED:
+    if (times := enlarges(n, spare(stragglers))) <= MAX_ENLARGED:
         return ""
-    fewer = next(less for less in range(stragglers - 1, -1, -1) if enlarges(n, spare(less)) <= MOST_ENLARGED)
+    fewer = next(less for less in range(stragglers - 1, -1, -1) if enlarges(n, spare(less)) <= MAX_ENLARGED)
     return (
         f"stragglers = {stragglers} needs a code for {n} replicas that makes rounding errors up to {times:.2g} times "
-        f"as large, and {MOST_ENLARGED} is the most; give {fewer}, or other parameters"
+        f"as large, and {MAX_ENLARGED} is the most; give {fewer}, or other parameters"
     )
 
 

@@ -26,7 +26,7 @@ SCHEMES: Registry[Scheme] = Registry(
 )
 FEWEST = 3
 """replicas; with two, the remaining one computes everything under any code"""
-MOST_JOBS = 1 << 10
+MAX_JOBS = 1 << 10
 JOBS = 8
 """default jobs per step of schemes whose last rounds only finish open jobs; 1 for others"""
 AUTO = "auto"
@@ -88,7 +88,7 @@ def coded_of(setting: str | Mapping[str, Any], members: int) -> CodedSchedule:
 
 
 def _require_window(jobs: Any, slow: Any) -> None:
-    if not isinstance(jobs, int) or isinstance(jobs, bool) or not 1 <= jobs <= MOST_JOBS:
-        raise UserError(f"exchange.coded.jobs = {jobs!r}: give a number of jobs a step from 1 to {MOST_JOBS}")
+    if not isinstance(jobs, int) or isinstance(jobs, bool) or not 1 <= jobs <= MAX_JOBS:
+        raise UserError(f"exchange.coded.jobs = {jobs!r}: give a number of jobs a step from 1 to {MAX_JOBS}")
     if not isinstance(slow, int | float) or isinstance(slow, bool) or not 1 < slow <= 1e6:
         raise UserError(f"exchange.coded.slow = {slow!r}: give a number above 1, times the fastest replica's time")

@@ -20,7 +20,7 @@ from planaria.exchange.base import Parts, StageOuterState, Weights
 from planaria.exchange.compress.base import squared_norm
 from planaria.exchange.compress.feedback import Feedback, at_least_fp32
 
-LEAST = 1e-3
+MIN_SMOOTHNESS = 1e-3
 """minimum smoothness, as a share of the mean; applies to gradients that hardly changed in the warm-up"""
 
 
@@ -133,7 +133,7 @@ def estimated(secants: tuple[float, ...]) -> list[float]:
     """Return L_i up to a common factor, from Σ‖Δg_i‖²; all equal if no gradient has changed."""
     results = [math.sqrt(each) for each in secants]
     mean = sum(results) / len(results)
-    return [max(each, LEAST * mean) for each in results] if mean else [1.0] * len(results)
+    return [max(each, MIN_SMOOTHNESS * mean) for each in results] if mean else [1.0] * len(results)
 
 
 def _square(weights: Weights) -> float:

@@ -15,7 +15,7 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
 from planaria.exchange.coded.choose import SchemeChoice, choose
-from planaria.exchange.coded.coded_report import LEAST_ROUNDS, profile_of
+from planaria.exchange.coded.coded_report import MIN_ROUNDS, profile_of
 from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.simulate import FinishTimes
 from planaria.lab.commands.advise_compress import advise_compress
@@ -187,8 +187,8 @@ def _delays_of(config: RunConfig, folder: Path) -> tuple[FinishTimes, int]:
     coding, profile = coding_of(record.config.exchange), profile_of(record)
     if coding is None or profile is None:
         raise UserError(
-            f"{folder} has fewer than {LEAST_ROUNDS} rounds in which every replica had as much to do; train with "
-            f"exchange.coded = 'none' for {LEAST_ROUNDS} steps or more, and give that run's folder"
+            f"{folder} has fewer than {MIN_ROUNDS} rounds in which every replica had as much to do; train with "
+            f"exchange.coded = 'none' for {MIN_ROUNDS} steps or more, and give that run's folder"
         )
     if profile.workers != config.exchange.replicas:
         raise UserError(

@@ -36,7 +36,7 @@ from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.weight_sources import open_model
 from planaria.runtime.import_export import export_run
 
-MOST_WINDOWS = 500
+MAX_WINDOWS = 500
 
 
 def stream(
@@ -90,14 +90,14 @@ def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> N
         best, most = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=result.speaking.__getitem__)
         cells = [f"{result.perplexity:.3f}", names[best], f"{math.exp(result.best):.3f}"]
         rows.append([file.stem, *cells, names[most], f"{result.speaking[most]:.1%}"])
-    title = f"perplexity on test texts of {folder}: at most {MOST_WINDOWS} samples of each"
+    title = f"perplexity on test texts of {folder}: at most {MAX_WINDOWS} samples of each"
     show([Table(title, ["domain", "ensemble", "best expert", "of it alone", "largest weight", "share"], rows)])
 
 
 def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, DomainScore]:
     """Return the experts' ln p of a text [E, N, T], and the ensemble's score."""
     data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MOST_WINDOWS)
+    samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MAX_WINDOWS)
     parts = len(samples) * len(ensemble.manifest.members)
     with CountProgress(f"experts read {source}", "samples", parts) as progress:
         logps = ensemble.logps(samples, on_read=progress.done)
@@ -230,7 +230,7 @@ def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
         )
     known = ensemble.manifest
     return {
-        file.stem: ensemble.logps(domain_samples(folder, [file.stem], part, known.vocab, known.context, MOST_WINDOWS))
+        file.stem: ensemble.logps(domain_samples(folder, [file.stem], part, known.vocab, known.context, MAX_WINDOWS))
         for file in files
     }
 
@@ -248,7 +248,7 @@ def evaluate_model(folder: Path, text: str | None) -> int:
         names = [f"block {number}" for number in range(routing.experts)]
     rows = [[name, *_cells(folder, model, source, names)] for name, source in _test_sources(folder, made, text).items()]
     head = ["text", "perplexity"] + (["passes most", "of all passes"] if names else [])
-    show([Table(f"perplexity of {folder}: at most {MOST_WINDOWS} samples of each text", head, rows)])
+    show([Table(f"perplexity of {folder}: at most {MAX_WINDOWS} samples of each text", head, rows)])
     return 0
 
 
@@ -267,7 +267,7 @@ def _test_sources(folder: Path, made: fused.Fused | None, text: str | None) -> d
 def _cells(folder: Path, model: Completer, source: str, names: list[str]) -> list[str]:
     """Return the table cells of one text; ``names`` are those of a routed model's blocks."""
     data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    samples = windows(prepare(data, model.vocab), "train", model.context, MOST_WINDOWS)
+    samples = windows(prepare(data, model.vocab), "train", model.context, MAX_WINDOWS)
     with (
         CountProgress(f"the model reads {source}", "samples", len(samples)) as progress,
         shares(model.llama) if names and model.llama is not None else nullcontext(torch.ones(1)) as passed,

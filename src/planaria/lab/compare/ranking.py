@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from planaria.lab.compare.race_results import ArmScore, ComparisonResults
 from planaria.lab.trials.spread import Spread
 
-LEAST_FAILURES = 5
+MIN_FAILURES = 5
 """failures before the target, over all seeds, that each of two arms needs before they are ranked"""
 Certainty = Literal["alone", "too few failures", "one seed", "every seed", "close"]
 
@@ -44,7 +44,7 @@ def _certainty(arms: list[ArmScore], unit: str) -> Certainty:
     if len(arms) < 2:
         return "alone"
     first, second = arms[:2]
-    if min(failures(first), failures(second)) < LEAST_FAILURES:
+    if min(failures(first), failures(second)) < MIN_FAILURES:
         return "too few failures"
     if len(first.runs) == 1:
         return "one seed"

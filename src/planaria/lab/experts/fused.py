@@ -12,7 +12,7 @@ from torch import Tensor
 from planaria.common import documents
 from planaria.common.documents import Record, former_names
 from planaria.common.errors import UserError
-from planaria.lab.experts.manifest import MOST_BYTES
+from planaria.lab.experts.manifest import MAX_BYTES
 from planaria.models import task_vectors
 from planaria.models.task_vectors import Named
 
@@ -83,7 +83,7 @@ def read(folder: Path, fix: str = "restore it") -> Fused | None:
     :raises UserError: when the file is damaged.
     """
     file = folder / FILE
-    return documents.model(file, Fused, MOST_BYTES, fix) if file.is_file() else None
+    return documents.model(file, Fused, MAX_BYTES, fix) if file.is_file() else None
 
 
 def read_whole(folder: Path) -> Fused | None:

@@ -17,7 +17,7 @@ FILE = "experts.json"
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 ADDED = "added"
 """folder within an ensemble for experts that were added after its training"""
-MOST_BYTES = 1 << 22
+MAX_BYTES = 1 << 22
 """largest size of a manifest"""
 
 
@@ -112,7 +112,7 @@ def read(folder: Path) -> EnsembleManifest:
     file = folder / FILE
     if not file.is_file():
         raise UserError(f"{folder} holds no ensemble (no {FILE}); make one with `planaria experts train RECIPE`")
-    manifest = documents.model(file, EnsembleManifest, MOST_BYTES, "restore an older copy")
+    manifest = documents.model(file, EnsembleManifest, MAX_BYTES, "restore an older copy")
     if not manifest.members:
         raise UserError(f"{file} has no experts; add one with `planaria experts edit {folder} --add MODEL`")
     return manifest

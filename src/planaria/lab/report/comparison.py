@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planaria.lab.compare.race_results import ENOUGH, ArmRun, ArmScore, ComparisonResults
-from planaria.lab.compare.ranking import LEAST_FAILURES, Ranking, failures, ranking
+from planaria.lab.compare.ranking import MIN_FAILURES, Ranking, failures, ranking
 from planaria.lab.report.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
 from planaria.lab.report.comparison_table import DIGEST, arm_title, failures_label, range_text, seeds_of, target
 from planaria.lab.report.winner_figure import hours_at, redundant_arm, winners_figure, without_failures
@@ -246,7 +246,7 @@ def _order(results: ComparisonResults, ranked: Ranking) -> str:
             met = counted(min(failures(first), failures(second)), "failure")
             return (
                 f"Too few failures to rank: {second.name} and {first.name} met at least {met} before the target over "
-                f"{seeds}; a ranking needs {LEAST_FAILURES} or more. "
+                f"{seeds}; a ranking needs {MIN_FAILURES} or more. "
                 f"{first.name} took {took}, {second.name} {gap} more."
             )
         case "one seed":

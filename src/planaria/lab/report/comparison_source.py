@@ -24,7 +24,7 @@ from planaria.report.observe.tally import RunTally
 
 NUMBERS = "comparison.json"
 RACE = re.compile(r"(?P<arm>[^.]+)\.(?P<seed>\d+)\.(?P<kind>json|job|ticks)")
-MOST_RACES = 400
+MAX_RACES = 400
 """maximum number of races to show; the report has all"""
 
 
@@ -87,7 +87,7 @@ class ComparisonSource:
 
     def _raced(self, when: float, file: Path, arm: str, seed: str, kind: str) -> StateChange | None:
         name = f"{arm} {seed}"
-        if name not in self._races and len(self._races) >= MOST_RACES:
+        if name not in self._races and len(self._races) >= MAX_RACES:
             return None
         before = self._races.get(name, {"arm": arm, "seed": int(seed), "is": "waiting", "tick": 0, "curve": {}})
         event = None

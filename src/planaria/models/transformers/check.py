@@ -23,9 +23,9 @@ from planaria.models.transformers.stages import TransformersEnds
 log = logging.getLogger(__name__)
 MAX_RELATIVE_DIFFERENCE = 1e-5
 """largest relative difference of the loss and of gradients"""
-MOST_PARAMETERS = 300_000_000
+MAX_PARAMETERS = 300_000_000
 """of two layers of full width with embeddings, for which memory is taken if a model cannot be made smaller"""
-MOST_POSITIONS = 512
+MAX_POSITIONS = 512
 """of a small model for which one more is tried"""
 _LENGTH, _SAMPLES = 24, 2
 
@@ -79,7 +79,7 @@ def _findings(decoder: Decoder) -> CutDifferences:
         why = in_one_line(error)
     few = Decoder.of(shrink_config(config, 2, widths=False), attention)
     try:
-        if few.facts.parameters > MOST_PARAMETERS:
+        if few.facts.parameters > MAX_PARAMETERS:
             raise ValueError(f"a small one cannot be built to check how it is cut: {why}")
         return compare_with_whole(few)._replace(note=f"compared with two layers of full width: {why}")
     except Exception as error:  # the library may raise anything
@@ -166,7 +166,7 @@ def _future(reference: Any, tokens: Tensor) -> float:
 def _longest(reference: Any) -> int | None:
     """Return the number of positions if the model fails beyond them, as with a table of learned positions."""
     positions = getattr(reference.config, "max_position_embeddings", None)
-    if not isinstance(positions, int) or not 0 < positions <= MOST_POSITIONS:
+    if not isinstance(positions, int) or not 0 < positions <= MAX_POSITIONS:
         return None
     tokens = torch.full((1, positions + 1), 2)
     try:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from planaria.common.errors import UserError, missing_package
 
 _HIDDEN = "hidden_states"
-MOST_LAYERS = 1024
+MAX_LAYERS = 1024
 """lists and layers are built for each, also of a hostile config.json"""
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 """settings with the number of layers"""
@@ -86,8 +86,8 @@ def _require_countable(values: Mapping[str, Any], location: str) -> None:
     for key, value in values.items():
         if isinstance(value, Mapping):
             _require_countable(value, location)
-        elif key in DEPTHS and isinstance(value, int) and not 0 < value <= MOST_LAYERS:
-            raise UserError(f"{location}: {key} = {value} is not between 1 and {MOST_LAYERS}; download it again")
+        elif key in DEPTHS and isinstance(value, int) and not 0 < value <= MAX_LAYERS:
+            raise UserError(f"{location}: {key} = {value} is not between 1 and {MAX_LAYERS}; download it again")
 
 
 def skeleton(

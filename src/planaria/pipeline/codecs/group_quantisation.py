@@ -27,7 +27,7 @@ from planaria.pipeline.codecs.stochastic_rounding import ROW, offsets, uniform
 
 Bits = Annotated[int, Field(ge=2, le=8)]
 _SCALE_BYTES = 2
-_LEAST = 2.0**-126
+_MIN_SCALE = 2.0**-126
 """groups whose scale would be smaller are sent as zeros"""
 
 
@@ -102,7 +102,7 @@ def quantise(grouped: Tensor, bits: int, starts: list[int] | None) -> tuple[Tens
     highest = _max_level(bits)
     largest = torch.maximum(grouped.amax(1), -grouped.amin(1))
     scales = round_up_bfloat16(largest / highest)
-    inverse = torch.where(scales < _LEAST, 0.0, 1.0 / scales)
+    inverse = torch.where(scales < _MIN_SCALE, 0.0, 1.0 / scales)
     codes = grouped * inverse.unsqueeze(1)
     if starts is None:
         codes += highest + 0.5
@@ -115,7 +115,7 @@ def quantise(grouped: Tensor, bits: int, starts: list[int] | None) -> tuple[Tens
 def round_up_bfloat16(numbers: Tensor) -> Tensor:
     """Return non-negative fp32 numbers rounded up to numbers of bfloat16, in fp32; 0 below its normal range."""
     up = ((numbers.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
-    return torch.where(numbers < _LEAST, 0.0, torch.where(numbers.isnan(), numbers, up))
+    return torch.where(numbers < _MIN_SCALE, 0.0, torch.where(numbers.isnan(), numbers, up))
 
 
 def _max_level(bits: int) -> int:

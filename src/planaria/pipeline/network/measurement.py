@@ -15,7 +15,7 @@ from planaria.config.schema import NetworkConfig, Section
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.topology import Node, Topology
 
-FIRST_BYTES, LEAST_BYTES, MOST_BYTES = 4096, 1024, 8 << 20
+FIRST_BYTES, MIN_BYTES, MAX_BYTES = 4096, 1024, 8 << 20
 """the first trial message; the smallest and largest from which bandwidth is estimated"""
 SMALL_SHARE = 8
 """ratio of the larger to the smaller message"""
@@ -25,7 +25,7 @@ GROWTH = 16
 """maximum factor between trial messages, because small messages are imprecise"""
 CAPACITY = 1e9 / 8
 """bytes per second of emulated links that this machine carries at once without interference"""
-MOST_SAMPLES = 64
+MAX_SAMPLES = 64
 
 Pair = tuple[int, int]
 """two nodes, the lower number first"""
@@ -35,12 +35,12 @@ _Time = Annotated[float, Field(gt=0)]
 class NodeSamples(Section):
     """Times that one node measured, in seconds from sending a message to receiving its acknowledgement."""
 
-    round_trips: Annotated[list[_Time], Field(min_length=1, max_length=MOST_SAMPLES)]
+    round_trips: Annotated[list[_Time], Field(min_length=1, max_length=MAX_SAMPLES)]
     """of empty messages"""
-    small: Annotated[int, Field(gt=0, le=MOST_BYTES)]
-    large: Annotated[int, Field(gt=0, le=MOST_BYTES)]
+    small: Annotated[int, Field(gt=0, le=MAX_BYTES)]
+    large: Annotated[int, Field(gt=0, le=MAX_BYTES)]
     """bytes of the two messages"""
-    passages: Annotated[list[tuple[_Time, _Time]], Field(min_length=1, max_length=MOST_SAMPLES)]
+    passages: Annotated[list[tuple[_Time, _Time]], Field(min_length=1, max_length=MAX_SAMPLES)]
     """(of the small message, of the large one), repeat by repeat"""
 
 
@@ -95,10 +95,10 @@ def batches(nodes: int, demand: Mapping[Pair, float], capacity: float) -> list[l
 def next_size(size: int, seconds: float, round_trip: float) -> int:
     """Return the bytes of the message to try after one of ``size`` that took ``seconds`` to its acknowledgement.
 
-    Aims at TARGET_S besides the ``round_trip`` (seconds), within LEAST_BYTES and MOST_BYTES.
+    Aims at TARGET_S besides the ``round_trip`` (seconds), within MIN_BYTES and MAX_BYTES.
     """
     passage = max(seconds - round_trip, TARGET_S / GROWTH)
-    return max(LEAST_BYTES, min(MOST_BYTES, int(size * TARGET_S / passage)))
+    return max(MIN_BYTES, min(MAX_BYTES, int(size * TARGET_S / passage)))
 
 
 def estimate(own: NodeSamples, other: NodeSamples) -> MeasuredLink:

@@ -22,10 +22,10 @@ from planaria.config import bounds
 from planaria.config.schema import Section
 from planaria.pipeline.network.costs import MBIT
 
-MOST_ENTRIES = 1 << 10
-MOST_PATHS = 1 << 8
+MAX_ENTRIES = 1 << 10
+MAX_PATHS = 1 << 8
 """maximum between two sites: each is tried for each flow"""
-MOST_IN_ALL = 1 << 16
+MAX_IN_ALL = 1 << 16
 """maximum between all sites"""
 RELAY = "relay"
 """stands for the site of the topology's ``[relay]``"""
@@ -118,8 +118,8 @@ class _Making:
         result = [self._link(entry, a, b)] if entry.via is None else self._relayed(entry, a, b)
         known = self.paths.setdefault((a, b), [])
         known += result
-        if len(known) > MOST_PATHS:
-            raise UserError(f"{self.file}: link: {a} and {b} are joined by more than {MOST_PATHS} paths; list fewer")
+        if len(known) > MAX_PATHS:
+            raise UserError(f"{self.file}: link: {a} and {b} are joined by more than {MAX_PATHS} paths; list fewer")
         self._counted(len(result))
 
     def plain(self, a: str, b: str) -> None:
@@ -133,8 +133,8 @@ class _Making:
 
     def _counted(self, more: int) -> None:
         self.count += more
-        if self.count > MOST_IN_ALL:
-            raise UserError(f"{self.file}: link: sites are joined by more than {MOST_IN_ALL} paths in all; list fewer")
+        if self.count > MAX_IN_ALL:
+            raise UserError(f"{self.file}: link: sites are joined by more than {MAX_IN_ALL} paths in all; list fewer")
 
     def _link(self, entry: LinkEntry, a: str, b: str) -> Path:
         given = _of(self.matrix, a, b)

@@ -21,7 +21,7 @@ from planaria.config import bounds
 from planaria.config.bounds import Positive, Seconds
 from planaria.config.schema import Section
 from planaria.pipeline.network.costs import MBIT
-from planaria.pipeline.network.multipath import MOST_ENTRIES, LinkEntry, Links, PathNetwork, path_network
+from planaria.pipeline.network.multipath import MAX_ENTRIES, LinkEntry, Links, PathNetwork, path_network
 
 CITIES = (
     "Belgium",
@@ -58,9 +58,9 @@ _LINKS = """
 132/75
 """
 MAX_BYTES = 64 << 20
-MOST_NODES = 1 << 12
-MOST_SITES = 1 << 10
-LEAST_MBIT = 1e-3
+MAX_NODES = 1 << 12
+MAX_SITES = 1 << 10
+MIN_MBIT = 1e-3
 """slowest link that delivers a message within a run"""
 
 
@@ -117,7 +117,7 @@ class NodeGroup(Section):
 class TopologyFile(Section):
     matrix: str | MatrixFiles | None = None
     """the name of a built-in matrix, or files; optional if ``link`` joins all sites"""
-    link: Annotated[list[LinkEntry], Field(max_length=MOST_ENTRIES)] = Field(default_factory=list)
+    link: Annotated[list[LinkEntry], Field(max_length=MAX_ENTRIES)] = Field(default_factory=list)
     """several paths between sites"""
     overhead_s: Seconds = 0.0
     """seconds that every message takes besides its path"""
@@ -198,10 +198,8 @@ def read(path: Path, scale: float = 1.0) -> Topology:
     same = (parsed.same_site.latency_ms / 1000, parsed.same_site.bandwidth_mbit * MBIT)
     for site in sites:
         links.setdefault((site, site), same)
-    if (total := sum(group.count for group in parsed.nodes)) > MOST_NODES:
-        raise UserError(
-            f"{path}: nodes: {total} in all; at most {MOST_NODES}, as the planner weighs every pair of them"
-        )
+    if (total := sum(group.count for group in parsed.nodes)) > MAX_NODES:
+        raise UserError(f"{path}: nodes: {total} in all; at most {MAX_NODES}, as the planner weighs every pair of them")
     nodes, seen = [], Counter[str]()
     for group in parsed.nodes:
         if group.site not in sites:
@@ -250,7 +248,7 @@ def _relayed(path: Path, links: Links, relay: RelayedSites, sites: set[str]) -> 
 
 def _from_csv(path: Path, files: MatrixFiles) -> Links:
     latency = _numbers(path.parent / files.latency_ms, lowest=0.0)
-    bandwidth = _numbers(path.parent / files.bandwidth_mbit, lowest=LEAST_MBIT)
+    bandwidth = _numbers(path.parent / files.bandwidth_mbit, lowest=MIN_MBIT)
     if latency.keys() != bandwidth.keys():
         invalid = sorted(latency.keys() ^ bandwidth.keys())[0]
         raise UserError(f"{path}: matrix: {invalid[0]} - {invalid[1]} is in one of the two files only")
@@ -267,8 +265,8 @@ def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     except csv.Error as error:
         raise UserError(f"{path} is not CSV: {error}; give a table of sites") from None
     sites = [name.strip() for name in rows[0][1:]] if rows else []
-    if len(sites) > MOST_SITES or len(set(sites)) < len(sites) or "" in sites:
-        raise UserError(f"{path}: its first row must name sites, each once and at most {MOST_SITES}")
+    if len(sites) > MAX_SITES or len(set(sites)) < len(sites) or "" in sites:
+        raise UserError(f"{path}: its first row must name sites, each once and at most {MAX_SITES}")
     result: dict[tuple[str, str], float] = {}
     for row in rows[1:]:
         site, cells = row[0].strip(), row[1:]

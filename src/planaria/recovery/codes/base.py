@@ -25,7 +25,7 @@ MAX_SHARDS = 256
 """shards of one code: the elements of GF(2⁸)"""
 MAX_BYTES = 1 << 36
 """bytes of the largest shard"""
-MOST = 1_000_000
+MAX_LOSS_SETS = 1_000_000
 """maximum number of loss sets that one call enumerates"""
 
 
@@ -180,10 +180,10 @@ def checks(code: ErasureCode) -> Bytes:
 def share(code: ErasureCode, lost: int) -> float:
     """Return the share of sets of ``lost`` shards that can be rebuilt: their columns of checks are independent.
 
-    :raises UserError: if there are more than :data:`MOST` sets.
+    :raises UserError: if there are more than :data:`MAX_LOSS_SETS` sets.
     """
     count = comb(code.shards, lost)
-    if count > MOST:
+    if count > MAX_LOSS_SETS:
         raise UserError(f"{count} sets of {lost} lost shards of {code.shards}: too many to try; take fewer")
     if lost > len(code.weights):
         return 0.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from planaria.report.live_page.limits import FULL_DETAIL, MOST_FRAMES
+from planaria.report.live_page.limits import FULL_DETAIL, MAX_FRAMES
 
 SCHEMA = 1
 """version of frames and states; changes with every incompatible change"""
@@ -83,7 +83,7 @@ def merge_patches(first: Mapping[str, Any], then: Mapping[str, Any]) -> Json:
 class Frames:
     """The frames of one story in order; a bounded number with uniform detail."""
 
-    def __init__(self, most: int = MOST_FRAMES, detailed: int = FULL_DETAIL) -> None:
+    def __init__(self, most: int = MAX_FRAMES, detailed: int = FULL_DETAIL) -> None:
         """``detailed``: number of newest frames that are never joined."""
         self._frames: list[StateChange] = []
         self._most, self._detailed = most, detailed

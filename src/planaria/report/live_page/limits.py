@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-MOST_RUNS = 8
+MAX_RUNS = 8
 """maximum runs on one page"""
 
-MOST_FRAMES = 6_000
+MAX_FRAMES = 6_000
 """maximum frames kept per run; older ones that change only numbers are joined"""
 FULL_DETAIL = 1_000
 """newest frames that are never joined"""
-MOST_LOST = 12
+MAX_LOST = 12
 """maximum lost workers shown; the others are only counted"""
 
 POLL_S = 0.2
@@ -21,9 +21,9 @@ QUIET_S = 10.0
 READY_S = 60.0
 """maximum age of the newest fact of a ready run"""
 
-MOST_CONNECTIONS = 128
+MAX_CONNECTIONS = 128
 """maximum connections; beyond that, a new one replaces the one idle for longest"""
-MOST_STREAMS = 64
+MAX_STREAMS = 64
 """maximum simultaneous watchers"""
 LONGEST_TARGET = 512
 """maximum characters of a path and its query"""

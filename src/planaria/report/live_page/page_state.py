@@ -11,7 +11,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.roster import identity_order
 from planaria.report.live_page.frames import Json
-from planaria.report.live_page.limits import MOST_LOST
+from planaria.report.live_page.limits import MAX_LOST
 from planaria.report.membership import Membership
 
 STRIKING = {
@@ -168,7 +168,7 @@ class PageState:
     def _present(self) -> list[str]:
         """Return the workers to show: living, starting, and the last ones lost."""
         members = self._members
-        lost = [worker for worker in self._deaths if worker in members.lost][-MOST_LOST:]
+        lost = [worker for worker in self._deaths if worker in members.lost][-MAX_LOST:]
         known = [worker for worker in members.machine_of if worker not in members.lost]
         return sorted({*known, *lost}, key=identity_order)
 

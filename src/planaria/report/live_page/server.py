@@ -22,7 +22,7 @@ from starlette.routing import Route
 from planaria.common.errors import UserError
 from planaria.common.request_body import read_body
 from planaria.report.live_page.frames import SCHEMA
-from planaria.report.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MOST_STREAMS
+from planaria.report.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MAX_STREAMS
 from planaria.report.live_page.run_source import FolderFollower
 from planaria.report.observe import prometheus
 from planaria.report.observe.prometheus import CONTENT_TYPE, MetricSample
@@ -107,8 +107,8 @@ class Page:
         run = self._run(request)
         if run is None:
             return _refused(HTTPStatus.NOT_FOUND, "no such run")
-        if self._streams >= MOST_STREAMS:
-            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, f"all {MOST_STREAMS} streams are in use; try again later")
+        if self._streams >= MAX_STREAMS:
+            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, f"all {MAX_STREAMS} streams are in use; try again later")
         after = request.headers.get("last-event-id", request.query_params.get("after", "-1"))
         number = int(after) if re.fullmatch(r"-1|\d{1,12}", after) else -1
         return StreamingResponse(self._stream(run, number), media_type="text/event-stream")

@@ -14,13 +14,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from planaria.common.errors import UserError
 from planaria.report.live_page.guard import Guard, Guarded
-from planaria.report.live_page.limits import ASK_S, LARGEST_HEAD, LEAVE_S, MOST_CONNECTIONS, STUCK_S
+from planaria.report.live_page.limits import ASK_S, LARGEST_HEAD, LEAVE_S, MAX_CONNECTIONS, STUCK_S
 
 
 class BoundedConnection(H11Protocol):
     """A connection that is dropped if it stays idle, does not read its answer, or is replaced.
 
-    Beyond :data:`MOST_CONNECTIONS`, a new connection replaces the one idle for longest, so that idle connections cannot
+    Beyond :data:`MAX_CONNECTIONS`, a new connection replaces the one idle for longest, so that idle connections cannot
     block the server.
     """
 
@@ -32,7 +32,7 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         self._asked = self.loop.call_later(ASK_S, self._drop_idle)
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS:
             idle = (other for other in self.connections if isinstance(other, BoundedConnection) and other.idle)
             oldest = min(idle, key=lambda other: other._idle_since)
             self.connections.discard(oldest)

@@ -34,7 +34,7 @@ from planaria.report.run.recovery_timing import RecoveryTiming
 
 SWITCH_S = 0.0005
 """interpreter switch interval while trackers run; Python's default of 5 ms would slow down small steps"""
-MOST_CALLS = 1000
+MAX_CALLS = 1000
 """maximum queued calls of a slow tracker; further ones are dropped"""
 CALL_S = 120.0
 """timeout of a call; the first may import a library and wait for a remote server"""
@@ -212,7 +212,7 @@ class TrackerThread:
     A hanging thread ends with the process.
     """
 
-    def __init__(self, name: str, tracker: Tracker, most: int = MOST_CALLS, call_s: float = CALL_S) -> None:
+    def __init__(self, name: str, tracker: Tracker, most: int = MAX_CALLS, call_s: float = CALL_S) -> None:
         self._name, self._tracker, self._most, self._call_s = name, tracker, most, call_s
         self._queue: SimpleQueue[Call | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name=f"tracker {name}", daemon=True)

@@ -34,9 +34,9 @@ from planaria.runtime.checkpoint.store import (
 _CHECKPOINTS = "checkpoints"
 _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 """of a run's identity or a manifest"""
-MOST_PART_BYTES = 1 << 42
+MAX_PART_BYTES = 1 << 42
 """of a stage's file, if a user's class determines its size"""
 _PARAMETER_BYTES = 64
 """of one parameter in a stage's file: three fp32 numbers, and fewer for each part of the outer state"""
@@ -152,7 +152,7 @@ class Mirror:
         return folder
 
     def _fetch(self, name: str, to: Path) -> None:
-        fetch(self._system, self._at(name, MANIFEST), to / MANIFEST, MOST_BYTES)
+        fetch(self._system, self._at(name, MANIFEST), to / MANIFEST, MAX_BYTES)
         manifest = read_manifest(to)
         for file in manifest.digests:
             fetch(self._system, self._at(name, file), to / file, largest_part(manifest))
@@ -191,7 +191,7 @@ class Mirror:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return bytes(self._system.cat_file(f"{self._root}/{name}", start=0, end=MOST_BYTES))
+            return bytes(self._system.cat_file(f"{self._root}/{name}", start=0, end=MAX_BYTES))
         except FileNotFoundError:
             return None
 
@@ -203,7 +203,7 @@ def largest_part(manifest: CheckpointManifest) -> int:
     """Return the largest possible size of a stage's file: the whole model, with its moments and outer state."""
     own_classes = ":" in manifest.model.family or (manifest.exchange is not None and ":" in manifest.exchange.kind)
     if own_classes:  # do not import a class because a store names it
-        return MOST_PART_BYTES
+        return MAX_PART_BYTES
     return HEADROOM + _PARAMETER_BYTES * parameter_count(manifest.model)
 
 

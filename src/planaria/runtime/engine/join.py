@@ -35,7 +35,7 @@ from planaria.runtime.worker.setup import SETUP, Setup
 log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
 """seconds between attempts to reach the controller"""
-_TIMES, _LEAST_S = 2, 10.0
+_TIMES, _MIN_S = 2, 10.0
 """The machine waits for the run this many times as long as the run waits for it, and at least this long (s), since a
 controller may be paused
 """
@@ -214,7 +214,7 @@ class _Stay:
         require_devices(called, wanted, result, workers, "join from one that has more")
         require_room(setup.config, workers, result, free_memory(), called)
         fleet = setup.config.fleet
-        self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed_heartbeats)
+        self._silence_s = max(_MIN_S, _TIMES * fleet.heartbeat_s * fleet.missed_heartbeats)
         notify(f"joined {setup.config.name} as {visit.welcome.host}; starting workers")
         if not visit.reach.reachable:
             notify("others cannot connect to this machine; it connects to them, or through the controller")

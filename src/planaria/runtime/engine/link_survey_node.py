@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from planaria.control.decisions import UnassignWorker
 from planaria.control.events import Fact, Heartbeat
-from planaria.pipeline.network.measurement import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, NodeSamples, next_size
+from planaria.pipeline.network.measurement import FIRST_BYTES, MAX_BYTES, SMALL_SHARE, NodeSamples, next_size
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.emulated_link import EmulatedLink
@@ -155,7 +155,7 @@ class Surveyor:
             link_id=meet.link,
             at=meet.at,
             peer=meet.peer,
-            max_bytes=MOST_BYTES,
+            max_bytes=MAX_BYTES,
             open_timeout_s=self._setup.timeout_s,
             link=EmulatedLink(meet.latency_s, meet.bandwidth),
         )

@@ -27,13 +27,13 @@ from planaria.runtime.transport.secure import StrangerError
 
 PATIENCE_S = 60.0
 """seconds to wait for the next message or piece"""
-MOST_BYTES = 1 << 42
+MAX_BYTES = 1 << 42
 """of one file"""
 _PIECE = 1 << 19
 _MAX_MESSAGE_BYTES = 1 << 20
 _PLAIN, _STEP = "[A-Za-z0-9_][A-Za-z0-9_.-]*", "checkpoints/step-[0-9]{8,}"
 _Text = Annotated[str, Field(max_length=400)]
-_Size = Annotated[int, Field(ge=0, le=MOST_BYTES)]
+_Size = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 
 
 class Get(Message):

@@ -30,7 +30,7 @@ LENGTH = struct.Struct("!I")
 PID = struct.Struct("!i")
 READY = b"r"
 """sent to the parent after all imports"""
-MOST_REASON = 1000
+MAX_REASON = 1000
 """bytes of the reason that is sent instead if an import fails"""
 MAX_FDS = 8
 _LOOK_S = 0.0005
@@ -67,7 +67,7 @@ def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
             continue
         except Exception as error:  # a module may raise anything
             with suppress(OSError):
-                door.sendall(f"{module}: {type(error).__name__}: {error}".splitlines()[0].encode()[:MOST_REASON])
+                door.sendall(f"{module}: {type(error).__name__}: {error}".splitlines()[0].encode()[:MAX_REASON])
             os._exit(1)
     with suppress(OSError):
         door.sendall(READY)

@@ -26,7 +26,7 @@ from queue import Empty, SimpleQueue
 
 from planaria.common.signals import STOPS
 from planaria.config import consent
-from planaria.runtime.fleet.forkserver import LENGTH, MOST_REASON, PID, READY, ForkRequest, main
+from planaria.runtime.fleet.forkserver import LENGTH, MAX_REASON, PID, READY, ForkRequest, main
 from planaria.runtime.fleet.process import WorkerProcess, activity, adopting
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class _Server:
         if self._ready:
             return
         self._await(self._door, start_s)
-        answer, failure = self._door.recv(MOST_REASON), "the fork server exited while it imported what workers need"
+        answer, failure = self._door.recv(MAX_REASON), "the fork server exited while it imported what workers need"
         if not answer:
             raise OSError(failure)
         if answer != READY:

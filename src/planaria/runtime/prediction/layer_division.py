@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from planaria.common.errors import UserError
 
 T = TypeVar("T")
-MOST_EXACT = 12
+MAX_EXACT = 12
 """machines among which unequal layers are divided; further ones, the slowest, become spares"""
 
 
@@ -74,8 +74,8 @@ def _unequal(
     layers: Sequence[LayerCost], stages: int, ends: float, machines: Sequence[WorkerCapacity]
 ) -> list[int] | None:
     """Return the division of layers that differ, in the order of the model."""
-    if len(machines) > MOST_EXACT:  # the fastest ones; those without room for the ends must not be all
-        machines = sorted(machines, key=lambda m: (not m.ends, m.layer_s))[: max(MOST_EXACT, stages + 1)]
+    if len(machines) > MAX_EXACT:  # the fastest ones; those without room for the ends must not be all
+        machines = sorted(machines, key=lambda m: (not m.ends, m.layer_s))[: max(MAX_EXACT, stages + 1)]
     sums = [0.0, *accumulate(load.work for load in layers)]
     segments = {last - first for first, last in combinations(sums, 2)}
     limits = sorted({m.layer_s * work * (1 + 1e-9) for m in machines for work in (ends, *segments)})

@@ -28,7 +28,7 @@ from planaria.runtime.prediction.memory import (
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.prediction.traffic import exchange_costs, link_bytes, one_replica
 
-MOST_ROWS = 12
+MAX_ROWS = 12
 """lines about stages; if there are more, those in the middle share one"""
 HEAD = ["stage", "layers", "parameters", "trained", "memory", "= state", "+ in flight", "+ passes", "+ process", "sent"]
 
@@ -85,9 +85,9 @@ def table(config: RunConfig, done: int = 0, step_s: float | None = None) -> list
 
 
 def stage_lines(rows: Sequence[StageRow]) -> list[str]:
-    """Return a heading and at most :data:`MOST_ROWS` aligned lines."""
+    """Return a heading and at most :data:`MAX_ROWS` aligned lines."""
     columns = len(HEAD) + any(row.exchanged for row in rows)
-    first = len(rows) if len(rows) <= MOST_ROWS else MOST_ROWS - 2
+    first = len(rows) if len(rows) <= MAX_ROWS else MAX_ROWS - 2
     groups = [*([row] for row in rows[:first]), *filter(None, (rows[first:-1], rows[max(first, len(rows) - 1) :]))]
     lines = [[*HEAD, "exchanged"][:columns], *(_cells(group)[:columns] for group in groups)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

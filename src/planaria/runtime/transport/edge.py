@@ -44,7 +44,7 @@ _TAKEN = memoryview(pack(TensorHeader(Taken(), torch.uint8, (0,))))
 _NOTHING, _IN_RING = torch.empty(0), memoryview(b"")
 _TURN_BYTES = 4 << 20
 """bytes of a large frame to read before orders and other edges get a turn"""
-_MOST_TRANSITS = 4096
+_MAX_TRANSITS = 4096
 """number of recorded transits"""
 
 
@@ -103,7 +103,7 @@ class EdgeEnd(ABC):
         self.sent_bytes = 0
         self.hold_s, self.hold_until = 0.0, 0.0
         """an injected fault: each received frame is held for ``hold_s``, until ``hold_until`` (monotonic seconds)"""
-        self.transits: deque[float] = deque(maxlen=_MOST_TRANSITS)
+        self.transits: deque[float] = deque(maxlen=_MAX_TRANSITS)
         """seconds that received activations took since their send call, by the sender's clock and ours"""
 
     @abstractmethod

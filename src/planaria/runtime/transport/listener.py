@@ -58,7 +58,7 @@ def greeted(raw: bytes) -> ConnectingPeer:
 
 GREETING_S = 10.0
 """seconds for a caller to prove the key and send its greeting"""
-MOST_UNPROVEN = 32
+MAX_UNPROVEN = 32
 """concurrent unproven connections; a proof takes milliseconds, so idle strangers cannot block members"""
 MAX_GREETING_BYTES = 1 << 10
 PROBE_S = 3.0
@@ -153,7 +153,7 @@ class EdgeListener:
         """Add a new connection to the unproven ones, closing the oldest if there are too many."""
         stranger = begin(raw, self._key, calling=False)
         with self._guarded:
-            if len(self._unproven) >= MOST_UNPROVEN:
+            if len(self._unproven) >= MAX_UNPROVEN:
                 oldest = min(self._unproven, key=self._unproven.__getitem__)
                 del self._unproven[oldest]
                 cut_off(oldest)

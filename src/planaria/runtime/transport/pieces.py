@@ -19,7 +19,7 @@ from planaria.runtime.transport.wire import Label, Piece, TensorHeader, WireErro
 PIECE_BYTES = 32 << 10
 TARGET_S = 0.005
 """target queueing delay of a piece (s)"""
-MOST = 1024
+MAX_PIECES_IN_FLIGHT = 1024
 """pieces in flight"""
 
 
@@ -49,7 +49,7 @@ class Outgoing:
         took = time.monotonic() - self._in_flight.popleft()
         self._quickest = min(self._quickest, took)
         change = 1.0 - (took - self._quickest) / TARGET_S
-        self._window = min(MOST, max(1.0, self._window + max(change, -self._window / 2) / self._window))
+        self._window = min(MAX_PIECES_IN_FLIGHT, max(1.0, self._window + max(change, -self._window / 2) / self._window))
 
     def hurry(self) -> None:
         """Remove the limit until all is sent, since there are no other frames."""

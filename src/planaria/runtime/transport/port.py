@@ -21,7 +21,7 @@ from planaria.runtime.transport.ring import Rings
 from planaria.runtime.transport.secure import StrangerError, prepare
 
 log = logging.getLogger(__name__)
-_MOST_WAITING = 1024
+_MAX_WAITING = 1024
 """early calls that are kept; others are rejected, and call again"""
 _ABANDON_POLL_S = 0.2
 """seconds between a waiting caller's checks whether its edge was abandoned"""
@@ -262,7 +262,7 @@ class Port:
         with self._changed:
             self._drop_dead()
             before = self._callers.pop(name, None)
-            if room := len(self._callers) < _MOST_WAITING:
+            if room := len(self._callers) < _MAX_WAITING:
                 self._callers[name] = tls
             self._changed.notify_all()
         if before is not None:  # superseded by the later call

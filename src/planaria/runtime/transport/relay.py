@@ -20,7 +20,7 @@ from planaria.runtime.transport.secure import prepare
 log = logging.getLogger(__name__)
 READY = b"\x01"
 """sent to an end when the other has connected"""
-_MOST_WAITING = 1024
+_MAX_WAITING = 1024
 _WAITS_S = 60.0
 """seconds after which a waiting end counts as gone"""
 _AT_ONCE = 1 << 18
@@ -54,7 +54,7 @@ class Relay:
             self._drop_dead()
             before = self._waiting.pop((end, edge), None)
             other = self._waiting.pop(("calls" if end == "waits" else "waits", edge), None)
-            room = len(self._waiting) < _MOST_WAITING
+            room = len(self._waiting) < _MAX_WAITING
             if other is None and room:
                 self._waiting[end, edge] = tls, time.monotonic()
         if before is not None:  # superseded by the later call
@@ -65,7 +65,7 @@ class Relay:
             else:
                 self.pair(wanted, tls)
         elif not room:
-            log.warning("rejected an end of edge %s: %d ends wait already", edge, _MOST_WAITING)
+            log.warning("rejected an end of edge %s: %d ends wait already", edge, _MAX_WAITING)
             tls.close()
         else:
             log.debug("an end of edge %s waits for the other", edge)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from planaria.runtime.transport.wire import TensorHeader, WireError
 
-MOST_SLOTS, MOST_BYTES = 255, 64 << 30
+MAX_SLOTS, MAX_BYTES = 255, 64 << 30
 """limits of a ring; a slot's number and its ticket are one byte each of a frame's header"""
 GRACE_S = 30.0
 """seconds before a slot is reused whose edge closed while it was shared, since its receiver may be reading"""
@@ -91,7 +91,7 @@ class Ring:
 
     def __init__(self, slots: int, slot_bytes: int, lock: PageLock | None = None) -> None:
         """Reserve and page-lock the memory; OSError if there is too little memory."""
-        self.size = RingSize(min(slots, MOST_SLOTS), -(-slot_bytes // _PAGE) * _PAGE)
+        self.size = RingSize(min(slots, MAX_SLOTS), -(-slot_bytes // _PAGE) * _PAGE)
         if self.size.whole > (free := available()):
             raise OSError(errno.ENOMEM, f"{free / 1e6:,.0f} MB of memory are available")
         self.fd = os.memfd_create("planaria-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -166,7 +166,7 @@ class RingReader:
         :raises OSError: if the file is not a sealed ring of this size.
         """
         result = os.fstat(fd)
-        if not (0 < size.slots <= MOST_SLOTS and size.slot_bytes > 0 and size.whole <= MOST_BYTES):
+        if not (0 < size.slots <= MAX_SLOTS and size.slot_bytes > 0 and size.whole <= MAX_BYTES):
             raise OSError(f"a ring of {size.slots} slots of {size.slot_bytes} bytes")
         if not stat.S_ISREG(result.st_mode) or result.st_size != size.whole:
             raise OSError(f"a ring of {result.st_size} bytes, not {size.whole}")

@@ -102,7 +102,7 @@ def key_of(question: Question) -> str:
     return digests.of(text.encode())[:32]
 
 
-MOST = 1 << 22
+MAX_LEDGER_BYTES = 1 << 22
 """maximum bytes of a ledger"""
 FIX = "restore it; a new one would forget the spent budget"
 SLACK = 1e-9
@@ -162,7 +162,7 @@ class LeakageLedger:
         return self._file.with_name(f".{self._file.name}.lock")
 
     def _read(self) -> _Spent:
-        return documents.unsealed(self._file, _Spent, MOST, FIX)
+        return documents.unsealed(self._file, _Spent, MAX_LEDGER_BYTES, FIX)
 
     def _write(self, spent: _Spent) -> None:
         with atomic.replacing(self._file) as unfinished, unfinished.open("w") as file:

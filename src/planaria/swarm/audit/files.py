@@ -17,7 +17,7 @@ TEXTS = (".json", ".jinja", ".md", ".txt", ".sha256", ".model")
 NAMES = ("LICENSE", "NOTICE", "README", ".gitattributes", ".gitignore")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz", ".h5", ".joblib", ".msgpack")
 CODE = (".py", ".pyc", ".so", ".sh", ".js", ".exe", ".dll", ".dylib", ".ipynb", ".whl", ".zip", ".tar", ".gz")
-MOST = 10_000
+MAX_FOLDER_FILES = 10_000
 """maximum number of files in a folder"""
 
 
@@ -33,7 +33,7 @@ class Looked:
 def check_files(path: Path) -> Looked:
     """Check a model's folder or single file without running or unpickling any of it.
 
-    :raises UserError: if it holds more than :data:`MOST` files.
+    :raises UserError: if it holds more than :data:`MAX_FOLDER_FILES` files.
     """
     if path.is_file():
         gguf = path.suffix == ".gguf"
@@ -42,8 +42,8 @@ def check_files(path: Path) -> Looked:
     for file in path.rglob("*"):
         if file.is_symlink() or not file.is_dir():  # links to folders are not followed, and are faults
             files.append(file)
-        if len(files) > MOST:
-            raise UserError(f"{path} holds more than {MOST} files; give the model's own folder")
+        if len(files) > MAX_FOLDER_FILES:
+            raise UserError(f"{path} holds more than {MAX_FOLDER_FILES} files; give the model's own folder")
     names = {file.relative_to(path).as_posix(): file for file in sorted(files)}
     faults = [fault for name, file in names.items() if (fault := _fault(name, file))]
     listed, facts = _listed(path, names)

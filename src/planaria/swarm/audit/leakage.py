@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from planaria.common.documents import Record
 
 Z95 = statistics.NormalDist().inv_cdf(0.975)
-MOST_CASES = 1 << 21
+MAX_CASES = 1 << 21
 """maximum number of outcomes in an exact sum"""
 
 
@@ -87,9 +87,9 @@ class ReplyOutcome(Record):
 def exact(channel: ReplyChannel, replies: int) -> ReplyOutcome:
     """Sum both expectations over all outcomes of ``replies`` draws, from a uniform prior.
 
-    :raises ValueError: if there are more than :data:`MOST_CASES` outcomes.
+    :raises ValueError: if there are more than :data:`MAX_CASES` outcomes.
     """
-    if math.comb(replies + channel.options, channel.options) > MOST_CASES:
+    if math.comb(replies + channel.options, channel.options) > MAX_CASES:
         raise ValueError(f"{replies} replies about {channel.options} options have too many outcomes to sum")
     chances = [channel.right, *[channel.wrong] * (channel.options - 1)]
     leaked = guessed = 0.0

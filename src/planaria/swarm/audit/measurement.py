@@ -179,7 +179,7 @@ USUAL, DRAWS = 8, 16
 """default number of parts of a question; replies drawn to each"""
 READ = 1024
 """approximate maximum of transcripts per question read for the wrapper's column"""
-LEAST = 1e-12
+MIN_BELIEF = 1e-12
 """minimum of a belief: a softmax in 64 bits may underflow to 0"""
 
 
@@ -223,7 +223,7 @@ class _Beliefs:
         every = list(dict.fromkeys([(), *transcripts]))
         self._found = dict(zip(every, adversary.beliefs(question, every), strict=True))
         self._answer = question.answer
-        self.prior = max(LEAST, self._found[()][self._answer])
+        self.prior = max(MIN_BELIEF, self._found[()][self._answer])
 
     def right(self, transcript: Transcript) -> float:
         return self._found[transcript][self._answer]

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError, nearest
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.records import TaskRecord, without_surrogates
 
-MOST_QUESTIONS, MOST_OPTIONS, MOST_PARTS, MOST_LETTERS = 1000, 64, 12, 4000
+MAX_QUESTIONS, MAX_OPTIONS, MAX_PARTS, MAX_LETTERS = 1000, 64, 12, 4000
 FIELDS = ("question", "options", "answer", "parts", "name", "paraphrases")
 INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
@@ -61,8 +61,8 @@ def read(file: Path) -> list[Question]:
     result = records.read([file])
     if not result:
         raise UserError(f"{file} has no questions; give some")
-    if len(result) > MOST_QUESTIONS:
-        raise UserError(f"{file} has {len(result)} questions; the limit is {MOST_QUESTIONS}; give fewer")
+    if len(result) > MAX_QUESTIONS:
+        raise UserError(f"{file} has {len(result)} questions; the limit is {MAX_QUESTIONS}; give fewer")
     questions = [_question(record) for record in result]
     names = [question.name for question in questions]
     for number, question in enumerate(questions):
@@ -130,20 +130,20 @@ def _question(record: TaskRecord) -> Question:
     answer = record.text("answer")
     if answer not in options:
         raise UserError(f"{record.location}: options lack the answer {shown(answer)}; copy it exactly from one of them")
-    parts = tuple(_part(record, part, len(options)) for part in _list(record, "parts", MOST_PARTS))
+    parts = tuple(_part(record, part, len(options)) for part in _list(record, "parts", MAX_PARTS))
     if not parts:
         raise UserError(f"{record.location}: parts are empty; give at least one")
     for part in parts:
         if plain(part.ask) == plain(text):
             raise UserError(f"{record.location}: the part {shown(part.ask)} repeats the question; ask for less")
-    paraphrases = _list(record, "paraphrases", MOST_PARTS) if "paraphrases" in record.fields else []
+    paraphrases = _list(record, "paraphrases", MAX_PARTS) if "paraphrases" in record.fields else []
     name = _text(record, "name", record.text("name")) if "name" in record.fields else record.location
     others = tuple(_text(record, "paraphrases", paraphrase) for paraphrase in paraphrases)
     return Question(record.location, name, text, options, options.index(answer), parts, others)
 
 
 def _options(record: TaskRecord) -> tuple[str, ...]:
-    options = tuple(_text(record, "options", option) for option in _list(record, "options", MOST_OPTIONS))
+    options = tuple(_text(record, "options", option) for option in _list(record, "options", MAX_OPTIONS))
     if len(options) < 2:
         raise UserError(f"{record.location}: options are {len(options)}; give two or more, the answer among them")
     for number, option in enumerate(options):
@@ -175,8 +175,8 @@ def _list(record: TaskRecord, field: str, most: int) -> list[object]:
 def _text(record: TaskRecord, field: str, value: object) -> str:
     if not isinstance(value, str) or not plain(value):
         raise UserError(f"{record.location}: {field} has {shown(value)}, not a text; fix the line")
-    if len(value) > MOST_LETTERS:
+    if len(value) > MAX_LETTERS:
         raise UserError(
-            f"{record.location}: {field} has {len(value)} characters; the limit is {MOST_LETTERS}; shorten it"
+            f"{record.location}: {field} has {len(value)} characters; the limit is {MAX_LETTERS}; shorten it"
         )
     return without_surrogates(value)

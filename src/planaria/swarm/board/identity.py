@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from planaria.common.errors import UserError
 from planaria.swarm.board.write_once import write_new
 
-_MOST = 4096
+_MAX_KEY_BYTES = 4096
 """bytes read of a key file; a generated one has 119"""
 
 
@@ -75,7 +75,7 @@ def _read_key(path: Path) -> Ed25519PrivateKey:
         if mode & 0o077:
             raise UserError(f"{path}: this peer's key is readable by other users; run `chmod 600 {path}`")
         with path.open("rb") as file:
-            pem = file.read(_MOST)
+            pem = file.read(_MAX_KEY_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot read this peer's key ({error.strerror}); name another file") from None
     try:

@@ -147,7 +147,7 @@ TEMPERATURE, TOP_K, TOP_P = 0.6, 10, 0.9
 """sampling of judgements. Source: arXiv 2511.09780, without its beams"""
 ROWS = 16
 """concurrent requests"""
-LEAST = 512
+MIN_REQUEST_TOKENS = 512
 """minimum tokens left for the request: instructions, problem and text"""
 
 
@@ -165,10 +165,10 @@ class ModelWriter:
         self._most = most
         self._tokenizer, self._template = _opened(self._folder)
         self._room = _context(self._folder) - most
-        if self._room < LEAST:
+        if self._room < MIN_REQUEST_TOKENS:
             raise UserError(
                 f"defence.options.tokens = {most} leaves {self._room} of the context of {self._folder} for the "
-                f"request, which takes {LEAST} or more; give fewer"
+                f"request, which takes {MIN_REQUEST_TOKENS} or more; give fewer"
             )
         self.reserved: Sequence[str] = sorted(self._tokenizer.added, key=lambda token: (-len(token), token))
 

@@ -29,7 +29,7 @@ AUDITED = "folder of audit.html and audit.json (default: runs/audit-NAME, with t
 WAYS = "fine-tune, mask, return to the parent, or interpolate (default tune; mask for fused models)"
 PAIRS = 'JSONL of {"prompt", "chosen", "rejected"}: learn the first, measure whether the second is likelier'
 BENIGN = 'JSONL of {"text"} to leave unchanged, or a folder of such; one file per domain for fused experts'
-MOST = "maximum success of a repaired model; above it the exit code is 1"
+MAX_SUCCESS = "maximum success of a repaired model; above it the exit code is 1"
 
 
 class SwarmSettings(Settings):
@@ -194,7 +194,7 @@ def _realign(
     pairs: Annotated[Path | None, flag("FILE", PAIRS)] = None,
     benign: Annotated[Path | None, flag("PATH", BENIGN)] = None,
     mask: Annotated[Path | None, flag("FILE", "apply this mask.safetensors; no training")] = None,
-    most_success: Annotated[float, flag("SHARE", MOST)] = 0.02,
+    most_success: Annotated[float, flag("SHARE", MAX_SUCCESS)] = 0.02,
     steps: Annotated[int, flag("N", "updates")] = 200,
     seed: Seed = 0,
     rivals: Annotated[bool, switch("--rivals", "also try all other strategies and show them")] = False,

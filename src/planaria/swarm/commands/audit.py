@@ -37,7 +37,7 @@ from planaria.swarm.tasks.base import Task
 
 JSON, PAGE = "audit.json", "audit.html"
 COUNTER = "counter"
-MOST = 1 << 24
+MAX_REALIGNED_BYTES = 1 << 24
 """maximum bytes of realigned.json: a share per tensor"""
 
 
@@ -260,7 +260,7 @@ def repair_part(path: Path, weights: str | None) -> AuditCheck:
     if not file.is_file():
         return AuditCheck(name=name, verdict=NONE, summary=f"no {REALIGNED} beside it: not known to have been repaired")
     try:
-        result = documents.model(file, Realigned, MOST)
+        result = documents.model(file, Realigned, MAX_REALIGNED_BYTES)
     except UserError as error:
         return AuditCheck(name=name, verdict=FAILED, summary=str(error))
     if weights is not None and result.result != weights:

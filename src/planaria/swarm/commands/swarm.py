@@ -167,7 +167,7 @@ def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     return merged
 
 
-MOST_LINES = 200
+MAX_LINES = 200
 """maximum number of lines shown"""
 
 
@@ -241,10 +241,10 @@ def _show(
 ) -> None:
     title = f"{peer}: {len(lines)} completions, {sum(line.advantage is not None for line in lines)} learned from"
     head = ["round", "problem", "from", "reward", "passed", "result", *(["text"] if texts else [])]
-    rows = [list(_cells(line, names, texts)) for line in lines[:MOST_LINES]]
+    rows = [list(_cells(line, names, texts)) for line in lines[:MAX_LINES]]
     show([Table(title, head, rows, numbers_from=len(head))])
-    if len(lines) > MOST_LINES:
-        print(f"{len(lines) - MOST_LINES} more in {file}; ask for a --round, a --problem or a --source")
+    if len(lines) > MAX_LINES:
+        print(f"{len(lines) - MAX_LINES} more in {file}; ask for a --round, a --problem or a --source")
 
 
 def _cells(line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int, int, int], str]) -> Iterator[str]:

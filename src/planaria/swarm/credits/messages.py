@@ -15,8 +15,8 @@ from typing import Annotated, Literal, NamedTuple, Protocol, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 LAST_NUMBER = 999_999
-MOST_HOPS = 64
-MOST_MEMBERS = 256
+MAX_HOPS = 64
+MAX_MEMBERS = 256
 
 Name = Annotated[str, Field(pattern=r"^[0-9A-Za-z_-]{1,64}$")]
 Number = Annotated[int, Field(ge=0, le=LAST_NUMBER, strict=True)]
@@ -74,10 +74,10 @@ class CreditOrder(_Plain):
     """Transfer credits from the first party to the last over consecutive channels: all or nothing."""
 
     kind: Literal["order"] = "order"
-    parties: Annotated[tuple[Name, ...], Field(min_length=2, max_length=MOST_HOPS + 1)]
-    channels: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MOST_HOPS)]
+    parties: Annotated[tuple[Name, ...], Field(min_length=2, max_length=MAX_HOPS + 1)]
+    channels: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_HOPS)]
     """between consecutive parties"""
-    numbers: Annotated[tuple[Number, ...], Field(max_length=MOST_HOPS)]
+    numbers: Annotated[tuple[Number, ...], Field(max_length=MAX_HOPS)]
     """sequence number of this order in each channel: 0, 1, 2, …"""
     amount: Credits
     signature: Signature = ""
@@ -133,7 +133,7 @@ class StatementCertificate(_Plain):
     kind: Literal["certificate"] = "certificate"
     statement: Statement
     order: CreditOrder
-    votes: Annotated[tuple[tuple[Name, Signature], ...], Field(max_length=MOST_MEMBERS)]
+    votes: Annotated[tuple[tuple[Name, Signature], ...], Field(max_length=MAX_MEMBERS)]
 
 
 Message = CreditOrder | Vote | StatementCertificate

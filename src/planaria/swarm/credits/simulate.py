@@ -13,7 +13,7 @@ from typing import Protocol
 
 from planaria.common.errors import UserError
 from planaria.swarm.credits.messages import (
-    MOST_HOPS,
+    MAX_HOPS,
     CreditOrder,
     Letter,
     Message,
@@ -49,7 +49,7 @@ class PaymentScene:
 
     def __post_init__(self) -> None:
         for label, value, least, most in (
-            ("hops", self.hops, 1, MOST_HOPS),
+            ("hops", self.hops, 1, MAX_HOPS),
             ("faulty members tolerated", self.tolerated, 0, 20),
             ("byzantine", self.byzantine, 0, 3 * self.tolerated + 1),
             ("orders", self.orders, 1, 100),
@@ -258,8 +258,8 @@ class SyncScene:
     """maximum message delay in units of Δ; above 1 the promise is broken"""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.hops <= MOST_HOPS or not 0 <= self.tolerated <= 20 or not self.longest > 0:
-            raise UserError(f"{self}: give 1 to {MOST_HOPS} hops, 0 to 20 faulty members, and delays above 0")
+        if not 1 <= self.hops <= MAX_HOPS or not 0 <= self.tolerated <= 20 or not self.longest > 0:
+            raise UserError(f"{self}: give 1 to {MAX_HOPS} hops, 0 to 20 faulty members, and delays above 0")
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Tree:
 
         It executes each of N programs once, on all |X| calls together.
         """
-        compared = list(calls)[: calling.MOST]
+        compared = list(calls)[: calling.MAX_CALLS]
         if not compared or len(programs) < 2:
             return next(iter(programs), "")
         self.runs += len(programs)
@@ -96,13 +96,13 @@ class Tree:
         """Return calls of a part written by the model, and variants of them."""
         (text,) = self._texts(self.sure, _ask_calls(stub, name), [name, "calls"], 1)
         result = {}
-        for line in (text or "").splitlines()[: calling.MOST]:
+        for line in (text or "").splitlines()[: calling.MAX_CALLS]:
             try:
                 call = calling.read(line.strip(), name)
             except ValueError:
                 continue
             result[call.source] = call
-        own = list(result.values())[: calling.MOST // 2]
+        own = list(result.values())[: calling.MAX_CALLS // 2]
         return [*own, *calling.variants(own, derived(self.seed, "tree", name), len(own))]
 
     def _written(self, writer: Writer, request: str, what: Sequence[str], count: int) -> list[str]:

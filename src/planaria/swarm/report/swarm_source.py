@@ -16,7 +16,7 @@ from planaria.report.live_page.source import EmptyFolder, age_s
 from planaria.report.observe.tally import RunTally
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Record, RoundDone, Started, follow
 
-MOST_PEERS = 64
+MAX_PEERS = 64
 """maximum number of peers shown"""
 
 
@@ -59,7 +59,7 @@ class SwarmSource:
             yield self._take(when, name, record)
 
     def _news(self) -> list[tuple[float, str, Record]]:
-        for path in sorted((self._folder / PEERS).iterdir())[:MOST_PEERS]:
+        for path in sorted((self._folder / PEERS).iterdir())[:MAX_PEERS]:
             if path.name not in self._readers:
                 self._readers[path.name] = follow(path / LOG)
         results = []

@@ -17,7 +17,7 @@ from planaria.common.printing import printable_line
 from planaria.swarm.config import PolicyConfig
 from planaria.swarm.policy.base import SampledCompletion
 
-LEAST_S = 0.05
+MIN_S = 0.05
 PIECE = 1 << 16
 SMALL = 1 << 20
 """maximum bytes of a reply without completions"""
@@ -134,7 +134,7 @@ class Client:
         left = until - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        return max(left, LEAST_S)
+        return max(left, MIN_S)
 
 
 def _parsed(raw: bytes, path: str) -> Any:

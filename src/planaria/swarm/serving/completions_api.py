@@ -27,7 +27,7 @@ from planaria.swarm.audit.censor import BudgetSpent, Censor, LedgerUnusable
 from planaria.swarm.audit.measurement import prompt
 from planaria.swarm.policy.base import Policy, SampledCompletion
 
-MOST_REPLIES, MOST_TOKENS, LONGEST = 64, 4096, 1 << 20
+MAX_REPLIES, MAX_TOKENS, LONGEST = 64, 4096, 1 << 20
 """maximum completions per request, tokens per completion, and characters or ids of a prompt"""
 FIX = "fix the request"
 One = Annotated[float, Field(ge=1, le=1)]
@@ -42,8 +42,8 @@ class CompletionRequest(BaseModel):
 
     prompt: Annotated[str, Field(max_length=LONGEST)] | Annotated[list[int], Field(max_length=LONGEST)]
     model: str = ""
-    n: Annotated[int, Field(ge=1, le=MOST_REPLIES)] = 1
-    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 16
+    n: Annotated[int, Field(ge=1, le=MAX_REPLIES)] = 1
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 16
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=1 << 24)] = -1
     seed: Seed | None = None
@@ -153,7 +153,7 @@ LARGEST_BODY = 1 << 20
 """maximum bytes of a request"""
 ASK_S = 10.0
 """time limit for receiving a body"""
-MOST_WAITING = 32
+MAX_WAITING = 32
 """maximum number of requests in progress or waiting"""
 
 
@@ -182,8 +182,8 @@ class Service:
         return JSONResponse(self._answering.models())
 
     async def _completions(self, request: requests.Request) -> Response:
-        if self._waiting >= MOST_WAITING:
-            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_WAITING} requests wait already; try again later")
+        if self._waiting >= MAX_WAITING:
+            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_WAITING} requests wait already; try again later")
         self._waiting += 1
         try:
             body = await read_body(request.stream(), LARGEST_BODY, ASK_S)

@@ -27,7 +27,7 @@ from planaria.swarm.random_draws import derived
 from planaria.swarm.records.lines import Serving
 from planaria.swarm.serving.client import BadReply, Client, RemoteText, ServerFailed, completions, reply_bytes, request
 
-MOST_REST = 16
+MAX_REST = 16
 """maximum number of rounds without requests after repeated failures"""
 
 
@@ -40,7 +40,7 @@ class Rest:
 
     def failed(self, number: int) -> None:
         self.failures += 1
-        self.until = number + min(MOST_REST, 2 ** (self.failures - 1))
+        self.until = number + min(MAX_REST, 2 ** (self.failures - 1))
 
     def worked(self) -> None:
         self.failures = 0

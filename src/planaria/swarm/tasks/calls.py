@@ -13,7 +13,7 @@ from planaria.swarm.tasks import values
 from planaria.swarm.tasks.base import Behaviour
 from planaria.swarm.tasks.sandbox import REPORT, Limits, ProgramTests, parsed, run
 
-MOST = 64
+MAX_CALLS = 64
 """maximum calls of one problem; a sandbox's report is bounded"""
 LONGEST = 2000
 """maximum characters of one call"""

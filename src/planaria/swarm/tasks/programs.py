@@ -70,7 +70,7 @@ class ProgramProblem:
         """
         own = self.calls if self.exam is None else self.calls[::2]
         drawn = calling.variants(self.calls, f"{draw} {number}", VARIANTS)
-        return drawn if untested else [*own, *drawn][: calling.MOST]
+        return drawn if untested else [*own, *drawn][: calling.MAX_CALLS]
 
 
 class Programs(Task):
@@ -234,9 +234,13 @@ def _with_check(record: TaskRecord) -> ProgramProblem:
 
 def _with_calls(record: TaskRecord) -> ProgramProblem:
     prompt, name, texts = record.text("prompt"), record.text("entry_point"), record.fields["calls"]
-    if not isinstance(texts, list) or not 0 < len(texts) <= calling.MOST or not all(isinstance(c, str) for c in texts):
+    if (
+        not isinstance(texts, list)
+        or not 0 < len(texts) <= calling.MAX_CALLS
+        or not all(isinstance(c, str) for c in texts)
+    ):
         raise UserError(
-            f"{record.location}: field 'calls' is not a list of 1 to {calling.MOST} calls; fix or remove the line"
+            f"{record.location}: field 'calls' is not a list of 1 to {calling.MAX_CALLS} calls; fix or remove the line"
         )
     try:
         calls = {call.source: call for call in (calling.read(text, name) for text in texts)}

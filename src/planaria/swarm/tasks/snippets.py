@@ -28,7 +28,7 @@ from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem
 from planaria.swarm.tasks.programs import FENCE, INSTRUCTION, OPENING, last_printed_lines, prints_answer, program_of
 from planaria.swarm.tasks.sandbox import LIMITS, ProgramResult, require_sandbox, run
 
-MOST = 99
+MAX_SUMMAND = 99
 """largest number in a sum"""
 REMEMBERED = 4096
 """cached outcomes, so that a program that many peers write runs once"""
@@ -46,8 +46,8 @@ class Snippets(Task):
 
     library: str = ""
     """importable library beside the standard library; none if empty"""
-    held_out: ClassVar[int] = 2 * MOST**2 // 10
-    training: ClassVar[int] = 2 * MOST**2 - held_out
+    held_out: ClassVar[int] = 2 * MAX_SUMMAND**2 // 10
+    training: ClassVar[int] = 2 * MAX_SUMMAND**2 - held_out
     _outcome: Callable[[str], ProgramResult]
 
     @field_validator("library")
@@ -84,8 +84,8 @@ class Snippets(Task):
         """Return the two or three numbers of sum ``number``; ValueError if there is none."""
         self.check_number(number)
         index, count = number // 2, 2 + number % 2
-        index = permute(index, MOST**count, KEY)
-        return [index // MOST**nth % MOST + 1 for nth in range(count)]
+        index = permute(index, MAX_SUMMAND**count, KEY)
+        return [index // MAX_SUMMAND**nth % MAX_SUMMAND + 1 for nth in range(count)]
 
     def score(self, problem: TaskProblem, completion: str) -> float:
         """Return 1 if the last line the completion's program prints is the sum, else 0."""
@@ -130,7 +130,7 @@ class Snippets(Task):
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.blake2b(f"{KEY!r} {MOST} {LIMITS} {self._modules}".encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(f"{KEY!r} {MAX_SUMMAND} {LIMITS} {self._modules}".encode(), digest_size=8).hexdigest()
 
 
 def _sum(numbers: list[int]) -> str:

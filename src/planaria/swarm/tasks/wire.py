@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HEAD = struct.Struct("<cI")
 FLOAT = struct.Struct("<d")
-MOST = 4 << 20
+MAX_MESSAGE_BYTES = 4 << 20
 """maximum bytes of one message"""
 TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
@@ -149,8 +149,8 @@ class Pipe:
     def send(self, *message: Any, keep: Callable[[Any], int] = nothing_held) -> None:
         """Send one message. ValueError if it is too long; BrokenPipeError if the other process has exited."""
         text = pack(message, keep)
-        if len(text) > MOST:
-            raise ValueError(f"a value of more than {MOST} bytes")
+        if len(text) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a value of more than {MAX_MESSAGE_BYTES} bytes")
         data = memoryview(HEAD.pack(b"m", len(text)) + text)
         while data:
             data = data[os.write(self._writing, data) :]
@@ -158,8 +158,8 @@ class Pipe:
     def receive(self, find: Callable[[int], Any]) -> tuple[Any, ...]:
         """Receive one message. EOFError if the other process has exited; errors of :func:`unpack` if malformed."""
         _, length = HEAD.unpack(exactly(self._reading, HEAD.size))
-        if length > MOST:
-            raise ValueError(f"a value of more than {MOST} bytes")
+        if length > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a value of more than {MAX_MESSAGE_BYTES} bytes")
         result = unpack(exactly(self._reading, length), find)
         if not isinstance(result, tuple):
             raise ValueError("not a valid sandbox message")

@@ -34,7 +34,7 @@ from planaria.runtime.checkpoint.loading import ParameterState
 METADATA = ".metadata"
 STATE = re.compile(r"(optim|optimizer)\.state\.(?P<name>.+)\.(?P<kind>[^.]+)")
 GROUP = re.compile(r"(optim|optimizer)\.param_groups\.(?P<group>.+)\.(?P<field>step|params)")
-_MOST_SIDES = 16
+_MAX_SIDES = 16
 
 
 def write(atoms: Iterable[ParameterState], folder: Path) -> None:
@@ -227,7 +227,7 @@ def _box(offsets: tuple[int, ...], sizes: tuple[int, ...], stored: Kept) -> Tens
 
 def _sides(given: Any) -> tuple[int, ...]:
     sides = tuple(given)
-    if len(sides) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in sides):
+    if len(sides) > _MAX_SIDES or any(type(side) is not int or side < 0 for side in sides):
         raise ValueError("invalid dimensions")
     return sides
 

@@ -21,7 +21,7 @@ from planaria.common.errors import UserError
 
 _REDUNDANT = ".rotary_emb.inv_freq"
 _FIELDS = {"parts", "slices", "padded"}
-_MOST_SLICES = 1 << 16
+_MAX_SLICES = 1 << 16
 _NUMBER = re.compile(r"\{n(?:-(\d{1,6}))?\}")
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -131,7 +131,7 @@ def _rule(path: Path, pattern: str, given: Any) -> NameRule:
     parts, slices, padded = table["parts"], table.get("slices"), table.get("padded", False)
     if not isinstance(parts, list) or not all(isinstance(part, str) and part for part in parts):
         raise UserError(f"{path}: {pattern!r}: parts must be a list of names of the model")
-    if slices is not None and (type(slices) is not int or not 1 <= slices <= _MOST_SLICES):
+    if slices is not None and (type(slices) is not int or not 1 <= slices <= _MAX_SLICES):
         raise UserError(f"{path}: {pattern!r}: slices = {documents.shown(slices)} must be 1 or more")
     if not isinstance(padded, bool) or (padded and len(parts) != 1):
         raise UserError(f"{path}: {pattern!r}: padded = true goes with one part")
