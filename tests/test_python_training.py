@@ -132,7 +132,7 @@ def test_figures_match_the_report(recipe: Path) -> None:
         ({"settings": {"recovery.options.bits": 8}}, "recovery.options.bits: no option of 'checkfree'"),
         ({"steps": 1, "settings": {"train.steps": 2}}, "train.steps is given twice; leave one of them out"),
         ({"engine": "simulate"}, "engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'"),
-        ({"checkpoint": "step-00000004"}, "checkpoint = 'step-00000004': requires resume=True"),
+        ({"checkpoint": "step-00000004"}, "checkpoint = 'step-00000004' requires resume=True"),
     ],
 )
 def test_invalid_settings_are_refused_before_a_run_is_made(recipe: Path, given: dict[str, object], line: str) -> None:

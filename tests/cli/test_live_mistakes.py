@@ -66,7 +66,7 @@ def test_an_invalid_or_public_token_file_is_refused(capfd: pytest.CaptureFixture
 
 @pytest.mark.parametrize("flag", [["--live-chaos"], ["--live-at", "127.0.0.1:0"], ["--live-name", "a"]])
 def test_flags_of_the_live_page_require_it(capfd: pytest.CaptureFixture[str], flag: list[str]) -> None:
-    assert f"{flag[0]}: requires --live" in complaint(capfd, "train", "demo", *flag)
+    assert f"{flag[0]} requires --live" in complaint(capfd, "train", "demo", *flag)
 
 
 def test_missing_packages_are_refused_before_a_run_begins(
