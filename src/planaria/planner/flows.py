@@ -215,8 +215,7 @@ def flow_moves(net: FlowNetwork, now: Flows, random: Floats, temperature: Floats
     """Try one move for each temperature (nanoseconds), with the ``random`` numbers [moves, RANDOMS].
 
     The penalty of a move is the cost of the changed edges of its dearer flow, after the move minus before. Change
-    ``now`` in place; copy
-    its path to ``best_path`` if the largest flow cost is less than ``best``. Return the least.
+    ``now`` in place; copy its path to ``best_path`` if the largest flow cost is less than ``best``. Return the least.
     """
     origin, path, costs, load = now
     new = path.copy()

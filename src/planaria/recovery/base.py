@@ -155,7 +155,7 @@ class Recovery(Choice, ABC):
     """how a lost stage of pretrained weights is rebuilt, as a clause of a warning; empty: no warning"""
 
     control: ClassVar[str] = ""
-    """if this is a control arm: what it does that is impossible after a real failure, as a clause; otherwise empty"""
+    """clause with what a control arm does, which is impossible after a real failure; empty for strategies"""
 
     @property
     def quality_key(self) -> str:

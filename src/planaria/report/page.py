@@ -77,7 +77,7 @@ def document(title: str, body: Iterable[str]) -> str:
     """Return the complete page around ``body``, with figures, CSV and, if needed, plotly.js."""
     parts, result = build_parts(body)
     shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in result.tables.items()}
-    loads = {"figures": _payload(_slug(title), result.figures, shown)}
+    loads = {"figures": _payload(slug(title), result.figures, shown)}
     loads |= {"plotly": _plotly()} if result.figures else {}
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -90,7 +90,7 @@ def document(title: str, body: Iterable[str]) -> str:
     )
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
     """Return ``text`` as a file name."""
     return re.sub(r"[^\w.]+", "-", text.removesuffix("planaria")).strip("-") or "page"
 

@@ -26,7 +26,7 @@ _LARGEST = torch.finfo(torch.float32).max
 class DCT(Chunked):
     """The k coefficients of largest magnitude of each chunk, each as a place of 6 bits and a bfloat16 or fp32 value.
 
-    A shorter last chunk has a basis of its own size. A message is its count of numbers, then for the full chunks and
+    A shorter last chunk uses a basis of its length. A message is its count of numbers, then for the full chunks and
     for the shorter last one the places and the values: 8 + Σ n (⌈6k/8⌉ + k · bits/8) bytes.
     """
 

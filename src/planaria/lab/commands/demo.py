@@ -119,14 +119,16 @@ def demo(name: str, settings: Mapping[str, str], to: Path | None, quiet: bool) -
         _require_drawable(to)
     path, common = find(recipe), dict[str, object](settings)
     common["out"] = out = str(Path(settings.get("out", "runs")) / name)
-    configs = {arm: configure(path, settings={**common, "name": _slug(arm), **own}) for arm, own in arms.items()}
+    configs = {
+        arm: configure(path, settings={**common, "name": page.slug(arm).lower(), **own}) for arm, own in arms.items()
+    }
     for config in configs.values():
         read_faults(check(config))
     fork_server(preload_for(next(iter(configs.values()))))
     outcomes = []
     for number, (arm, config) in enumerate(configs.items(), 1):
         print(f"{number}/{len(arms)}  {arm}: {config.train.steps} steps", flush=True)
-        outcomes.append(measured(arm, train(config, progress=not quiet, notify=lambda line: None)))
+        outcomes.append(measured(arm, train(config, progress=not quiet)))
     table = Table(f"{name}: {AXES[1].partition(',')[0]} and seconds", HEAD, list(rows(outcomes)))
     show([table])
     if to is not None:
@@ -137,10 +139,6 @@ def demo(name: str, settings: Mapping[str, str], to: Path | None, quiet: bool) -
     text = page.document(f"{name} · planaria", body(name, outcomes, table))
     print(f"report        {page.write(numbers.with_name('report.html'), text)}\nnumbers       {numbers}")
     return 0
-
-
-def _slug(arm: str) -> str:
-    return "-".join(arm.replace("/", " ").replace(",", "").lower().split())
 
 
 def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
@@ -178,7 +176,7 @@ def body(name: str, outcomes: Sequence[Outcome], table: Table) -> Iterator[str]:
         (f"{first.step_bytes / max(1.0, second.step_bytes):.1f} ×", f"fewer bytes with {second.arm}"),
     ]
     losses = ", ".join(f"{own.smoothed[-1] - first.smoothed[-1]:+.3f} ({own.arm})" for own in outcomes[1:])
-    cost = f"Final loss minus that of {first.arm}, nats: {losses}. One seed: differences of 0.05 are noise."
+    cost = f"Final loss minus that of {first.arm}, nats: {losses}. One seed: small differences may be noise."
     summary = f"{len(outcomes)} runs with the same seed, samples and steps finished."
     yield page.heading(name, Verdict(True, "finished", summary, numbers, cost), "Real processes, emulated links.")
     yield page.section("Loss over time", "From the first training step.", page.chart(loss_figure(outcomes), "loss"))

@@ -70,8 +70,8 @@ def check(config: RunConfig) -> ResolvedRun:
         )
     if config.checkpoint.every == "best" and not config.network.hourly_failure_probability:
         raise UserError(
-            "network.hourly_failure_probability = 0: without failures no interval is best; give checkpoint.every "
-            "a number"
+            "network.hourly_failure_probability = 0: without failures no interval is best; "
+            "give checkpoint.every a number"
         )
     return resolved
 
