@@ -43,6 +43,8 @@ RECENT = 16
 """orders to a worker that the supervisor remembers; one decision sends a worker two at most"""
 LOOK_S = 0.25
 """seconds between two checks for silent workers"""
+GREET_S, MAX_GREETING = 5.0, 8
+"""time for a controller that has connected to greet, and maximum number of such controllers"""
 _LIMIT = struct.pack("ll", 5, 0)
 """5 s for a message whose transfer has begun"""
 _TRANSIENT = b'{"kind":"heartbeat"', b'{"kind":"worked"'
@@ -172,6 +174,8 @@ class WorkerSupervisor:
         self._leader: Connection | None = None
         self._leader_reads = True
         """whether the leader reads messages"""
+        self._greeting: dict[Connection, float] = {}
+        """controllers that have connected but not greeted, oldest first, with the deadline"""
         self._term = 0
         self._led = time.monotonic()
         """when there was a leader last"""
@@ -189,20 +193,25 @@ class WorkerSupervisor:
         """Relay until the run is over, or no controller leads for ``orphan_s``."""
         try:
             while not self._over and (self._leader or time.monotonic() - self._led < self._work.orphan_s):
-                ready = wait(
-                    [self._listener, *([self._leader] if self._leader else []), *self._fleet.waitables()], LOOK_S
-                )
+                lines = [*self._greeting, *([self._leader] if self._leader else [])]
+                ready = wait([self._listener, *lines, *self._fleet.waitables()], LOOK_S)
                 for notice in self._fleet.poll(0.0):
                     self._pass_on(notice)
                 self._flush()
                 if self._leader in ready:
                     self._handle_leader()
+                for line in [line for line in self._greeting if line in ready]:
+                    del self._greeting[line]
+                    self._greet(line)
                 if self._listener in ready:
                     self._accept()
+                self._close_silent()
         finally:
             if self._is_ours():
                 (self._work.folder / SOCKET).unlink(missing_ok=True)
             self._fleet.close()
+            for line in [*self._greeting]:
+                line.close()
             if self._leader is not None:
                 self._lose_leader()
 
@@ -247,7 +256,11 @@ class WorkerSupervisor:
 
     def _writable(self) -> bool:
         """Return whether the leader takes a message at once; a stopped one must not stop the supervisor."""
-        return self._leader is not None and self._leader_reads and bool(select.select([], [self._leader], [], 0.0)[1])
+        if self._leader is None or not self._leader_reads:
+            return False
+        poll = select.poll()  # `select` refuses file descriptors from 1024
+        poll.register(self._leader, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def _send(self, message: Relayed | Ended | Welcome) -> None:
         """Send the leader a message. If it reads no more, its own last messages must still be read, up to their end."""
@@ -303,18 +316,29 @@ class WorkerSupervisor:
                 self._lose_leader()  # a leader greets once
 
     def _accept(self) -> None:
-        """Let a controller with a higher term lead, and close the line to the former one."""
+        """Accept a controller; it leads once it has greeted. Nothing waits for its greeting."""
         try:
             handle, _ = self._listener.accept()
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 handle.setsockopt(socket.SOL_SOCKET, option, _LIMIT)
         except OSError:
             return
-        line = Connection(handle.detach())
+        self._greeting[Connection(handle.detach())] = time.monotonic() + GREET_S
+
+    def _close_silent(self) -> None:
+        """Close the lines of controllers that did not greet in time, and the oldest of too many."""
+        surplus = [*self._greeting][: max(0, len(self._greeting) - MAX_GREETING)]
+        late = [line for line, until in self._greeting.items() if time.monotonic() > until]
+        for line in {*surplus, *late}:
+            del self._greeting[line]
+            line.close()
+
+    def _greet(self, line: Connection) -> None:
+        """Let a controller with a higher term lead, and close the line to the former one."""
         if self._leader is not None:
             self._handle_leader()  # process its last messages, up to its end
         try:
-            hello = FROM_LEADER.validate_json(line.recv_bytes(MAX_BYTES)) if line.poll(LOOK_S) else None
+            hello = FROM_LEADER.validate_json(line.recv_bytes(MAX_BYTES))
             # A controller that was lost before it logged its term leaves the term to the next one.
             led = self._term if self._leader is not None else self._term - 1
             if not isinstance(hello, Hello) or hello.term <= led:
