@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.decisions import Decision
 from planaria.control.events import Event
-from planaria.control.logs import read_run
+from planaria.control.logs import RunLog, read_run
 from planaria.control.run_record import Metric, StepMetric, ValidationMetric
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.tracker import Tracker
@@ -189,3 +190,31 @@ def test_what_replicas_measured_is_written_with_what_each_of_them_did(tmp_path: 
     assert isinstance(trained, StepMetric) and isinstance(validated, ValidationMetric)
     assert (trained.loss, trained.losses, trained.tokens_per_s) == (3.0, {0: 2.0, 1: 3.0, 2: 4.0}, 150.0)
     assert (validated.val_loss, validated.val_losses) == (5.0, {0: 4.0, 1: 5.0, 2: 6.0})
+
+
+@pytest.mark.parametrize(("failures", "complete"), [(1, True), (5, True), (10**6, False)])
+def test_the_log_of_a_full_disk_continues_once_a_failed_save_is_removed(
+    failures: int, complete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that save may take the freed reserve before the log does, until their saves fail."""
+    tried, write = 0, RunLog.event
+
+    def on_full_disk(log: RunLog, t: float, event: Event, notice: int = 0) -> None:
+        nonlocal tried
+        tried += 1
+        if 2 < tried <= 2 + failures:
+            raise OSError(errno.ENOSPC, "No space left on device", "events.jsonl")
+        write(log, t, event, notice)
+
+    monkeypatch.setattr(RunLog, "event", on_full_disk)
+    monkeypatch.setattr("planaria.report.observe.watch.RETRY_S", 0.4)
+    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
+    watch = RunWatch(tmp_path, 100, NoProgress())
+    start = e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=3, samples_per_step=8, wall_time=0.0)
+    for number, event in enumerate([start, *(e.Trouble(detail=f"notice {n}") for n in range(3))]):
+        watch.on_event(float(number), event)
+    watch.close()
+    assert "events.jsonl cannot be written (No space left on device)" in watch.trouble
+    assert not (tmp_path / ".reserve").exists()
+    details = [event.detail for _, event in read_run(tmp_path).history if isinstance(event, e.Trouble)]
+    assert details == ["notice 0", "notice 1", "notice 2"][: 3 if complete else 1]

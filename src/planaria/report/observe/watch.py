@@ -40,6 +40,8 @@ CALL_S = 120.0
 """timeout of a call; the first may import a library and wait for a remote server"""
 END_S = 60.0
 """time for all trackers together to finish at the end of a run"""
+RETRY_S = 2.0
+"""time in which a failed save removes its files from a full disk"""
 Call = Callable[[Tracker], None]
 
 EVERY, THINNED_FROM = 20, 1000
@@ -48,6 +50,18 @@ AFTER_FORMING = 2
 """steps after a formation that are logged too, to time and draw recoveries"""
 STEPS_PER_SUM = 100
 """steps whose bytes are logged as one sum per worker; a killed controller loses at most these"""
+
+
+def _succeeds(write: Callable[[], None], within_s: float) -> bool:
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            write()
+            return True
+        except OSError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(within_s / 40)
 
 
 class About(NamedTuple):
@@ -62,7 +76,8 @@ class RunWatch:
 
     The run continues without a display or tracker that fails, but not without the log, which proves which samples were
     used. If a line cannot be written, ``trouble`` holds the reason, the run should stop, and reserved disk space is
-    freed for the remaining lines. If that does not suffice, the log ends there, without a gap.
+    freed for the remaining lines. Workers that save at that time may fill it until their saves fail, so the write is
+    retried for ``RETRY_S``. If that does not suffice, the log ends there, without a gap.
     """
 
     def __init__(
@@ -155,10 +170,7 @@ class RunWatch:
             why = f"{error.filename} cannot be written ({error.strerror}); {fix}"
             self.trouble = self.trouble or why
             self._reserve.release()
-            try:
-                write()
-            except OSError:
-                self._full = True
+            self._full = not _succeeds(write, 0.0 if removed else RETRY_S)
 
     def _check_display(self, t: float) -> None:
         """Continue without a display once its stream is closed, and log that once."""
@@ -192,7 +204,7 @@ class RunWatch:
         if self._trackers:
             sys.setswitchinterval(min(SWITCH_S, self._usual_s))
         if (about := self._about) is not None:
-            self._track(lambda tracker: tracker.introduced(*about))
+            self._track(lambda tracker: tracker.identify(*about))
         self._track(lambda tracker: tracker.open(self._folder))
 
     def _track(self, call: Call) -> None:
