@@ -462,10 +462,10 @@ def disk(given: Namespace) -> list[Row]:
         for _ in range(given.stuck):
             state = read_state(run.folder)
             holder = next(worker for worker in state.workers if worker.stage == 2)
-            before = store.reached()
-            run.wait(lambda before=before: store.reached() != before, "a checkpoint", every=0.02)  # type: ignore[misc]
+            before = store.newest_step_by_name()
+            run.wait(lambda before=before: store.newest_step_by_name() != before, "a checkpoint", every=0.02)  # type: ignore[misc]
             time.sleep(0.3)  # sealing removes leftovers of other checkpoints after the new one has appeared
-            step = store.reached() + SAVED_EVERY
+            step = store.newest_step_by_name() + SAVED_EVERY
             folder = store.unfinished(step, state.generation)
             folder.mkdir(parents=True)
             os.mkfifo(stage_file(folder, 2).with_suffix(f".{holder.pid}.unfinished"))

@@ -95,7 +95,7 @@ def run_fleet(
     watch = RunWatch(folder, config.pipeline.samples * config.model.context, NoProgress(), observers)
     observer: Observer = around(watch, folder) if around else watch
     try:
-        with run_folders.held(folder):
+        with run_folders.locked_for_training(folder):
             process_engine.train(prepared, folder, observer)
     finally:
         watch.close()

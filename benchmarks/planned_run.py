@@ -37,8 +37,8 @@ from planaria.control.protocols import Observer
 from planaria.control.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.pipeline.network.topology import read
-from planaria.planner.bound import certificate
 from planaria.planner.cells import remaining
+from planaria.planner.certificate import certificate
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
 from planaria.planner.replan import WORK

@@ -19,7 +19,7 @@ from planaria.config import recipe, shipped
 from planaria.pipeline.network.topology import read
 from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.baselines import baselines, random_skipping
-from planaria.planner.bound import certificate
+from planaria.planner.certificate import certificate
 from planaria.planner.evaluate import NEVER
 from planaria.planner.flows import search_flows
 from planaria.planner.guidelines import find_violations

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.harness import Cell, Claim, Row
 from planaria.common.compiled import COMPILED
 from planaria.planner.anneal import RANDOMS, anneal
-from planaria.planner.bound import certificate
+from planaria.planner.certificate import certificate
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.flows import EdgeRule, edge_costs, flow_along, flow_costs, network_of, search_flows, spread
 from planaria.planner.guidelines import find_violations

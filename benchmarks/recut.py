@@ -250,7 +250,7 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
     before = saved.stat().st_ino
     there = resumption_of(folder, shape.settings, _name(step), lambda line: None)
     prepared = prepare(there.config, begins=False)
-    with run_folders.held(folder):
+    with run_folders.locked_for_training(folder):
         run_folders.write_run_files(folder, there.config, prepared.dataset, prepared.trace)
         watch = RunWatch(folder, there.config.samples * there.config.model.context, NoProgress())
         try:

@@ -252,7 +252,7 @@ def sides(given: Namespace) -> dict[str, Callable[[], object]]:
         named = Options({**robust, "byzantine": given.byzantine}) if robust else ""
         made = exchange(ExchangeConfig(replicas=given.replicas, robust=named))
         assert isinstance(made, AggregatingExchange)
-        return lambda: made.joined(StageOuterState(), said)
+        return lambda: made.aggregate_with_rule(StageOuterState(), said)
 
     def read() -> None:
         for _, rows in chunks([list(weights.values()) for weights in said.values()]):

@@ -8,7 +8,7 @@ from typing import Any
 
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.topology import read
-from planaria.planner.bound import certificate
+from planaria.planner.certificate import certificate
 from planaria.planner.initial_plans import greedy, random_routes
 from planaria.planner.problem import problem_of
 from planaria.planner.schedule import ProvedBound, SearchRecord, schedule_of, write

@@ -94,7 +94,7 @@ def test_the_stages_of_gemma3_are_alike(tmp_path: Path) -> None:
     model = ModelConfig.model_validate(model_section(json.loads(Path(place).read_text()), place))
     stages = recipe.load(shipped.find("gemma3_270m"), {}).pipeline.stages
     made = family(model)
-    assert made.unlike(model, stages) == "" and "different kinds" in made.unlike(model, 2)
+    assert made.stage_difference(model, stages) == "" and "different kinds" in made.stage_difference(model, 2)
 
 
 def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

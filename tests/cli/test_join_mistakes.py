@@ -93,7 +93,7 @@ def test_a_damaged_door_file_or_key_is_refused_without_showing_it(
 
 def test_an_unreachable_controller_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     publish_run_address(run, f"127.0.0.1:{closed_port()}", new_key())
-    with run_folders.held(run):
+    with run_folders.locked_for_training(run):
         err = mistake(capfd, run)
     assert "no answer from there (Connection refused)" in err and "fleet.host" in err
     err = mistake(capfd, run)

@@ -67,7 +67,7 @@ def test_a_run_that_was_killed_before_its_export_is_exported(recipe: Path) -> No
 def test_a_new_machine_fetches_the_run_from_its_store(recipe: Path) -> None:
     train(recipe, "one", *store_of(recipe))
     run = train(recipe, "two", *store_of(recipe), "--train.steps", "8")
-    assert list(run.losses) and CheckpointStore(run.folder / "checkpoints").reached() == 8
+    assert list(run.losses) and CheckpointStore(run.folder / "checkpoints").newest_step_by_name() == 8
     assert Mirror(store_of(recipe)[1], "mine").newest() == "step-00000008"
 
 
@@ -119,7 +119,7 @@ def test_a_run_in_training_is_not_replaced(recipe: Path, capsys: pytest.CaptureF
     run = train(recipe, "one", *store_of(recipe))
     train(recipe, "two", *store_of(recipe), "--train.steps", "8")
     words = ["train", str(recipe), "--resume", "auto", "--out", str(recipe.parent / "one"), *store_of(recipe)]
-    with run_folders.held(run.folder):
+    with run_folders.locked_for_training(run.folder):
         assert "is being trained right now" in refused(capsys, *words)
     assert [path.name for path in run.folder.parent.iterdir()] == ["mine"]
 

@@ -166,7 +166,7 @@ class SimulatedFleet(Simulation):
                 self.find_plan()
             elif save_awaiting_retry(self.run) is not None:
                 self.retry_save()
-            elif self.state.suspects and not self.run.over:
+            elif self.state.broken_edges and not self.run.over:
                 self.expire_grace()
             else:
                 return

@@ -156,7 +156,7 @@ class SimulatedReplicas(Simulation):
             self.report_lost(self.sent.pop())
 
     def on_event(self, event: e.Event) -> None:
-        if isinstance(event, e.EdgeBroken) and (blamed := self.run.replica_of(event.worker)) and blamed.suspects:
+        if isinstance(event, e.EdgeBroken) and (blamed := self.run.replica_of(event.worker)) and blamed.broken_edges:
             self.grace[blamed.number] = blamed.generation
 
     def on_idle(self) -> None:

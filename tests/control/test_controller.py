@@ -284,7 +284,7 @@ REPORTS = [
     e.UpdateReceived(worker="w1", node=1, generation=1, round=0, replica=0, digest="x", products={0: 1.0}),
     e.UpdateRejected(**ABOUT, round=0, replica=0, reason="x"),
     e.UpdatesWeighted(**ABOUT, round=0, counted={0: 1.0}, rivals={"median": {0: 1.0}}),
-    e.MessageCompressed(**ABOUT, round=0, sent_bytes=1, dense_bytes=2, norm=1.0, lost=0.5, residual=0.1),
+    e.MessageCompressed(**ABOUT, round=0, sent_bytes=1, dense_bytes=2, norm=1.0, relative_error=0.5, residual=0.1),
     e.RoundApplied(**ABOUT, round=0, blocking_bytes=1, prefetched_bytes=1, spread=0.1),
     e.FaultInjected(worker="w1", node=1, signal="x", step=0, moment="any"),
     e.WorkerJoined(worker="w1", incarnation=1, pid=1, memory=1, layer_s=0.1),

@@ -81,7 +81,7 @@ def test_every_block_is_used_exactly_once_as_replicas_come_and_go(
         elif action == "leave" and len(present) > 1:
             present.discard(r)
             saved.pop(r, None)
-            made = made.leave(r)
+            made = made.remove_replica(r)
         _agrees(made, books, saved)
 
     while not made.done:

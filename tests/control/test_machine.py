@@ -205,7 +205,7 @@ class ControlMachine(FaultRules):
     def an_edge_breaks(self, pair: tuple[int, int]) -> None:
         self.sim.break_edge(pair)
 
-    @precondition(lambda self: self.sim.alive and self.sim.state.suspects)
+    @precondition(lambda self: self.sim.alive and self.sim.state.broken_edges)
     @rule()
     def grace_expires(self) -> None:
         self.sim.expire_grace()

@@ -52,7 +52,7 @@ def test_edges_are_weighted_by_their_messages() -> None:
 
 def test_kept_edges_stay_and_new_ones_avoid_shunned_relays() -> None:
     over = {(0, 1): "a", (1, 2): "b", (2, 3): "c", (3, 4): "a", (0, 4): "b"}
-    before = replica({"a": 1.0, "b": 1.0, "c": 1.0}, relay_of_edge=freeze(over), shunned=frozenset("a"))
+    before = replica({"a": 1.0, "b": 1.0, "c": 1.0}, relay_of_edge=freeze(over), avoided_relays=frozenset("a"))
     kept = {pair for pair, name in over.items() if name != "a"}
     found = assign_relays(before, PAIRS, kept, ROUTES)
     assert all(found[pair] == over[pair] for pair in kept)
@@ -73,14 +73,16 @@ def test_the_relay_of_a_broken_edge_is_shunned_if_there_are_others(
 ) -> None:
     over = freeze({(0, 1): "a", (1, 2): "b"})
     links = freeze(dict.fromkeys(PAIRS, "there"))
-    state = replica({"a": 1.0, "b": 1.0}, relay_of_edge=over, links=links, shunned=frozenset(shunned), phase="run")
+    state = replica(
+        {"a": 1.0, "b": 1.0}, relay_of_edge=over, links=links, avoided_relays=frozenset(shunned), phase="run"
+    )
     state = replace(state, holders=freeze({n: f"w{n}" for n in range(5)}), origins=freeze({}))
     run = RunState.start(state.settings)
     run = replace(run, replicas=run.replicas.with_replica(state))
     for low, high in broken:
         run = apply(EdgeBroken(worker=f"w{low}", generation=0, node=low, peer=high, detail="reset"), run)
     run = apply(GraceExpired(replica=0, generation=0), run)
-    assert run.replicas[0].shunned == frozenset(then)
+    assert run.replicas[0].avoided_relays == frozenset(then)
     assert run.replicas[0].links.keys() == PAIRS - set(broken)
 
 

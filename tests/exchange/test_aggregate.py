@@ -13,7 +13,15 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.aggregate import AGGREGATORS, Aggregator, clipped_senders, equal_weights, mean, rda, senders
+from planaria.exchange.aggregate import (
+    AGGREGATORS,
+    Aggregator,
+    clipped_senders,
+    equal_weights,
+    mean,
+    mean_over_senders,
+    rda,
+)
 from planaria.exchange.base import Weights
 from planaria.exchange.in_process import exchange_once, replicas
 from planaria.exchange.registry import exchange
@@ -122,7 +130,7 @@ def test_rda_does_not_depend_on_the_number_of_threads() -> None:
     assert distance(*found) == 0
 
 
-SENDERS = pytest.mark.parametrize("rule", [senders, clipped_senders])
+SENDERS = pytest.mark.parametrize("rule", [mean_over_senders, clipped_senders])
 
 
 @SENDERS
@@ -142,7 +150,7 @@ def test_senders_divide_by_the_weights_of_those_that_sent(shares: list[int], see
         values[i] = {n: t * (torch.rand(t.shape, generator=generator) < density) for n, t in sparse.items()}
     before = {member: {name: tensor.clone() for name, tensor in value.items()} for member, value in values.items()}
     counts = dict(enumerate(map(float, shares)))
-    found = senders(values, counts)
+    found = mean_over_senders(values, counts)
     for name in SHAPES:
         total = sum(counts[i] * value[name].double() for i, value in values.items())
         sent = sum(counts[i] * (value[name] != 0).double() for i, value in values.items())
@@ -164,7 +172,7 @@ def test_senders_divide_by_the_weights_of_those_that_sent(shares: list[int], see
 )
 def test_senders_by_hand(rows: list[list[float]], expected: list[float], clipped: list[float]) -> None:
     values = vectors(*rows)
-    assert senders(values, equal_weights(values))["w"].tolist() == pytest.approx(expected, rel=1e-6)
+    assert mean_over_senders(values, equal_weights(values))["w"].tolist() == pytest.approx(expected, rel=1e-6)
     assert clipped_senders(values, equal_weights(values))["w"].tolist() == pytest.approx(clipped, rel=1e-6)
 
 

@@ -120,7 +120,9 @@ class Life(RuleBasedStateMachine):
         count = len(self.held)
         lost = lost % count
         self.dead = self.dead + self.debts()[lost] / count
-        given = StageState({}, outer=self.held[(lost + 1 + donor % (count - 1)) % count].given(to_successor=False))
+        given = StageState(
+            {}, outer=self.held[(lost + 1 + donor % (count - 1)) % count].state_for_transfer(to_successor=False)
+        )
         self.held[lost] = self.stood(count, unpack(pack(given)).outer)
         for held in self.held:
             held.after_member_change()
@@ -128,7 +130,7 @@ class Life(RuleBasedStateMachine):
     @rule(place=st.integers(0, MOST))
     def succession(self, place: int) -> None:
         place = place % len(self.held)
-        given = StageState({}, outer=self.held[place].given(to_successor=True))
+        given = StageState({}, outer=self.held[place].state_for_transfer(to_successor=True))
         self.held[place] = self.stood(len(self.held), unpack(pack(given)).outer)
 
     @precondition(lambda self: self.steps)

@@ -216,18 +216,18 @@ def test_compression_errors_are_measured(name: str) -> None:
         own = {part: flat(held) for part, held in of[0].outer.parts.items()}
         residual, off = own.get("residual"), (exact - own["estimate"]) if "estimate" in own else None
         assert found.residual == (None if residual is None else pytest.approx(float(residual.norm()), rel=1e-5))
-        assert found.off == (None if off is None else pytest.approx(float(off.norm()), rel=1e-5, abs=1e-6))
+        assert found.estimate_error == (None if off is None else pytest.approx(float(off.norm()), rel=1e-5, abs=1e-6))
         if not full:
             e, h = (flat(before[part]) if before[part] else torch.zeros(D) for part in ("residual", "estimate"))
             eta = {"ef14": 1.0, "decayed": 0.95, "econtrol": codec.delta(D) / 2}.get(name, 0.0)
             v = (eta * e + exact - h).float()
-            assert 1.0 - found.lost == pytest.approx(measured_delta(codec, v), rel=1e-5)
+            assert 1.0 - found.relative_error == pytest.approx(measured_delta(codec, v), rel=1e-5)
 
 
 def test_exact_and_non_finite_messages_are_not_measured() -> None:
     assert compressed("32bits").update(StageOuterState(), gradient(0, 0)).compressed is None
     zero = {"w": torch.zeros(7)}
-    assert compressed("8bits").update(StageOuterState(), zero).compressed.lost == 0.0
+    assert compressed("8bits").update(StageOuterState(), zero).compressed.relative_error == 0.0
     assert compressed("8bits").update(StageOuterState(), {"w": torch.full((7,), torch.inf)}).compressed is None
 
 

@@ -26,7 +26,7 @@ from instances import (
 
 from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.all_routes import routes_of
-from planaria.planner.bound import DataNodeChoice, StepCertificate, certificate, closer
+from planaria.planner.certificate import DataNodeChoice, StepCertificate, certificate, closer
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem, Solution

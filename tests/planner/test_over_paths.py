@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import message_bytes
 from planaria.pipeline.network.topology import Topology, read
-from planaria.planner.bound import certificate
+from planaria.planner.certificate import certificate
 from planaria.planner.flows import search_flows
 from planaria.planner.guidelines import find_violations
 from planaria.planner.initial_plans import random_routes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from instances import problems, published, random_plan
 
 from planaria.planner.all_routes import routes_of, shortest, turns
-from planaria.planner.bound import best_choice
+from planaria.planner.certificate import best_choice
 from planaria.planner.limits import _between, _least, elsewhere
 from planaria.planner.prices import Prices, least_s, step_resources
 from planaria.planner.problem import PlanningProblem

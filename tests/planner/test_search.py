@@ -18,7 +18,7 @@ from instances import CA, full_columns, problems, published, published_plan
 from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.anneal import in_order
 from planaria.planner.baselines import COLUMNS, PLANNED, RANDOM, ROWS, baselines, random_skipping
-from planaria.planner.bound import certificate
+from planaria.planner.certificate import certificate
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem
 from planaria.planner.search import SearchBudget, SearchResult, search, step_ns

@@ -18,7 +18,7 @@ from planaria.config import recipe
 from planaria.models.families import stage_parameters
 from planaria.pipeline.network import topology
 from planaria.pipeline.plan.build import first_come
-from planaria.planner.bound import ALL, best_of_all, certificate, plans
+from planaria.planner.certificate import ALL, best_of_all, certificate, plans
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem, Solution, central_first, problem_of

@@ -203,7 +203,7 @@ class ExchangeConfig(Section):
     """fleet: steps or rounds with provably invalid updates after which a replica's workers are replaced; 0: never"""
 
     @property
-    def several(self) -> bool:
+    def has_several_replicas(self) -> bool:
         """Whether replicas exchange updates, now or once others have joined."""
         return (self.max_replicas or self.replicas) > 1
 

@@ -139,7 +139,7 @@ def _(fact: e.StageSaved, run: RunState) -> RunState:
 def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
     """Return the replica after one of its files was written."""
     if fact.weights:
-        replica = updated(replica, weights=freeze({**replica.weights, fact.node: fact.weights}))
+        replica = updated(replica, weight_digests=freeze({**replica.weight_digests, fact.node: fact.weights}))
     if not fact.sha256:
         return replica
     file = fact.file or str(fact.stage)

@@ -87,7 +87,7 @@ def _(fact: d.Commit, run: RunState) -> RunState:
         "waiting": waiting,
         "staleness": freeze(dict(staleness)),
         "missed_steps": rested,
-        "trouble": "",
+        "last_edge_failure": "",
     }
     return with_replica(run, updated(replica, **changes))
 
@@ -166,7 +166,7 @@ def _(fact: d.Save, run: RunState) -> RunState:
     saved = updated(
         replica, phase="save", waiting=WorkerSet(keepers), saved=fact.step, saved_generation=fact.generation
     )
-    return with_replica(run, updated(saved, digests=freeze({}), weights=freeze({})))
+    return with_replica(run, updated(saved, digests=freeze({}), weight_digests=freeze({})))
 
 
 @handles
@@ -224,7 +224,9 @@ def _(fact: d.Disband, run: RunState) -> RunState:
     )
     positions = {number: standing for number, standing in run.positions.items() if number != fact.replica}
     run = with_replica(run, left)
-    return reconsider_all(replace(run, allotment=run.allotment.leave(fact.replica), positions=freeze(positions)))
+    return reconsider_all(
+        replace(run, allotment=run.allotment.remove_replica(fact.replica), positions=freeze(positions))
+    )
 
 
 @handles

@@ -112,20 +112,22 @@ def _(fact: e.EdgeBroken, run: RunState) -> RunState:
         run = _silent(run, fact.relay, fact.cause)
         replica = run.replicas[replica.number]
     stalled = (*replica.stalled, fact) if fact.waited_s else replica.stalled
-    trouble = fact.detail if fact.cause else replica.trouble
-    return with_replica(run, replace(replica, suspects=replica.suspects | {pair}, stalled=stalled, trouble=trouble))
+    trouble = fact.detail if fact.cause else replica.last_edge_failure
+    return with_replica(
+        run, replace(replica, broken_edges=replica.broken_edges | {pair}, stalled=stalled, last_edge_failure=trouble)
+    )
 
 
 @handles
 def _(fact: e.GraceExpired, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    if fact.generation != replica.generation or not replica.suspects or replica.phase == "left" or run.over:
+    if fact.generation != replica.generation or not replica.broken_edges or replica.phase == "left" or run.over:
         return run
     open_round = replica.open_round
-    links = {pair: link for pair, link in replica.links.items() if pair not in replica.suspects}
+    links = {pair: link for pair, link in replica.links.items() if pair not in replica.broken_edges}
     if links.keys() != replica.links.keys():  # workers drop received updates when they form
-        replica = replace(out_of_round(replica), links=freeze(links), shunned=_shunned(replica))
-    handing = {node: w for node, w in replica.leavers.items() if (d.PREDECESSOR, node) not in replica.suspects}
+        replica = replace(out_of_round(replica), links=freeze(links), avoided_relays=_shunned(replica))
+    handing = {node: w for node, w in replica.leavers.items() if (d.PREDECESSOR, node) not in replica.broken_edges}
     replica = replace(replica, leavers=freeze(handing))
     # An edge that transferred a state may be blamed after the transfer is complete: nothing is lost. A commit uses no
     # edges and must not be interrupted; it ends first.
@@ -169,9 +171,9 @@ def _(fact: e.RelaysGivenUp, run: RunState) -> RunState:
 def _shunned(replica: ReplicaState) -> frozenset[str]:
     """Return the relays to avoid, after edges over some of them failed: all blamed ones, or only these if that were
     all."""
-    blamed = frozenset(replica.relay_of_edge[pair] for pair in replica.suspects if pair in replica.relay_of_edge)
+    blamed = frozenset(replica.relay_of_edge[pair] for pair in replica.broken_edges if pair in replica.relay_of_edge)
     relays = replica.settings.relays.keys()
-    return next((few for few in (replica.shunned | blamed, blamed) if few != relays), frozenset())
+    return next((few for few in (replica.avoided_relays | blamed, blamed) if few != relays), frozenset())
 
 
 def _still_known(replica: ReplicaState) -> Mapping[int, d.Source]:
@@ -194,7 +196,7 @@ def _(fact: d.Form, run: RunState) -> RunState:
         run = give_up_save(replace(run, allotment=allotment, saved=saved, unsaved=unsaved))
         run = _follow(run, replica)
     elif fact.outcome == "recalled":
-        run = give_up_save(replace(run, allotment=run.allotment.recall(fact.replica)))
+        run = give_up_save(replace(run, allotment=run.allotment.undo_since_snapshot(fact.replica)))
     return with_replica(run, replica)
 
 
@@ -247,7 +249,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         leavers=freeze(leavers),
         links=freeze({(link.low, link.high): link.id for link in form.links}),
         relay_of_edge=freeze({(link.low, link.high): link.relay for link in form.links if link.relay}),
-        suspects=frozenset(),
+        broken_edges=frozenset(),
         stalled=(),
         routes=form.routes,
         waiting=WorkerSet(m.worker for m in form.members),

@@ -29,7 +29,7 @@ class BrokenEdges:
     def note(self, t: float, broken: EdgeBroken, run: RunState) -> None:
         """Record that an edge broke at ``t``; ``run`` already includes it."""
         replica = run.replica_of(broken.worker)
-        if replica is not None and replica.suspects:
+        if replica is not None and replica.broken_edges:
             _, generation = self._until.get(replica.number, (0.0, -1))
             if generation != replica.generation:
                 self._until[replica.number] = (t + GRACE_S, replica.generation)

@@ -198,7 +198,7 @@ def _weights(run: RunState) -> dict[int, dict[int, str]]:
     """Return stage → replica → digest of the saved weights, if all replicas of a step must be equal."""
     result: dict[int, dict[int, str]] = {}
     for replica in run.live.values() if run.rule.bit_identical else ():
-        for node, digest in sorted(replica.weights.items()):
+        for node, digest in sorted(replica.weight_digests.items()):
             stage = replica.arrangement.stage[node]
             result.setdefault(stage, {})[replica.arrangement.peers(node).index(node)] = digest
     return result

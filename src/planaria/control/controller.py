@@ -32,7 +32,7 @@ from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.state import RunState
 from planaria.control.state_file import STATE, StateWriter
-from planaria.control.wait_deadlines import Deadlines, RoundWaits, underlying_error
+from planaria.control.wait_deadlines import RoundWaits, WorkerDeadlines, underlying_error
 from planaria.control.worker_assignment import machine_loss_costs
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointManifest, CheckpointStore, replica_file
 from planaria.runtime.fleet.base import Elastic, FaultRequested, Joined, Leaving, Left, Notice, Reported, WorkerEnded
@@ -69,7 +69,7 @@ class Controller:
         self._relays = relays
         self._store = CheckpointStore(folder / "checkpoints")
         measure = config.checkpoint.every == "best"
-        self._deadlines = Deadlines(config)
+        self._deadlines = WorkerDeadlines(config)
         self._cadence = (
             CheckpointCadence(config.network.hourly_failure_probability, len(started.stage_of)) if measure else None
         )
@@ -196,8 +196,8 @@ class Controller:
         self._reported[report.worker] = beat.trouble
         replica = self.state.replica_of(report.worker)
         awaited = frozenset() if replica is None else replica.waiting
-        detail = self._deadlines.overdue(time.monotonic(), report.worker, beat, awaited)
-        detail = detail or self._deadlines.unwritten(report.worker, beat, self.state.writing.keys())
+        detail = self._deadlines.overdue_action_reason(time.monotonic(), report.worker, beat, awaited)
+        detail = detail or self._deadlines.overdue_write_reason(report.worker, beat, self.state.writing.keys())
         if detail:
             self._end(report, "stuck", detail)
 
@@ -344,7 +344,7 @@ class Controller:
         """Create the folder for the files of a checkpoint."""
         settings = self.state.settings
         for column in range(settings.lockstep_replicas) if settings.lockstep_replicas else [save.replica]:
-            self._store.collect(save.step, settings.saved_replicas, column, save.generation)
+            self._store.create_replica_folder(save.step, settings.saved_replicas, column, save.generation)
 
     def _seal(self, seal: d.Seal) -> None:
         settings = self.state.settings

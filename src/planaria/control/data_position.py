@@ -163,7 +163,7 @@ class BlockAllocation:
         """Start a single replica ``steps`` after the checkpoint to which a rollback would return."""
         return replace(self, since_rollback_point=MappingProxyType({0: ((self.used.floor - steps, steps),)}))
 
-    def leave(self, replica: int) -> BlockAllocation:
+    def remove_replica(self, replica: int) -> BlockAllocation:
         """Remove ``replica`` and its saves; its block in progress becomes free, its commits remain."""
         return replace(
             self,
@@ -206,7 +206,7 @@ class BlockAllocation:
             since_memory_snapshot=_without(self.since_memory_snapshot, replica),
         )
 
-    def recall(self, replica: int) -> BlockAllocation:
+    def undo_since_snapshot(self, replica: int) -> BlockAllocation:
         """Undo the commits of ``replica`` since the step in its workers' memory; their blocks become free.
 
         Its save for the last sealed checkpoint is not newer than that.

@@ -100,7 +100,7 @@ def _decide_for(run: RunState, replica: ReplicaState) -> d.Decision | None:
             return end_overdue_wait(run, replica)
         if replica.attempts >= MAX_ATTEMPTS:
             reason = f"{replica.attempts} generations in a row did not get step {replica.step} committed"
-            last = f"; the last error: {replica.trouble}" if replica.trouble else ""
+            last = f"; the last error: {replica.last_edge_failure}" if replica.last_edge_failure else ""
             return end_replica(run, replica, reason + last, [])
     if replica.phase == "run" and not replica.waiting:
         if (different := disagreement(run, replica)) is not None:
@@ -182,7 +182,7 @@ def _finish(run: RunState) -> d.Finish | None:
 
 def _stopped(run: RunState) -> d.Finish:
     """Return the end of a run that is stopped, with the cause that prevented progress, if there was one."""
-    trouble = next((replica.trouble for replica in run.live.values() if replica.trouble), "")
+    trouble = next((replica.last_edge_failure for replica in run.live.values() if replica.last_edge_failure), "")
     return d.Finish(
         outcome="stopped", reason=run.stopping, detail=(run.overdue or trouble) if run.stops_before_repair else ""
     )

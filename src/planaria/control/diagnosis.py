@@ -48,7 +48,7 @@ def diagnose(run: RunState, replica: ReplicaState) -> d.SlowPartFound | d.Cleare
         return None
     known = frozenset(key for key in run.blamed if set(key[1]) <= replica.arrangement.stage.keys())
     hosts = tuple((node, run.workers[gauge.worker].host) for node, gauge in sorted(gauges.items()))
-    result = run.gauges.once(verdicts, hosts, tuple(run.settings.stage_work), known)
+    result = run.gauges.cached(verdicts, hosts, tuple(run.settings.stage_work), known)
     step = max(gauge.last.step for gauge in gauges.values())
     for key in sorted(known - {(verdict.fault, verdict.nodes) for verdict in result}):
         return d.Cleared(replica=replica.number, step=step, fault=run.blamed[key].fault, nodes=list(key[1]))

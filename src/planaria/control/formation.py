@@ -41,10 +41,12 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return _without_relays(run, replica)
     of, alive = replica.arrangement.stage, replica.stateful
     # Nodes of one stage hold the same state: if one starts from seed or disk, so does another one that was lost.
-    begins = {of[node] for node in replica.origins if node in replica.holders}
+    stages_with_origin = {of[node] for node in replica.origins if node in replica.holders}
     # A stage is lost with the last node that had its state; until then, its nodes copy each other. A worker that should
     # hand it over may still have it.
-    lost = frozenset(of[node] for node in replica.lost - replica.leavers.keys()) - set(alive.stages) - begins
+    lost = (
+        frozenset(of[node] for node in replica.lost - replica.leavers.keys()) - set(alive.stages) - stages_with_origin
+    )
     lent = lending_replicas(run, replica, lost)
     if lent is None:
         return None
@@ -122,7 +124,7 @@ def _sources(
 ) -> dict[int, d.Source]:
     """Return the source of each node's state; a donor may itself be new, with a state from seed or disk."""
     of, alive, there = replica.arrangement.stage, replica.stateful, replica.arrangement.of(holders)
-    begins = {of[node]: (node, source) for node, source in replica.origins.items() if node in replica.holders}
+    origin_of_stage = {of[node]: (node, source) for node, source in replica.origins.items() if node in replica.holders}
     sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
     for node, source in sources.items() if replica.settings.start_from_first_worker else ():
         first = there.nodes(of[node])[0]
@@ -132,8 +134,8 @@ def _sources(
         stage, last = of[node], replica.leavers.get(node)
         if last is not None:
             sources[node] = d.Keep() if holders[node] == last else d.Handover(worker=last)
-        elif not alive.nodes(stage) and stage in begins:
-            first, source = begins[stage]
+        elif not alive.nodes(stage) and stage in origin_of_stage:
+            first, source = origin_of_stage[stage]
             # Other nodes of a stage copy the state that its first node has in memory.
             copies = isinstance(source, d.Recall) or replica.settings.start_from_first_worker
             sources[node] = d.Rebuild(by=d.PEER, donors=[first]) if copies else source
@@ -189,8 +191,8 @@ def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answe
             sources[node] = d.Rebuild(by=d.PEER, donors=[first[stage]])
         else:
             # Workers of a run that was just resumed hold nothing yet: their origin names the file to read.
-            begins = replica.origins.get(node)
-            sources[node] = begins if isinstance(begins, d.Recall) else d.Recall(by=by, step=step)
+            origin = replica.origins.get(node)
+            sources[node] = origin if isinstance(origin, d.Recall) else d.Recall(by=by, step=step)
     return _form_or_replan(run, replica, holders, sources, ReplicaPosition(step=step), "recalled")
 
 
@@ -319,12 +321,14 @@ def assign_relays(
 ) -> dict[Pair, str]:
     """Return the relay of each of ``pairs``; those in ``kept`` keep theirs. Empty if the run has no relays.
 
-    A ``silent`` or shunned relay is avoided while there is another.
+    A ``silent`` or avoided relay is left out while there is another.
     """
     relays = replica.settings.relays
     if not relays:
         return {}
-    avoided = next((a for a in (replica.shunned | {*silent}, frozenset(silent)) if not a >= relays.keys()), frozenset())
+    avoided = next(
+        (a for a in (replica.avoided_relays | {*silent}, frozenset(silent)) if not a >= relays.keys()), frozenset()
+    )
     network, flows = relay_paths(relays, avoided), edge_flows(pairs, routes)
     paths = {path.id: path for path in network.paths[_ENDS]}
     before = [paths.get(replica.relay_of_edge.get(pair, "")) if pair in kept else None for pair in flows]
@@ -333,10 +337,10 @@ def assign_relays(
     return {pair: path.id for pair, path in zip(flows, chosen, strict=True)}
 
 
-def relay_paths(relays: Mapping[str, float], shunned: Collection[str] = ()) -> PathNetwork:
-    """Return the paths over relays with their bytes per second; none over ``shunned`` ones."""
+def relay_paths(relays: Mapping[str, float], avoided: Collection[str] = ()) -> PathNetwork:
+    """Return the paths over relays with their bytes per second; none over ``avoided`` ones."""
     paths = tuple(Path(name, *_ENDS, (name,)) for name in relays)
-    return PathNetwork({_ENDS: paths}, {name: 0.0 if name in shunned else rate for name, rate in relays.items()})
+    return PathNetwork({_ENDS: paths}, {name: 0.0 if name in avoided else rate for name, rate in relays.items()})
 
 
 def edge_flows(pairs: Collection[Pair], routes: Sequence[Sequence[int]], size: int = 1) -> dict[Pair, SiteFlow]:

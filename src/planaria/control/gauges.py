@@ -150,7 +150,7 @@ class Gauges:
     """the longest time a worker has taken to link in a generation"""
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def once(self, find: Callable[..., Found], *given: Hashable) -> Found:
+    def cached(self, find: Callable[..., Found], *given: Hashable) -> Found:
         """Return ``find(self, *given)``, cached."""
         key = (find, *given)
         if key not in self._known:

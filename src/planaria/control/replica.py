@@ -153,9 +153,9 @@ class ReplicaState:
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     relay_of_edge: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     """edges that use a relay → its name"""
-    shunned: frozenset[str] = frozenset()
+    avoided_relays: frozenset[str] = frozenset()
     """relays over which an edge broke without a dead worker; avoided while there are others"""
-    suspects: frozenset[Pair] = frozenset()
+    broken_edges: frozenset[Pair] = frozenset()
     """edges that broke in this generation"""
     stalled: tuple[EdgeBroken, ...] = ()
     """reports of messages that did not arrive in this generation"""
@@ -163,7 +163,7 @@ class ReplicaState:
     """workers that have not reported the current phase yet"""
     attempts: int = 0
     """generations formed since the last committed step"""
-    trouble: str = ""
+    last_edge_failure: str = ""
     """the latest broken edge since then, with its cause"""
     evaluated: int = -1
     saved: int = -1
@@ -172,7 +172,7 @@ class ReplicaState:
     """generation of that save"""
     digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """file of that save → SHA-256"""
-    weights: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    weight_digests: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """node → digest of its weights then, if nodes of a stage must be equal"""
     rounds: int = 0
     """rounds of the exchange, settled or cancelled"""

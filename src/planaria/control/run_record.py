@@ -166,7 +166,7 @@ class RunRecord:
         """Start events of all parts of the run with their times."""
         return [(t, fact) for t, fact in self.landmarks if isinstance(fact, RunStarted)]
 
-    def once(self, find: Callable[[RunRecord], Found]) -> Found:
+    def cached(self, find: Callable[[RunRecord], Found]) -> Found:
         """Return ``find(self)``, cached. The result must not be modified."""
         if find not in self._known:
             self._known[find] = find(self)

@@ -30,8 +30,8 @@ class SlowPart(NamedTuple):
     fault: Fault
     nodes: tuple[int, ...]
     seconds: float
-    past: float
-    usual: float
+    initial_s: float
+    peer_median_s: float
 
 
 def threshold_factor(known: Known, fault: Fault, nodes: Iterable[int]) -> float:

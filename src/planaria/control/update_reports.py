@@ -74,7 +74,7 @@ class MessageCompressed(Fact):
     One node reports for all nodes of its stage when the step commits or the round is settled. Norms have three digits.
     """
 
-    _former = former_names(residual="owed")
+    _former = former_names(residual="owed", relative_error="lost", estimate_error="off")
     kind: Literal["message_compressed"] = "message_compressed"
     worker: str
     node: int
@@ -87,11 +87,11 @@ class MessageCompressed(Fact):
     """bytes of the same numbers in fp32"""
     norm: float
     """norm of the exact vector"""
-    lost: float
+    relative_error: float
     """‖C(v) − v‖²/‖v‖² for the encoded vector v: 1 − δ"""
     residual: float | None = None
     """norm of the residual afterwards, with feedback that keeps one"""
-    off: float | None = None
+    estimate_error: float | None = None
     """distance of the exact vector from its estimate afterwards, with feedback by estimates"""
     full: Full | None = None
     """why the message was sent uncompressed; None: it was compressed"""

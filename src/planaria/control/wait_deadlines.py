@@ -56,7 +56,7 @@ def underlying_error(run: RunState, reported: Mapping[str, str], probe: Callable
     for worker in _awaited(run):
         if reported.get(worker):
             return f"worker {worker}: {reported[worker]}"
-    if trouble := next((replica.trouble for replica in run.live.values() if replica.trouble), ""):
+    if trouble := next((replica.last_edge_failure for replica in run.live.values() if replica.last_edge_failure), ""):
         return trouble
     addresses = [at for worker in _awaited(run) if (at := parse(run.workers[worker].at).outside)]
     return next(filter(None, map(probe, addresses[:_MAX_PROBES])), "")
@@ -236,7 +236,7 @@ _COMPILING_S = 600.0
 """for a stage's first passes if they are compiled"""
 
 
-class Deadlines:
+class WorkerDeadlines:
     """Deadlines of one run's workers."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -267,10 +267,10 @@ class Deadlines:
             floor = max(floor, _COMPILING_S)
         return max(floor, _DURATION_FACTOR * self._longest.get(doing, 0.0))
 
-    def unwritten(self, worker: str, beat: Heartbeat, writing: Collection[str]) -> str:
+    def overdue_write_reason(self, worker: str, beat: Heartbeat, writing: Collection[str]) -> str:
         """Return why ``worker``, which writes in the background, counts as dead; empty if it does not.
 
-        A disk that blocks all ``writing`` workers is tolerated, as in :meth:`overdue`.
+        A disk that blocks all ``writing`` workers is tolerated, as in :meth:`overdue_action_reason`.
         """
         together = self._writers.get(worker, frozenset())
         limit = self.limit_s("write") * (_DURATION_FACTOR if together and together <= set(writing) else 1)
@@ -281,7 +281,7 @@ class Deadlines:
             f"{beat.writing_s:.1f} s (limit {limit:g} s)"
         )
 
-    def overdue(self, t: float, worker: str, beat: Heartbeat, awaited: Collection[str]) -> str:
+    def overdue_action_reason(self, t: float, worker: str, beat: Heartbeat, awaited: Collection[str]) -> str:
         """Return why ``worker`` counts as dead; empty if it does not.
 
         :param awaited: workers of its replica that have not answered their orders yet.

@@ -218,7 +218,7 @@ def restart_replica(run: RunState) -> d.ReplicaRestarted | None:
     return d.ReplicaRestarted(replica=min(lost)) if whole else None
 
 
-_OLD = 1 << 30
+COMPLETE_COPY_AGE = 1 << 30
 """commits after which every copy is complete"""
 
 
@@ -244,7 +244,7 @@ def machine_loss_costs(run: RunState) -> dict[str, str]:
 
 def _cost(chain: Chain, lost: frozenset[int]) -> str:
     """Return what the joint loss of these stages costs besides time; empty: nothing."""
-    plan = chain.plan(lost, dict.fromkeys(range(chain.stages + 1), _OLD))
+    plan = chain.plan(lost, dict.fromkeys(range(chain.stages + 1), COMPLETE_COPY_AGE))
     if plan.reason:
         return f"the run could not continue ({plan.reason})"
     return "all would go back to the newest checkpoint" if plan.rollback == "disk" else ""

@@ -94,7 +94,7 @@ def _rda_of_tensor(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) 
     return direction.mul_(radius / total / left if left > MIN_DIRECTION_NORM * total else 0.0).to(like.dtype)
 
 
-def senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
+def mean_over_senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
     """Return the mean of each coordinate over the members that sent it: those in whose value it is not zero.
 
     A coordinate that only one of n members sent counts in full, and as 1/n in :func:`mean`.
@@ -108,21 +108,23 @@ def senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict
 
 
 def clipped_senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
-    """Clip each tensor of each message to the median norm among the members that sent it, and return :func:`senders`
-    of the result. It is not a robust rule: a single sender is not clipped."""
+    """Clip each tensor of each message to the median norm among its senders; return :func:`mean_over_senders` of that.
+
+    It is not a robust rule: a single sender is not clipped.
+    """
     result: dict[int, dict[str, Tensor]] = {member: {} for member in values}
     for name in next(iter(values.values())):
         norms = {member: math.sqrt(squared_norm(value[name])) for member, value in values.items()}
         limit = median([norm for norm in norms.values() if norm] or [0.0])
         for member, norm in norms.items():
             result[member][name] = values[member][name] * (limit / norm) if norm > limit else values[member][name]
-    return senders(result, weights)
+    return mean_over_senders(result, weights)
 
 
 AGGREGATORS: dict[str, Aggregator] = {
     "mean": mean,
     "rda": rda,
-    "senders": senders,
+    "senders": mean_over_senders,
     "clipped_senders": clipped_senders,
 }
 
@@ -262,7 +264,7 @@ class AggregatingExchange(Exchange, ABC):
     def after_member_change(self, outer: StageOuterState) -> StageOuterState:
         return self.compression.after_member_change(outer)
 
-    def joined(self, outer: StageOuterState, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
+    def aggregate_with_rule(self, outer: StageOuterState, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
         """Return the aggregate of the members' values in the round after ``outer``.
 
         :raises TooManyByzantine: if the robust rule does not tolerate the number of missing or invalid updates.
@@ -273,9 +275,9 @@ class AggregatingExchange(Exchange, ABC):
         last = {name: tensor for name, tensor in outer[LAST_ROBUST_VALUE].items() if name in like}
         return self._robust.aggregate(decoded, outer.rounds, last)
 
-    def remembered(self, joined: Weights) -> dict[str, Weights]:
+    def parts_from_aggregate(self, aggregate: Weights) -> dict[str, Weights]:
         """Return the parts of the outer state that depend on the aggregate; shares memory."""
-        return {LAST_ROBUST_VALUE: joined} if LAST_ROBUST_VALUE in self.parts else {}
+        return {LAST_ROBUST_VALUE: aggregate} if LAST_ROBUST_VALUE in self.parts else {}
 
     def aggregate(self, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
         """Return the aggregate of several members' values (member → tensors by name) with equal weights."""

@@ -110,11 +110,11 @@ class CompressionEffect:
     """size of the same numbers in fp32"""
     norm: float
     """‖g‖ of the exact vector"""
-    lost: float
+    relative_error: float
     """relative squared error ‖C(v) − v‖²/‖v‖² of the encoded vector v, that is, the measured 1 − δ; 0 if v is zero"""
     residual: float | None = None
     """‖e‖ of the residual after encoding, if the feedback keeps one"""
-    off: float | None = None
+    estimate_error: float | None = None
     """‖g − h‖ after encoding, if the feedback keeps an estimate h"""
     full: bool = False
     """sent uncompressed, to initialise estimates"""

@@ -69,11 +69,11 @@ class DiLoCo(AggregatingExchange):
         part = self.slow_weights_before_round(outer)
         decoded, kept = self.compression.receive(outer, updates, me, part)
         try:
-            drift = self.joined(outer, decoded)
+            drift = self.aggregate_with_rule(outer, decoded)
         except TooManyByzantine:
             return {}, outer.settled()
         slow, momentum = outer_step(part, outer["momentum"], drift, self.beta, self.alpha, self.momentum)
-        return slow, outer.settled(slow=slow, momentum=momentum, **kept, **self.remembered(drift))
+        return slow, outer.settled(slow=slow, momentum=momentum, **kept, **self.parts_from_aggregate(drift))
 
 
 def pseudo_gradient(slow: Weights, fast: Weights) -> dict[str, Tensor]:

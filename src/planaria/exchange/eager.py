@@ -76,7 +76,7 @@ class Eager(DiLoCo):
         own = pseudo_gradient(outer["slow"], fast)
         drifts = self.decoded_values(outer, updates) | {me: own}
         try:
-            joined = self.joined(outer, dict(sorted(drifts.items())))
+            joined = self.aggregate_with_rule(outer, dict(sorted(drifts.items())))
         except TooManyByzantine:
             return dict(fast), outer.settled(last=own)
         slow, momentum = outer_step(outer["slow"], outer["momentum"], joined, self.beta, self.alpha, self.momentum)

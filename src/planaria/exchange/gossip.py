@@ -141,7 +141,7 @@ class SlowWeightExchange(AggregatingExchange, ABC):
 
     def group_aggregate(self, outer: StageOuterState, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
         """Return the aggregate of the members' x, its own included."""
-        return self.joined(outer, values) if len(values) > 1 else self.aggregate(values)
+        return self.aggregate_with_rule(outer, values) if len(values) > 1 else self.aggregate(values)
 
     def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
         drift = self.drift_of(outer, fast)

@@ -51,7 +51,9 @@ def exchange(config: ExchangeConfig) -> Exchange:
         if not isinstance(made, AggregatingExchange):
             raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
         made = made.compressed(compression_of(config.compress))
-        if config.several and (wrong := made.compression.feedback.why_members_unsupported(config.replicas)):
+        if config.has_several_replicas and (
+            wrong := made.compression.feedback.why_members_unsupported(config.replicas)
+        ):
             raise UserError(f"exchange.compress: {wrong}")
     if config.robust:
         if not isinstance(made, AggregatingExchange):
@@ -59,7 +61,7 @@ def exchange(config: ExchangeConfig) -> Exchange:
         made = made.with_rule(robust_of(config.robust, config.replicas), config.replicas)
     with blaming(lambda: custom_choices([type(made)])):
         every, overlap = made.interval, made.overlap
-        if config.several and (wrong := made.why_unsupported(config.replicas)):
+        if config.has_several_replicas and (wrong := made.why_unsupported(config.replicas)):
             raise UserError(f"exchange.kind = {config.kind!r}: {wrong}")
         if every is not None and (not isinstance(every, int) or every < 0):
             raise UserError(f"exchange.kind = {config.kind!r}: interval is {every!r}; give a number of steps, or None")

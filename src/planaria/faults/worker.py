@@ -112,7 +112,7 @@ class WorkerFaults:
         self._slow = self._slow if now < self._slow else 0.0
         return True
 
-    def at(self, doing: str, microbatch: int, hop: int) -> None:
+    def set_activity(self, doing: str, microbatch: int, hop: int) -> None:
         """Notify that the main thread begins this action."""
         if not (self._waiting or self._full):
             return

@@ -52,7 +52,7 @@ def lead(config: RunConfig, key: bytes, awaited: str, answer: Any) -> None:
     plain = SETUP.dump_json(replace(setup, reach=Reach())).decode()
     terms = JoinInfo(plain, 1, secrets.token_hex(16), {}, awaited=awaited)
     watch = RunWatch(folder, config.samples, NoProgress())
-    with run_folders.held(folder), stop_requested(None) as requested:
+    with run_folders.locked_for_training(folder), stop_requested(None) as requested:
         try:
             fleet = JoinableFleet(
                 lambda _: CooperativeFleet(_no_worker), config.fleet, config.fleet.host, key, terms, folder

@@ -222,7 +222,7 @@ class Group:
             ("wrap: options", dict(own.options), dict(theirs.options)),
             ("wrap: compress", own.compress, theirs.compress),
             ("wrap: robust", own.robust, theirs.robust),
-            ("shard: batch_size × accumulate", data.block, config.pipeline.microbatch_size),
+            ("shard: batch_size × accumulate", data.block_samples, config.pipeline.microbatch_size),
             ("shard: number of samples", data.samples, known.samples),
             ("shard: epochs or steps: blocks", data.blocks, known.blocks),
             ("seed", self._settings.seed, config.seed),

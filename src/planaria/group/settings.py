@@ -27,7 +27,7 @@ class HostSettings:
     port: int = 0
     advertise: str = ""
     members: int = 1
-    most: int = 64
+    max_members: int = 64
     patience_s: float = 10.0
     step_timeout_s: float = 600.0
     seed: int = 0
@@ -49,7 +49,7 @@ class SharedData:
 
     blocks: int
     """blocks in all"""
-    block: int = 1
+    block_samples: int = 1
     """samples of a block"""
     samples: int = 0
     """samples of the data; 0: unknown"""
@@ -70,13 +70,13 @@ def group_config(host: HostSettings, agreed: ExchangeSettings, data: SharedData,
         "blocks": data.blocks,
         "samples": data.samples,
     }
-    most = {} if together else {"max_replicas": max(2, host.members, host.most)}
+    most = {} if together else {"max_replicas": max(2, host.members, host.max_members)}
     sections = {
         "name": host.name,
         "out": str(Path(host.out)),
         "seed": host.seed,
         "model": {"family": GROUP, "options": model, "context": 1},
-        "pipeline": {"stages": 0, "microbatches": 1, "microbatch_size": data.block, "wire": "fp32"},
+        "pipeline": {"stages": 0, "microbatches": 1, "microbatch_size": data.block_samples, "wire": "fp32"},
         "train": {"steps": math.ceil(data.blocks / host.members), "eval_every": 0},
         "recovery": {"strategy": "checkpoint", "meanwhile": "skip" if together else "wait"},
         "exchange": {

@@ -7,7 +7,7 @@ every route and computes the loss at its end.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -43,19 +43,28 @@ class Pipelined(NamedTuple):
 class Family(Choice, ABC):
     """Base class of families; its fields are its options (``model.options``)."""
 
-    named: ClassVar[bool] = False
+    former_members: ClassVar[Mapping[str, str]] = {
+        "named": "has_global_names",
+        "whole": "completes_texts",
+        "preload": "modules_to_preload",
+        "subspaces": "supports_subspaces",
+        "masks": "accepts_document_mask",
+        "adapts": "supports_adapters",
+        "unlike": "stage_difference",
+    }
+    has_global_names: ClassVar[bool] = False
     """whether every cut shares the parameters' names (:meth:`global_name`), so that checkpoints can be re-cut"""
-    whole: ClassVar[bool] = False
+    completes_texts: ClassVar[bool] = False
     """whether a whole model completes texts (`planaria generate`)"""
     interchangeable: ClassVar[bool] = True
     """whether the module of a block stage becomes another stage with as many layers by loading its weights"""
-    preload: ClassVar[tuple[str, ...]] = ()
+    modules_to_preload: ClassVar[tuple[str, ...]] = ()
     """modules that the server from which workers fork imports once"""
-    subspaces: ClassVar[bool] = False
+    supports_subspaces: ClassVar[bool] = False
     """whether the residual stream can stay in a fixed subspace (``ModelConfig.subspace``)"""
-    masks: ClassVar[bool] = False
+    accepts_document_mask: ClassVar[bool] = False
     """whether block stages and stage 0's ``embed`` take a document mask (``data.document_mask``) after their input"""
-    adapts: ClassVar[bool] = False
+    supports_adapters: ClassVar[bool] = False
     """whether stages can load the weights of ``train.start`` themselves, and train adapters on them (``model.lora``)"""
 
     @abstractmethod
@@ -101,7 +110,7 @@ class Family(Choice, ABC):
         """Return what a user may not expect of this model's training, one clause each."""
         return []
 
-    def unlike(self, config: ModelConfig, stages: int) -> str:
+    def stage_difference(self, config: ModelConfig, stages: int) -> str:
         """Return how block stages of equal size differ, and which cut has equal ones; empty if they do not differ."""
         return ""
 

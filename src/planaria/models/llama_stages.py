@@ -121,10 +121,10 @@ def _tables(config: ModelConfig) -> tuple[nn.Embedding | SubspaceEmbedding, Line
 class LlamaFamily(Family):
     """LLaMA decoders. Every parameter has its own generator on the CPU, seeded by ``seed`` and its global name."""
 
-    named: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
-    masks: ClassVar[bool] = True
-    subspaces: ClassVar[bool] = True
+    has_global_names: ClassVar[bool] = True
+    completes_texts: ClassVar[bool] = True
+    accepts_document_mask: ClassVar[bool] = True
+    supports_subspaces: ClassVar[bool] = True
 
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> LlamaEnds | BlockStage:
         """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""

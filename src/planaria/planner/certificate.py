@@ -47,15 +47,15 @@ RELAXED = (
 """constraints that a plan must obey and the bound leaves out"""
 MAX_CHOICES = 5000
 """maximum number of choices of data nodes to distinguish"""
-AHEAD, CLOSEST = 0.02, 0.002
+INITIAL_GAP, FINAL_GAP = 0.02, 0.002
 """assumed maximum gap between step and bound, as a share of the bound: at the start and at the end of the search"""
-WORK = 30_000_000
+MAX_EXAMINED_ENTRIES = 30_000_000
 """table entries that all examinations together process"""
 ROUNDING = 1e-9
 """share of a bound that exceeds any rounding error in it"""
 MAX_PLANS = 10_000 if COMPILED else 300
 """maximum number of plans to try exhaustively"""
-DEEPEST = 100
+MAX_TRIED_MICROBATCHES = 100
 """maximum number of microbatches of a plan to try; with more, the other bounds are tight"""
 
 
@@ -175,13 +175,13 @@ class DataNodeChoice(NamedTuple):
     """lower bound on the step, nanoseconds"""
     data: tuple[int, ...]
     """[kinds]"""
-    ahead: float = AHEAD
+    ahead: float = INITIAL_GAP
     """share above the bound that the next examination assumes"""
 
     @property
     def final(self) -> bool:
         """Return whether another examination cannot raise the bound."""
-        return self.ahead < CLOSEST
+        return self.ahead < FINAL_GAP
 
 
 def best_choice(problem: PlanningProblem, looks: int, until: float = math.inf) -> DataNodeChoice | None:
@@ -195,7 +195,7 @@ def best_choice(problem: PlanningProblem, looks: int, until: float = math.inf) -
         return None
     heap = [DataNodeChoice(_turns(problem, routes, np.array(data)), data) for data in result]
     heapq.heapify(heap)
-    for _ in range(max(1, min(looks, WORK // routes.holds.size))):
+    for _ in range(max(1, min(looks, MAX_EXAMINED_ENTRIES // routes.holds.size))):
         if heap[0].final or time.monotonic() >= until:
             break
         heapq.heapreplace(heap, closer(problem, routes, heap[0]))
@@ -254,7 +254,7 @@ def best_of_all(problem: PlanningProblem, until: float = math.inf) -> int | None
 
     None if there are no plans, too many, or more than can be tried before ``until`` (monotonic clock).
     """
-    if problem.additional_microbatches or problem.count > DEEPEST or _at_most(problem) > MAX_PLANS:
+    if problem.additional_microbatches or problem.count > MAX_TRIED_MICROBATCHES or _at_most(problem) > MAX_PLANS:
         return None
     least = None
     for plan in plans(problem):

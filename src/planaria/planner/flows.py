@@ -30,7 +30,7 @@ ASK, CHANGE = 0.4, 0.6
 """cumulative probabilities of two kinds of moves; all others redirect"""
 HOT, COLD = 1.0, 0.1
 """temperatures at the start and the end of a round, in mean edge costs"""
-PIECE = 10_000
+MOVES_PER_CLOCK_CHECK = 10_000
 """moves between two checks of the clock"""
 
 
@@ -135,7 +135,7 @@ def search_flows(
     now = best = _started(problem, edges, seed, *next(lengths), budget.moves)
     while True:
         seconds = time.monotonic() - began
-        moves = 0 if seconds >= budget.seconds else int(min(PIECE, len(now.left), budget.moves - spent))
+        moves = 0 if seconds >= budget.seconds else int(min(MOVES_PER_CLOCK_CHECK, len(now.left), budget.moves - spent))
         now.run(moves)
         spent, best = spent + moves, now if now.least < best.least else best
         found = SearchResult(best.best.copy(), step_ns(problem, best.best) / 1e9, spent, time.monotonic() - began)
@@ -169,11 +169,11 @@ def _started(
     problem: PlanningProblem, edges: Ints, seed: int, number: int, length: int, most: float = float("inf")
 ) -> _Round:
     """Return round ``number`` of a search, of at most ``most`` moves, before its first move."""
-    start = _joined(problem, edges, random.Random(f"{seed} {number}"))
+    start = _flows_over_joined_stages(problem, edges, random.Random(f"{seed} {number}"))
     return _Round(problem, edges, start, np.random.default_rng([seed, number]), int(min(length, most)))
 
 
-def _joined(problem: PlanningProblem, edges: Ints, rng: random.Random) -> Solution:
+def _flows_over_joined_stages(problem: PlanningProblem, edges: Ints, rng: random.Random) -> Solution:
     """Return random flows over stages that nodes joined in random order.
 
     A newcomer joins the stage with the smallest share of its nodes; among equals, the one to whose neighbouring stages
@@ -185,12 +185,15 @@ def _joined(problem: PlanningProblem, edges: Ints, rng: random.Random) -> Soluti
     stages: list[list[int]] = [data, *([] for _ in problem.sizes[1:])]
     for node in (n for n in order if n not in data):
         open_to = [s for s, size in enumerate(problem.sizes) if s and len(stages[s]) < size]
-        helps = {s: (len(stages[s]) / problem.sizes[s], _apart(edges, stages, node, s), rng.random()) for s in open_to}
+        helps = {
+            s: (len(stages[s]) / problem.sizes[s], _mean_edge_cost(edges, stages, node, s), rng.random())
+            for s in open_to
+        }
         stages[min(open_to, key=helps.__getitem__)].append(node)
     return spread(problem, stages, rng)
 
 
-def _apart(edges: Ints, stages: list[list[int]], node: int, s: int) -> float:
+def _mean_edge_cost(edges: Ints, stages: list[list[int]], node: int, s: int) -> float:
     """Return the mean cost of edges between a node at stage ``s`` and the known nodes before and after; 0 if none."""
     after = (s + 1) % len(stages)
     into = edges[ENTRY if s == 1 else BLOCK][stages[s - 1], node]

@@ -97,7 +97,7 @@ def lanes(rows: list[str]) -> dict[str, Any]:
     }
 
 
-def whole(fig: go.Figure, numbers: Iterable[float], *, bars: bool = False) -> go.Figure:
+def integer_x_axis(fig: go.Figure, numbers: Iterable[float], *, bars: bool = False) -> go.Figure:
     """Fit the x axis to steps or rounds, with whole numbers as ticks.
 
     :param numbers: x values that are drawn; the figure is unchanged without any.

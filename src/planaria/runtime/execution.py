@@ -233,9 +233,9 @@ def conclude(config: RunConfig, folder: Path, notify: Notify) -> None:
     chosen = family(config.model)
     if config.prompt:
         none = f"none: model.family = {config.model.family!r} does not complete texts"
-        notify(f"completion    {complete(folder, config.prompt) if chosen.whole else none}")
+        notify(f"completion    {complete(folder, config.prompt) if chosen.completes_texts else none}")
     notify(f"report        {_report(folder)}")
-    if not chosen.named:
+    if not chosen.has_global_names:
         notify(f"model         {run_folders.newest_whole(folder).folder}, stage by stage")
         return
     if (folder / MODEL).exists():  # from an earlier part of the run

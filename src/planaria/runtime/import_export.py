@@ -161,7 +161,7 @@ def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None =
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the checkpoint of another program")
-    if config.engine == "simulate" or not family(config.model).named:
+    if config.engine == "simulate" or not family(config.model).has_global_names:
         label = "engine = 'simulate'" if config.engine == "simulate" else f"model.family = {config.model.family!r}"
         raise UserError(f"{label} has no single model to start")
     if config.model.lora.rank:

@@ -64,7 +64,7 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
             raise UserError(f"{folder}: its controller was lost before the run started; start it again")
         failover = replace(failover_state(history, last_notice(folder)), cause=cause, noticed=noticed)
         if failover.finish is not None:
-            return _end(folder, prepared, failover, callbacks)
+            return _conclude_ended_run(folder, prepared, failover, callbacks)
         if failover.failed_controllers >= MAX_FAILED_CONTROLLERS:
             raise UserError(
                 f"{folder}: {failover.failed_controllers} controllers in a row were lost within one step; "
@@ -75,7 +75,9 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
         return execute_run(prepared, folder, START, mirror_of(config, folder), callbacks, failover, history)
 
 
-def _end(folder: Path, prepared: PreparedRun, failover: FailoverState, callbacks: Callbacks) -> Run | None:
+def _conclude_ended_run(
+    folder: Path, prepared: PreparedRun, failover: FailoverState, callbacks: Callbacks
+) -> Run | None:
     """Complete a run whose controller was lost after the last step: end its workers, write report and model."""
     if has_supervisor(folder):
         with suppress(UserError):  # it may end at this moment
@@ -92,7 +94,7 @@ def _lock_when_free(folder: Path, lease_s: float) -> Iterator[tuple[ControllerEn
     """Wait for the run's lock; yield how its last holder ended, and when that was noticed."""
     with (folder / run_folders.LOCK).open("a+") as file:
         taken = threading.Event()
-        threading.Thread(target=_take, args=(file, taken), name="lock", daemon=True).start()
+        threading.Thread(target=_acquire_lock, args=(file, taken), name="lock", daemon=True).start()
         cause: ControllerEnd = "exited"
         stopped_since: float | None = None
         while not taken.wait(_LOOK_S):
@@ -109,7 +111,7 @@ def _lock_when_free(folder: Path, lease_s: float) -> Iterator[tuple[ControllerEn
         yield cause, noticed
 
 
-def _take(file: IO[str], taken: threading.Event) -> None:
+def _acquire_lock(file: IO[str], taken: threading.Event) -> None:
     with suppress(OSError, ValueError):  # closed meanwhile
         fcntl.flock(file, fcntl.LOCK_EX)
         taken.set()

@@ -129,7 +129,7 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
             digests.put(folder, {run_folders.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
             prepared = prepared.with_config(on_schedule(config, (folder / run_folders.SCHEDULE).absolute()))
         mirror = mirror_of(config, folder, again)
-        with run_folders.held(folder):
+        with run_folders.locked_for_training(folder):
             return execute_run(replace(prepared, parent=None), folder, origin, mirror, callbacks)
     except (UserError, OSError, MemoryError) as error:
         if not run_folders.has_trained(folder):
@@ -182,7 +182,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
     config, saved, origin = there.config, there.saved, there.origin
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
     if there.done and unexported and (auto or not changes):
-        with run_folders.held(folder):  # it was killed before its export
+        with run_folders.locked_for_training(folder):  # it was killed before its export
             DiskReserve(folder).release()
             conclude(config, folder, callbacks.notify)
         return require_complete(folder)
@@ -199,7 +199,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
         callbacks.notify(line)
     parent = starting_weights(config) if saved is None and origin.recalled is None else None
     mirror = mirror_of(config, folder)
-    with run_folders.held(folder):
+    with run_folders.locked_for_training(folder):
         given, kept = config.routing.schedule, (folder / run_folders.SCHEDULE).absolute()
         if given is not None and Path(given) != kept:
             digests.put(folder, {run_folders.SCHEDULE: documents.data(Path(given), SCHEDULE_BYTES)})

@@ -340,7 +340,7 @@ def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> Non
         other = LiveWorker(worker="w1", incarnation=2, pid=bystander.pid, start_ticks=1, node=1, stage=1)
         state = StateFile(controller=1, generation=1, step=0, phase="run", workers=[other])
         (run / "state.json").write_text(state.model_dump_json())
-        with run_folders.held(run):
+        with run_folders.locked_for_training(run):
             with pytest.raises(UserError, match=r"incarnation 1.*exited already"):
                 chaos.require_incarnation(run, "w1", 1)
             chaos.require_incarnation(run, "w1", 2)

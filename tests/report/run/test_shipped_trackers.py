@@ -55,7 +55,7 @@ def chosen(name: str, **options: Any) -> Tracker:
 
 
 def follow(tracker: Tracker, folder: Path) -> None:
-    tracker.introduced(IDENTITY, SETTINGS)
+    tracker.identify(IDENTITY, SETTINGS)
     tracker.open(folder)
     tracker.scalars(7, {"loss": 2.5, "recovery_s/notice": 0.25})
     tracker.close()
@@ -147,7 +147,7 @@ def test_mlflow_takes_many_parameters_a_hundred_at_a_time(tmp_path: Path, monkey
     client = Calls(create_experiment="3", search_runs=[], create_run=run_of_mlflow())
     mlflow(monkeypatch, client)
     tracker = chosen("mlflow")
-    tracker.introduced(IDENTITY, {f"s{n}": "v" * 600 for n in range(250)})
+    tracker.identify(IDENTITY, {f"s{n}": "v" * 600 for n in range(250)})
     tracker.open(tmp_path)
     batches = [fields["params"] for _, fields in client.of("log_batch")]
     assert [len(batch) for batch in batches] == [100, 100, 50]

@@ -16,7 +16,7 @@ from planaria.report.observe.trackers.tensorboard import TensorBoard
 
 def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
     tracker = TensorBoard()
-    tracker.introduced("0" * 32, {"train.steps": 3})
+    tracker.identify("0" * 32, {"train.steps": 3})
     tracker.open(tmp_path)
     for step in range(3):
         tracker.scalars(step, {"loss": 3.0 - step, "gradient/stage 1": 0.5})

@@ -45,7 +45,7 @@ def names(store: CheckpointStore) -> list[str]:
 
 def test_the_store_is_empty_before_the_first_seal(store: CheckpointStore) -> None:
     assert store.list() == []
-    assert store.newest() is None and store.reached() == 0
+    assert store.newest() is None and store.newest_step_by_name() == 0
     store.discard_unfinished()
 
 
@@ -121,7 +121,7 @@ def test_the_reached_step_follows_from_folder_names(store: CheckpointStore) -> N
     gather(store, 20)
     for saved in sealed:
         (saved.folder / "manifest.json").unlink()
-    assert store.reached() == 12
+    assert store.newest_step_by_name() == 12
 
 
 def test_newest_orders_by_step_with_partial_after_whole(store: CheckpointStore) -> None:

@@ -112,7 +112,7 @@ def test_families_without_masks_are_refused(tmp_path: Path) -> None:
 
     check(recipe(tmp_path))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LlamaFamily, "masks", False)
+        patch.setattr(LlamaFamily, "accepts_document_mask", False)
         with pytest.raises(UserError, match=r"data\.document_mask: model\.family = 'llama' takes no masks"):
             check(recipe(tmp_path))
         with pytest.raises(UserError, match=r"takes no masks; set data\.pack = false, which needs none"):

@@ -47,8 +47,8 @@ def test_two_replicas_that_meet_move_towards_each_other(config: ExchangeConfig) 
     first, second = one.update(3, low), other.update(3, high)
     pass_on(second, one, node=7)
     pass_on(first, other, node=5)
-    assert (one.whole(), other.whole()) == ([7], [5])
-    assert one.whole() == [], "reported once"
+    assert (one.newly_complete_peers(), other.newly_complete_peers()) == ([7], [5])
+    assert one.newly_complete_peers() == [], "reported once"
     made = one.settle(3, 0, {1: 7}, low)
     other.settle(3, 1, {0: 5}, high)
     assert torch.allclose(some_weight(low), some_weight(high), atol=1e-3)
@@ -64,11 +64,11 @@ def test_a_prefetched_part_is_sent_once_and_kept() -> None:
     assert early is not None
     circle.receive(7, FrameContent.PREFETCHED, early)
     circle.receive(7, FrameContent.BLOCKING, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
-    assert circle.whole() == [], "it has not made its own offer yet"
+    assert circle.newly_complete_peers() == [], "it has not made its own offer yet"
     update = circle.update(3, runner)
     assert update.prefetched is early
-    assert circle.whole() == [], "of another version of the program, perhaps"
-    assert "its blocking part: torch.uint8 [3], not torch.uint8 [" in circle.refused()[7]
+    assert circle.newly_complete_peers() == [], "of another version of the program, perhaps"
+    assert "its blocking part: torch.uint8 [3], not torch.uint8 [" in circle.newly_refused_peers()[7]
 
 
 def spoiled(kind: str, update: Update) -> list[tuple[FrameContent, torch.Tensor]]:
@@ -95,15 +95,17 @@ def test_an_invalid_update_is_refused_once_and_left_out(config: ExchangeConfig, 
     for content, part in spoiled(kind, other.update(3, high)):
         one.receive(7, content, part)
     pass_on(third.update(3, mid), one, node=9)
-    assert one.refused().keys() == {7} and one.refused() == {}, "reported once"
-    assert one.whole() == [9]
+    assert one.newly_refused_peers().keys() == {7} and one.newly_refused_peers() == {}, "reported once"
+    assert one.newly_complete_peers() == [9]
     pass_on(other.update(3, high), one, node=7)
-    assert (one.whole(), one.refused()) == ([], {}), "a second try in the same round comes too late"
+    assert (one.newly_complete_peers(), one.newly_refused_peers()) == ([], {}), (
+        "a second try in the same round comes too late"
+    )
     one.settle(3, 0, {2: 9}, low)
     assert all(torch.isfinite(weight).all() for weight in low.state().weights.values())
     one.update(4, low)
     pass_on(other.update(4, high), one, node=7)
-    assert one.whole() == [7], "an invalid update does not affect the next round"
+    assert one.newly_complete_peers() == [7], "an invalid update does not affect the next round"
 
 
 def test_a_dropped_round_leaves_no_trace() -> None:
@@ -120,16 +122,16 @@ def test_a_successor_keeps_the_residual_and_a_copy_does_not() -> None:
     peer, theirs = worker(CODED, 0.2)
     circle.update(3, runner)
     pass_on(peer.update(3, theirs), circle, node=7)
-    circle.whole()
+    circle.newly_complete_peers()
     circle.settle(3, 0, {1: 7}, runner)
     assert any(name.startswith("residual/") and tensor.any() for name, tensor in held(circle).items())
     copy = RoundMember(CODED)
-    copy.begin(circle.outer.given(to_successor=False), runner, rounds=4)
+    copy.begin(circle.outer.state_for_transfer(to_successor=False), runner, rounds=4)
     assert not any(name.startswith("residual/") and tensor.any() for name, tensor in held(copy).items())
     slow = [name for name in held(circle) if name.startswith("slow/")]
     assert slow and all(torch.equal(held(copy)[name], held(circle)[name]) for name in slow)
     successor = RoundMember(CODED)
-    successor.begin(circle.outer.given(to_successor=True), runner, rounds=4)
+    successor.begin(circle.outer.state_for_transfer(to_successor=True), runner, rounds=4)
     assert held(successor).keys() == held(circle).keys()
     assert all(torch.equal(held(successor)[name], tensor) for name, tensor in held(circle).items())
 

@@ -96,11 +96,11 @@ def test_compression_errors_are_reported_at_the_commit() -> None:
     assert not [*verdicts[1].facts(first=False)]
     first = reported(verdicts[1])
     assert first["norm"] == pytest.approx(norm, rel=1e-2) and first["full"] == "beginning"
-    assert first["sent_bytes"] == first["dense_bytes"] and first["lost"] == first["off"] == 0.0
+    assert first["sent_bytes"] == first["dense_bytes"] and first["relative_error"] == first["estimate_error"] == 0.0
     agree(outer, runners(config, seed=1))
     second = reported(outer[1].commit())
     assert second["full"] is None and second["sent_bytes"] < 0.15 * second["dense_bytes"]
-    assert 0.0 < second["lost"] < 0.02 and second["residual"] == second["off"] > 0.0
+    assert 0.0 < second["relative_error"] < 0.02 and second["residual"] == second["estimate_error"] > 0.0
 
 
 def test_the_reason_for_a_full_message_is_reported() -> None:
@@ -112,12 +112,12 @@ def test_the_reason_for_a_full_message_is_reported() -> None:
         return {reported(outer[node].commit())["full"] for node in NODES}
 
     assert why() == {"beginning"} and why() == {None}
-    outer[3].begin(outer[1].given(to_successor=False), of[3].state().weights, rounds=2)
+    outer[3].begin(outer[1].state_for_transfer(to_successor=False), of[3].state().weights, rounds=2)
     for state in outer.values():
         state.after_member_change()
     assert why() == {"rebuilt"} and why() == {None}
     for node, state in outer.items():  # another number begins with what is shared
-        state.begin(state.given(to_successor=False), of[node].state().weights, rounds=4)
+        state.begin(state.state_for_transfer(to_successor=False), of[node].state().weights, rounds=4)
     assert why() == {"replicas"} and why() == {None}
 
 
@@ -129,9 +129,9 @@ def test_a_successor_takes_the_residual_and_a_copy_does_not() -> None:
         state.commit()
     successor, copy = OuterState(config.exchange), OuterState(config.exchange)
     handed = of[3].state()
-    handed.outer = outer[3].given(to_successor=True)
+    handed.outer = outer[3].state_for_transfer(to_successor=True)
     successor.begin(unpack(pack(handed)).outer, of[3].state().weights, rounds=1)
-    copy.begin(outer[3].given(to_successor=False), of[3].state().weights, rounds=1)
+    copy.begin(outer[3].state_for_transfer(to_successor=False), of[3].state().weights, rounds=1)
     assert residual(successor).keys() == residual(outer[3]).keys() and not residual(copy)
     assert all(torch.equal(residual(successor)[name], kept) for name, kept in residual(outer[3]).items())
     assert successor.settled.rounds == copy.settled.rounds == outer[3].settled.rounds == 1
@@ -141,7 +141,7 @@ def test_a_single_replica_keeps_no_outer_state() -> None:
     config = RunConfig(model=MODEL, exchange=ExchangeConfig(kind="diloco"))
     outer = OuterState(config.exchange)
     outer.begin({}, StageRunner(config, 1).state().weights, rounds=0)
-    assert outer.given(to_successor=True) == {}
+    assert outer.state_for_transfer(to_successor=True) == {}
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
@@ -161,7 +161,7 @@ class FakePost:
     def __init__(self, node: int, circle: RoundMember, updates: Mapping[int, torch.Tensor]) -> None:
         self.round_member, self._said = circle, updates
         self.here = SimpleNamespace(node=node, step=0, present=SimpleNamespace(peers=lambda _: NODES))
-        self.control_link = SimpleNamespace(at=lambda *_: None)
+        self.control_link = SimpleNamespace(set_activity=lambda *_: None)
         self.sent: dict[int, torch.Tensor] = {}
 
     def send_share(self, node: int, flat: torch.Tensor) -> None:

@@ -100,7 +100,7 @@ def test_a_slow_machine_slows_its_workers() -> None:
     made = faults()
     made.add(blow("slow_host", strength=1.5, moment="commit"))
     assert not made.delay_if_slow(0.001)
-    made.at("commit", -1, -1)
+    made.set_activity("commit", -1, -1)
     assert made.delay_if_slow(0.001)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.config.schema import RunConfig
 from planaria.models.state import StageState
-from planaria.runtime.worker.runner import NonFinite, StageRunner, add_to, set_aside
+from planaria.runtime.worker.runner import NonFinite, StageRunner, add_new_gradients, detach_gradients
 
 MICROBATCHES = 2
 
@@ -309,9 +309,9 @@ def test_gradients_set_aside_and_added_equal_autograds_sums() -> None:
         for parameter in parameters:
             parameter.grad = None
         for n, x in enumerate(inputs):
-            sums = set_aside(parameters) if apart else []
+            sums = detach_gradients(parameters) if apart else []
             ((parameters[0] * x).sum() ** 2 + (parameters[1] @ x if n % 2 else 0.0)).backward()
-            add_to(sums)
+            add_new_gradients(sums)
         return [parameter.grad for parameter in parameters]
 
     found, wanted = grads(True), grads(False)

@@ -35,11 +35,11 @@ class ControlLink:
     def report(self, fact: e.Fact) -> None:
         self.said.append(fact)
 
-    def at(self, doing: str, step: int = -1) -> None:
+    def set_activity(self, doing: str, step: int = -1) -> None:
         self.places.append((doing, threading.current_thread() is threading.main_thread()))
 
     def at_in_background(self, doing: str) -> None:
-        self.at(doing)
+        self.set_activity(doing)
 
     def wait(self, count: int) -> list[str]:
         until(lambda: len(self.said) >= count and self.writing is None, 30.0)

@@ -51,7 +51,7 @@ def blocks(record: RunRecord) -> list[int]:
 def shortened(record: RunRecord) -> dict[tuple[int, int], tuple[int, float, float | None]]:
     """Return (round, node) → size of its message, compression error and residual."""
     reported = facts(record, e.MessageCompressed)
-    return {(fact.round, fact.node): (fact.sent_bytes, fact.lost, fact.residual) for fact in reported}
+    return {(fact.round, fact.node): (fact.sent_bytes, fact.relative_error, fact.residual) for fact in reported}
 
 
 @pytest.mark.slow_after(1)

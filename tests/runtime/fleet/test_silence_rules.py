@@ -48,7 +48,7 @@ class Scene:
                 self.silence.receive(worker)
                 self._beats[worker] += 1
                 self._next[worker] += gaps[self._beats[worker] % len(gaps)]
-        return [worker for worker, _ in self.silence.too_long(lambda _: doing)]
+        return [worker for worker, _ in self.silence.silent_too_long(lambda _: doing)]
 
     def until(self, found: list[str], doing: Activity = "unknown") -> float:
         """Return the seconds until these alone are found."""

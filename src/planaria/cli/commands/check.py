@@ -67,7 +67,7 @@ def accept_changes(folder: Path) -> list[str]:
         return _accepted(folder, names)
     if not (folder / run_folders.CONFIG).is_file():
         raise UserError(f"{folder}: neither a run nor an exported model; give the folder of one, such as runs/NAME")
-    with run_folders.held(folder):
+    with run_folders.locked_for_training(folder):
         if not (folder / PEERS).is_dir():
             recipe.parse(documents.text(folder / run_folders.CONFIG), str(folder / run_folders.CONFIG))
         return _accepted(folder, (*run_folders.KEPT, ID))

@@ -9,7 +9,7 @@ from planaria.cli.commands.schedule import topology_of
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import message_bytes
-from planaria.planner.bound import certificate
+from planaria.planner.certificate import certificate
 from planaria.planner.over_paths import HASHED, MultipathPlanner
 from planaria.planner.problem import PlanningProblem, problem_of
 from planaria.planner.schedule import ProvedBound, Schedule, SeveralPaths, read, schedule_of, write

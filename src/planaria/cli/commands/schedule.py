@@ -16,7 +16,7 @@ from planaria.config.schema import RoutingConfig, RunConfig
 from planaria.pipeline.network.costs import message_bytes
 from planaria.pipeline.network.topology import Topology, read
 from planaria.planner.baselines import baselines
-from planaria.planner.bound import ALL, RELAXED, SOLVER, certificate
+from planaria.planner.certificate import ALL, RELAXED, SOLVER, certificate
 from planaria.planner.flows import search_flows
 from planaria.planner.over_paths import HASHED, MultipathPlanner
 from planaria.planner.problem import PlanningProblem, Solution, problem_of

@@ -19,7 +19,7 @@ from planaria.exchange.coded.simulate import FinishTimes
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.report import page
 from planaria.report.phrases import counted
-from planaria.report.theme import BLUE, INK, ORANGE, PAPER, figure, lanes, whole
+from planaria.report.theme import BLUE, INK, ORANGE, PAPER, figure, integer_x_axis, lanes
 
 ROUNDS_DRAWN = 400
 MIN_ROUNDS = 20
@@ -41,7 +41,7 @@ class RoundTimes:
 
 def completed_rounds(record: RunRecord) -> list[RoundTimes]:
     """Return the completed rounds in order; cached."""
-    return record.once(_laps)
+    return record.cached(_laps)
 
 
 def _laps(record: RunRecord) -> list[RoundTimes]:
@@ -157,7 +157,7 @@ def finish_figure(made: list[RoundTimes], coding: Coding) -> go.Figure:
         hoverinfo="skip", marker={"symbol": "x-thin-open", "color": INK, "size": 7}, showlegend=True,
     )  # fmt: skip
     fig.update_layout(yaxis=lanes(names))
-    return whole(fig, range(first, len(made)), bars=True)
+    return integer_x_axis(fig, range(first, len(made)), bars=True)
 
 
 def _round_line(lap: RoundTimes, replica: int) -> str:

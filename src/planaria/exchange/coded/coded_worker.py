@@ -190,7 +190,7 @@ class CodedRounds:
             self._sums.close(here.number in counted)
             self._counted = (*self._counted, counted)
         start = time.monotonic()
-        self._messages.control_link.at("exchange", here.step)
+        self._messages.control_link.set_activity("exchange", here.step)
         self._steps.absorb(self._runner, self._data, self._counted, self._vector)
         self._spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
@@ -208,7 +208,7 @@ class CodedRounds:
                     for node in self._others.values():
                         self._messages.send_share(node, vector, part)
             here.report(ResultsSent, round=len(self._counted))
-            self._messages.control_link.at("exchange", here.step)
+            self._messages.control_link.set_activity("exchange", here.step)
             while True:
                 self._messages.handle(self._messages.control_link.next())
         except Superseded as interrupted:

@@ -16,7 +16,7 @@ from planaria.models.families import stage_parameters
 
 def compression_in(config: ExchangeConfig) -> Compression | None:
     """Return the lossy compression of messages; None if there is none."""
-    made = exchange(config) if config.several else None
+    made = exchange(config) if config.has_several_replicas else None
     return None if not isinstance(made, AggregatingExchange) or made.compression.exact else made.compression
 
 

@@ -14,7 +14,7 @@ from planaria.control.events import MessageCompressed
 from planaria.control.run_record import RunRecord
 from planaria.report import page
 from planaria.report.phrases import counted
-from planaria.report.theme import BLUE, GREY, ORANGE, RED, add_curve, figure, stroke, symbol, whole
+from planaria.report.theme import BLUE, GREY, ORANGE, RED, add_curve, figure, integer_x_axis, stroke, symbol
 
 ROWS = 30
 """maximum rows of the table of rounds sent in full"""
@@ -61,7 +61,7 @@ def share(facts: Iterable[MessageCompressed]) -> float:
 
 def messages_of(record: RunRecord) -> MessageTotals:
     """Return the messages of the log; empty for one replica."""
-    return record.once(_messages)
+    return record.cached(_messages)
 
 
 def _messages(record: RunRecord) -> MessageTotals:
@@ -109,7 +109,7 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
     if not messages.reported:
         return
     line = f"compression   {messages.share:.1%} of dense bytes"
-    if deltas := [1.0 - fact.lost for stage in messages.reported for fact in messages.shortened(stage)]:
+    if deltas := [1.0 - fact.relative_error for stage in messages.reported for fact in messages.shortened(stage)]:
         line += f"; delta {median(deltas):.3g}, median over stages and {_when(record)}s"
     if full := messages.full:
         rounds = {round for round, _ in full}
@@ -125,7 +125,7 @@ def _when(record: RunRecord) -> str:
 def _rows(record: RunRecord, messages: MessageTotals) -> Iterator[list[str]]:
     for stage, facts in sorted(messages.reported.items()):
         own = messages.shortened(stage)
-        deltas = [1.0 - fact.lost for fact in own]
+        deltas = [1.0 - fact.relative_error for fact in own]
         each = [f"{of(deltas):.4f}" if own else "–" for of in (median, min, max)]
         steady = f"{share(own):.2%}" if own else "–"
         stated = _stated(record, own[0].dense_bytes // 4) if own else "–"
@@ -148,12 +148,12 @@ def contraction_figure(messages: MessageTotals, when: str) -> go.Figure:
     """Draw the measured δ, one line per stage."""
     fig = figure(260, x=when, y="contraction δ")
     for number, stage in enumerate(sorted(messages.reported)):
-        points = [(float(fact.round), 1.0 - fact.lost) for fact in messages.shortened(stage)]
+        points = [(float(fact.round), 1.0 - fact.relative_error) for fact in messages.shortened(stage)]
         style = {"mode": "lines", "name": f"stage {stage}", "line": stroke(number, len(messages.reported))["line"]}
         add_curve(fig, points, f"stage {stage}, {when} %{{x}}: %{{y:.4f}}", **style)
     fig.update_yaxes(rangemode="tozero")
     fig.update_layout(showlegend=True)
-    return whole(fig, [fact.round for stage in messages.reported for fact in messages.shortened(stage)])
+    return integer_x_axis(fig, [fact.round for stage in messages.reported for fact in messages.shortened(stage)])
 
 
 def norms_figure(messages: MessageTotals, when: str) -> go.Figure:
@@ -163,7 +163,7 @@ def norms_figure(messages: MessageTotals, when: str) -> go.Figure:
     for name, label, colour, dash in (
         ("norm", "‖g‖", GREY, "solid"),
         ("residual", "residual, ‖e‖", ORANGE, "dash"),
-        ("off", "off, ‖g − h‖", BLUE, "dot"),
+        ("estimate_error", "error of the estimate, ‖g − h‖", BLUE, "dot"),
     ):
         if norms[name]:
             points = [(float(round), value) for round, value in sorted(norms[name].items())]
@@ -176,15 +176,16 @@ def norms_figure(messages: MessageTotals, when: str) -> go.Figure:
         )  # fmt: skip
     fig.update_yaxes(rangemode="tozero")
     fig.update_layout(showlegend=True)
-    return whole(fig, [round for norm in norms.values() for round in norm])
+    return integer_x_axis(fig, [round for norm in norms.values() for round in norm])
 
 
 def _norms(messages: MessageTotals) -> dict[str, dict[int, float]]:
-    """ "norm", "residual" or "off" → round → its L2 norm over the stages."""
-    result: dict[str, dict[int, float]] = {"norm": {}, "residual": {}, "off": {}}
+    """ "norm", "residual" or "estimate_error" → round → its L2 norm over the stages."""
+    result: dict[str, dict[int, float]] = {"norm": {}, "residual": {}, "estimate_error": {}}
     for facts in messages.reported.values():
         for round, fact in facts.items():
-            for name, value in (("norm", fact.norm), ("residual", fact.residual), ("off", fact.off)):
+            values = {"norm": fact.norm, "residual": fact.residual, "estimate_error": fact.estimate_error}
+            for name, value in values.items():
                 if value is not None:
                     result[name][round] = math.hypot(result[name].get(round, 0.0), value)
     return result

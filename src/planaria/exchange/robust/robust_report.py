@@ -12,7 +12,7 @@ from planaria.control.events import UpdateRejected, UpdatesWeighted
 from planaria.control.logs import RunRecord
 from planaria.report import page
 from planaria.report.phrases import counted
-from planaria.report.theme import BLUE, MUTED, PAPER, RED, figure, whole
+from planaria.report.theme import BLUE, MUTED, PAPER, RED, figure, integer_x_axis
 
 COLUMNS = 240
 """maximum columns of the heat map; more rounds share one"""
@@ -79,7 +79,7 @@ class TrustHistory:
 
 def trust_of(record: RunRecord) -> TrustHistory:
     """Return the trust in a log; repeated rounds count again."""
-    return record.once(_trust)
+    return record.cached(_trust)
 
 
 def _trust(record: RunRecord) -> TrustHistory:
@@ -200,4 +200,4 @@ def trust_figure(trust: TrustHistory) -> go.Figure:
     )
     fig.update_yaxes(autorange="reversed", showgrid=False)
     fig.update_xaxes(showgrid=False)
-    return whole(fig, rounds, bars=True) if trust.width == 1 else fig
+    return integer_x_axis(fig, rounds, bars=True) if trust.width == 1 else fig

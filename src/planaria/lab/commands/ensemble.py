@@ -133,7 +133,7 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
 def _changing(folder: Path) -> Iterator[EnsembleManifest]:
     """Lock the ensemble, and yield its manifest."""
     manifest.read(folder)  # report an invalid manifest before a lock is made
-    with run_folders.held(folder):
+    with run_folders.locked_for_training(folder):
         yield manifest.read(folder)
 
 

@@ -52,7 +52,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         print(recipe.dump(base, experts=spec), end="")
         return 0
     spec, folder = expanded(spec), _folder(spec, base)
-    with run_folders.held(folder):
+    with run_folders.locked_for_training(folder):
         before = manifest.read(folder) if (folder / manifest.FILE).exists() else None
         with JobsProgress(quiet) as progress:
             texts = _texts(folder, spec, base, progress.note)

@@ -106,7 +106,7 @@ def run_remaining_races(
     all_ = prepare_races(requested, notify)
     folder, comparison = all_.folder, all_.comparison
     make_folder(folder)
-    with run_folders.held(folder):
+    with run_folders.locked_for_training(folder):
         with JobsProgress(quiet) as progress:
             courses = run_races(all_.races, folder, comparison, progress, own_classes)
         for seed, drawn in all_.traces.items():

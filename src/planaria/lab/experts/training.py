@@ -64,7 +64,7 @@ class Training:
             steps=steps,
             log=self.log,
             done=lambda: self.done,
-            reached=lambda: steps if self.done else checkpoints.reached(),
+            reached=lambda: steps if self.done else checkpoints.newest_step_by_name(),
             pulse=lambda: [file.stat().st_size if file.is_file() else 0 for file in growing],
             command=lambda: ["-m", "planaria", *self._words(), *consent.flags()],
         )

@@ -202,7 +202,9 @@ class InlineEngine:
             if by == PEER:
                 rebuilt[node] = given[stage]
                 if self.replicas is not None:
-                    rebuilt[node].outer = self.replicas.outer[alive.nodes(stage)[0]].given(to_successor=False)
+                    rebuilt[node].outer = self.replicas.outer[alive.nodes(stage)[0]].state_for_transfer(
+                        to_successor=False
+                    )
             else:
                 at = rebuild_inputs(self.config, stage, self.step)
                 if self._chain.control:

@@ -270,7 +270,7 @@ class InlineReplicas:
         """Make one replica a copy of another."""
         for given, taken in zip(self.nodes(giver), self.nodes(taker), strict=True):
             self._runners[taken].load(self._runners[given].state().trained)
-            outer = self.outer[given].given(to_successor=False)
+            outer = self.outer[given].state_for_transfer(to_successor=False)
             self.outer[taken].begin(outer, self._runners[taken].state().weights, self.outer[given].settled.rounds)
 
     def spread(self) -> float:

@@ -13,7 +13,7 @@ from planaria.lab.compare.race_results import ArmScore, ComparisonResults, SeedT
 from planaria.lab.report.spread_figures import add_band, error_bars
 from planaria.lab.trials.spread import Spread
 from planaria.report.phrases import amount, counted
-from planaria.report.theme import INK, MUTED, RED, RULE, SERIES, VEIL, figure, label, lanes, on, stroke, whole
+from planaria.report.theme import INK, MUTED, RED, RULE, SERIES, VEIL, figure, integer_x_axis, label, lanes, on, stroke
 
 Over = Literal["hours", "steps"]
 """unit of a loss curve's axis"""
@@ -211,6 +211,6 @@ def failures_figure(results: ComparisonResults, failures: SeedTrace) -> go.Figur
         marker={"symbol": "line-ns", "size": 11, "line": {"color": RED, "width": 2}},
         hovertemplate="%{y}, step %{x}<extra></extra>",
     )
-    whole(fig, (0, results.steps))
+    integer_x_axis(fig, (0, results.steps))
     fig.update_layout(yaxis={**lanes(rows), "showgrid": True})
     return fig

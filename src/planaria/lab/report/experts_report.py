@@ -19,7 +19,7 @@ from planaria.lab.trials.spread import Spread, seeds_shown, shown, spread
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.tables import Table, show
-from planaria.report.theme import CARRIED, MUTED, PAPER, SERIES, figure, label, stroke, whole
+from planaria.report.theme import CARRIED, MUTED, PAPER, SERIES, figure, integer_x_axis, label, stroke
 
 
 def show_results(results: Results) -> None:
@@ -275,7 +275,7 @@ def probe_figure(results: Results) -> go.Figure:
     for index, (name, curve) in enumerate(curves.items()):
         steps, losses = zip(*curve, strict=True)
         fig.add_scatter(x=steps, y=losses, mode="lines+markers", name=label(name), **stroke(index, len(curves)))
-    return whole(fig, [step for curve in curves.values() for step, _ in curve])
+    return integer_x_axis(fig, [step for curve in curves.values() for step, _ in curve])
 
 
 def speaking_figure(results: Results) -> go.Figure:

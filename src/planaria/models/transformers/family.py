@@ -29,12 +29,12 @@ class TransformersFamily(Family):
     attention: Literal["sdpa", "eager"] = "sdpa"
     """the library's implementation of attention; eager where the model has no sdpa"""
 
-    named: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
+    has_global_names: ClassVar[bool] = True
+    completes_texts: ClassVar[bool] = True
     interchangeable: ClassVar[bool] = False
-    preload: ClassVar[tuple[str, ...]] = ("transformers.models.auto.modeling_auto",)
-    masks: ClassVar[bool] = True
-    adapts: ClassVar[bool] = True
+    modules_to_preload: ClassVar[tuple[str, ...]] = ("transformers.models.auto.modeling_auto",)
+    accepts_document_mask: ClassVar[bool] = True
+    supports_adapters: ClassVar[bool] = True
 
     def decoder(self, config: ModelConfig) -> Decoder:
         """Return the model that ``config`` describes."""
@@ -89,7 +89,7 @@ class TransformersFamily(Family):
     def layer_sizes(self, config: ModelConfig) -> tuple[int, ...]:
         return layer_parameters(self.decoder(config), config)
 
-    def unlike(self, config: ModelConfig, stages: int) -> str:
+    def stage_difference(self, config: ModelConfig, stages: int) -> str:
         if config.lora.rank:
             return "adapters are known only up to a change of basis, so no stage's can be made from others'"
         return unlike_stages(self.decoder(config).facts.kinds, config, stages)

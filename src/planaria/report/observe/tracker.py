@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 from planaria.common.errors import missing_package
 from planaria.config.registry import Choice
@@ -19,13 +20,15 @@ class Tracker(Choice, ABC):
     the tracker (``report/observe/watch.py``).
     """
 
+    former_members: ClassVar[Mapping[str, str]] = {"introduced": "identify"}
+
     def require(self) -> None:
         """Check requirements; called before any worker starts and by recipe checks.
 
         :raises UserError: if the tracker cannot work until the user fixes its cause.
         """
 
-    def introduced(self, identity: str, settings: Mapping[str, Setting]) -> None:
+    def identify(self, identity: str, settings: Mapping[str, Setting]) -> None:
         """Identify the run; called before :meth:`open`.
 
         :param identity: 32 hexadecimal digits, unchanged when the run is resumed.

@@ -25,7 +25,7 @@ class CheckpointTimes:
 
 def saves(record: RunRecord) -> CheckpointTimes:
     """Return the checkpoints of a run."""
-    return record.once(_saves)
+    return record.cached(_saves)
 
 
 def _saves(record: RunRecord) -> CheckpointTimes:

@@ -58,7 +58,7 @@ class Diagnosis:
 
 def diagnosis_of(record: RunRecord) -> Diagnosis:
     """Return the diagnosis in a log."""
-    return record.once(_diagnosis)
+    return record.cached(_diagnosis)
 
 
 def _diagnosis(record: RunRecord) -> Diagnosis:

@@ -312,7 +312,7 @@ class Narrator:
 
 def story(record: RunRecord) -> list[tuple[float, EventLine]]:
     """Return all lines of a run with their times, in order."""
-    return list(record.once(_story))
+    return list(record.cached(_story))
 
 
 def _story(record: RunRecord) -> list[tuple[float, EventLine]]:

@@ -47,7 +47,7 @@ def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, EventLin
             marker={"size": 7, "line": {"color": PAPER, "width": 1.5}},
         )
     _mark_faults(fig, kept, story)
-    return theme.whole(fig, [step for curve in (kept, undone, validations) for step, _ in curve])
+    return theme.integer_x_axis(fig, [step for curve in (kept, undone, validations) for step, _ in curve])
 
 
 def speed_figure(metrics: Iterable[Metric]) -> go.Figure:
@@ -57,7 +57,7 @@ def speed_figure(metrics: Iterable[Metric]) -> go.Figure:
     line = {"color": GREEN, "width": 2}
     theme.add_curve(fig, speeds, "step %{x}: %{y:,.0f} tokens/s", mode="lines", line=line)
     fig.update_yaxes(rangemode="tozero")
-    return theme.whole(fig, [step for step, _ in speeds])
+    return theme.integer_x_axis(fig, [step for step, _ in speeds])
 
 
 def _curves(metrics: Iterable[Metric]) -> tuple[Curve, Curve, Curve]:

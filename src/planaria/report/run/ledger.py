@@ -36,7 +36,7 @@ def sample_ledger(record: RunRecord) -> list[LedgerLine]:
     A step counts once its commit is ordered, with the block of samples it started with. A rollback to step k undoes the
     replica's steps from k on; a resumption undoes those that its checkpoint lacks.
     """
-    return record.once(_folded).lines
+    return record.cached(_folded).lines
 
 
 def prove_exactly_once(record: RunRecord) -> list[str]:
@@ -45,7 +45,7 @@ def prove_exactly_once(record: RunRecord) -> list[str]:
     The check covers the run's first step to its last commit, or to its last step if the run finished. Gaps between
     several replicas are allowed before the end. The used samples recorded in checkpoints must match the commits.
     """
-    ledger = record.once(_folded)
+    ledger = record.cached(_folded)
     first, last = ledger.first, ledger.started
     if first is None or last is None:
         return ["the run never started"]

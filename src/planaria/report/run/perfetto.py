@@ -98,7 +98,7 @@ class _Rows:
     def process(self, pid: int, name: str) -> list[TRACE_EVENT]:
         return [_named("process_name", pid, 0, name), _sorted("process_sort_index", pid, 0, pid)]
 
-    def introduced(self) -> list[TRACE_EVENT]:
+    def metadata_rows(self) -> list[TRACE_EVENT]:
         """Return and clear the metadata events of new rows."""
         new, self.new = self.new, []
         return new
@@ -119,7 +119,7 @@ def _instant(name: str, pid: int, tid: int, ns: int, **args: Any) -> TRACE_EVENT
 def _decisions(record: RunRecord, clock: TraceClock, naming: Naming, rows: _Rows) -> Iterator[TRACE_EVENT]:
     """Yield events of the run as a whole."""
     tid, part = rows.thread(RUN, "decisions"), -1
-    yield from rows.introduced()
+    yield from rows.metadata_rows()
     for t, fact in record.landmarks:
         part += isinstance(fact, e.RunStarted)
         if (shown := _shown(fact, naming)) is not None:
@@ -164,7 +164,7 @@ def _recoveries(record: RunRecord, clock: TraceClock, rows: _Rows) -> Iterator[T
         tid = rows.thread(RUN, f"recoveries of replica {timing.replica}")
         same = {"cat": "recovery", "id": number, "pid": RUN, "tid": tid}
         results += ({**event, **same} for event in _phases(timing, lambda t, p=part: clock.ns(t, p)))  # type: ignore[misc]
-    yield from rows.introduced()
+    yield from rows.metadata_rows()
     yield from sorted(results, key=lambda event: event["ts"])
 
 
@@ -203,7 +203,7 @@ def _work(record: RunRecord, clock: TraceClock, naming: Naming, rows: _Rows) -> 
             lanes[lane : lane + 1] = [end]
             yield from _fault_events(faults[part, work.worker], rows, pid, start) if not lane else ()
             tid = rows.thread(pid, work.worker + (f" beside {lane}" if lane else ""))
-            yield from rows.introduced()
+            yield from rows.metadata_rows()
             yield _slice(work, span, naming, pid, tid, start, end)
     for (part, worker), left in faults.items():
         yield from _fault_events(left, rows, rows.machine(hosts.get((part, worker), "")), None)
@@ -236,7 +236,7 @@ def _fault_events(faults: Faults, rows: _Rows, pid: int, until: int | None) -> I
     while faults and (until is None or faults[0][0] <= until):
         ns, worker, name, args = faults.popleft()
         tid = rows.thread(pid, worker)
-        yield from rows.introduced()
+        yield from rows.metadata_rows()
         yield _instant(name, pid, tid, ns, **args)
 
 

@@ -17,7 +17,7 @@ from planaria.report.run.recovery_timing import RecoveryTiming as RecoveryTiming
 
 def recoveries(record: RunRecord) -> list[RecoveryTiming]:
     """Return the recoveries of all replicas, in order. The death of a spare needs none."""
-    return list(record.once(_recoveries))
+    return list(record.cached(_recoveries))
 
 
 def _recoveries(record: RunRecord) -> list[RecoveryTiming]:

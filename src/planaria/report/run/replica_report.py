@@ -26,10 +26,10 @@ from planaria.report.theme import (
     VIOLET,
     add_curve,
     figure,
+    integer_x_axis,
     lanes,
     stroke,
     symbol,
-    whole,
 )
 
 ROUNDS_DRAWN = 400
@@ -180,7 +180,7 @@ def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Fi
             **style,
         )  # fmt: skip
     fig.update_layout(showlegend=True)
-    return whole(fig, [step for points in (together, *replicas.values()) for step, _ in points])
+    return integer_x_axis(fig, [step for points in (together, *replicas.values()) for step, _ in points])
 
 
 def spread(points: Points) -> go.Figure:
@@ -189,7 +189,7 @@ def spread(points: Points) -> go.Figure:
     style = {"line": {"color": GREEN, "width": 2}, "marker": {"size": 5}}
     add_curve(fig, points, "step %{x}: %{y:.3g}", mode="lines+markers", **style)
     fig.update_yaxes(rangemode="tozero")
-    return whole(fig, [step for step, _ in points])
+    return integer_x_axis(fig, [step for step, _ in points])
 
 
 def heat(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figure:
@@ -248,4 +248,4 @@ def waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figure:
         hovertemplate="round %{x}: replica %{customdata} waited %{y:.1f} ms<extra></extra>",
     )
     fig.update_layout(legend={"traceorder": "normal"})
-    return whole(fig, numbers, bars=True)
+    return integer_x_axis(fig, numbers, bars=True)

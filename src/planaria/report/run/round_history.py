@@ -163,7 +163,7 @@ class Rounds:
 
 def settled_rounds(record: RunRecord) -> list[RoundHistory]:
     """Return the settled rounds of a run, in order; empty for inline runs and single replicas."""
-    return list(record.once(_gatherings))
+    return list(record.cached(_gatherings))
 
 
 def _gatherings(record: RunRecord) -> list[RoundHistory]:

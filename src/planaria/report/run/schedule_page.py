@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from planaria.planner.bound import ALL
+from planaria.planner.certificate import ALL
 from planaria.planner.guidelines import Violation, find_violations
 from planaria.planner.schedule import Schedule
 from planaria.report import page

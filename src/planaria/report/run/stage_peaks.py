@@ -35,7 +35,7 @@ class StagePeak:
 
 def stage_peaks(record: RunRecord) -> list[StagePeak]:
     """Return the peaks by node; empty for older logs."""
-    return record.once(_stage_peaks)
+    return record.cached(_stage_peaks)
 
 
 def _stage_peaks(record: RunRecord) -> list[StagePeak]:

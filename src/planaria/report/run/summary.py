@@ -31,7 +31,7 @@ class RunMetrics:
 
 def key_metrics(record: RunRecord) -> RunMetrics:
     """Return the key metrics of a run."""
-    return record.once(_measured)
+    return record.cached(_measured)
 
 
 def _measured(record: RunRecord) -> RunMetrics:

@@ -66,7 +66,7 @@ def require_alike(saved: RunCut, wanted: RunCut, location: str) -> None:
     free = CUT | {"vocab"} if saved.model.family == "llama" else CUT
     if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
         raise UserError(f"{location} was written by a model of another shape; choose another with --checkpoint")
-    if saved.lines != wanted.lines and not family(saved.model).named:
+    if saved.lines != wanted.lines and not family(saved.model).has_global_names:
         raise UserError(
             f"{location} has {saved.stages} stages, and model.family = {saved.model.family!r} cannot be re-cut; "
             f"resume with --pipeline.stages {saved.stages}"

@@ -23,7 +23,14 @@ from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import recut
 from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared, holders, require_alike
-from planaria.runtime.checkpoint.stage_file import READING, StageContents, contents, reading, require_stage, stage_file
+from planaria.runtime.checkpoint.stage_file import (
+    READ_THREADS,
+    StageContents,
+    contents,
+    reading,
+    require_stage,
+    stage_file,
+)
 from planaria.runtime.checkpoint.store import CheckpointManifest, SealedCheckpoint, read_manifest, replica_folder
 
 
@@ -177,7 +184,7 @@ def atoms_of(saved: SealedCheckpoint) -> list[ParameterState]:
     if not saved.whole:
         missing = sorted(set(range(manifest.pipeline_stages + 1)) - set(manifest.stages))
         raise UserError(f"{saved.folder}: stages {missing} are missing; resume the run, or choose a whole checkpoint")
-    if not family(manifest.model).named:
+    if not family(manifest.model).has_global_names:
         raise UserError(
             f"{saved.folder}: its model.family = {manifest.model.family!r} has no single model; read the "
             "stages' files, which are safetensors"
@@ -295,7 +302,7 @@ def making(files: Iterable[StageContents]) -> Iterator[Callable[[recut.TensorOri
 def carry_out(made: recut.StagePlan) -> StageState:
     """Read and combine the tensors of a stage, several at once."""
     hows = dict(_hows(made))
-    with making(made.files.values()) as make, ThreadPoolExecutor(READING) as threads:
+    with making(made.files.values()) as make, ThreadPoolExecutor(READ_THREADS) as threads:
         tensors = dict(zip(hows, threads.map(make, hows.values()), strict=True))
 
     def of(kind: str, names: Iterable[str]) -> dict[str, Tensor]:

@@ -101,7 +101,7 @@ class Mirror:
         :raises UserError: if the store cannot be reached.
         """
         mark = folder / ID
-        if step_of(self.newest()) <= CheckpointStore(folder / _CHECKPOINTS).reached() or not mark.is_file():
+        if step_of(self.newest()) <= CheckpointStore(folder / _CHECKPOINTS).newest_step_by_name() or not mark.is_file():
             return False
         with required("checkpoint.store"), reached(self.url, "read there"):
             return self._read(ID) == documents.data(mark)

@@ -36,13 +36,13 @@ from planaria.models.packing import PackedTensor as PackedTensor
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import tensor_file
 
-_HASHING = 2
+_HASH_THREADS = 2
 """threads that compute digests beside the writer"""
 Digests = tuple[str, str]
 """of a whole file (:func:`_root`), and of the weights in it"""
 Seen = Callable[[memoryview], object]
 Read = TypeVar("Read", Tensor, int)
-READING = 4
+READ_THREADS = 4
 """threads that read tensors and check their digests"""
 
 
@@ -192,7 +192,7 @@ def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> Di
     """Write a state and return its digests, which are computed while the disk is busy and written last."""
     named = entries(state)
     table = digest_table(bytes(DIGEST_BYTES) for _ in named)
-    with ThreadPoolExecutor(_HASHING) as threads:
+    with ThreadPoolExecutor(_HASH_THREADS) as threads:
         rows = {name: threads.submit(digest, name, named[name]) for name in sorted(named)}
 
         def before(name: str) -> None:
@@ -232,7 +232,7 @@ def require_stage(folder: Path, stage: int, step: int, sha256: str, index: int =
     if sha256:
         _require_root(path, sha256)
     held = contents(folder, stage, step, index)
-    with _opened(folder, held.label) as (file, _), ThreadPoolExecutor(READING) as threads:
+    with _opened(folder, held.label) as (file, _), ThreadPoolExecutor(READ_THREADS) as threads:
         deque(threads.map(lambda key: _checked(held, file, key, file.scan), held.entries), maxlen=0)
 
 

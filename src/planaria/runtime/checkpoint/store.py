@@ -31,7 +31,7 @@ from planaria.runtime.checkpoint.stage_file import refuse_link, stage_file
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-NONE: Mapping[int, int] = MappingProxyType({})
+NO_GENERATIONS: Mapping[int, int] = MappingProxyType({})
 _UNFINISHED = ".unfinished"
 _REPLACED = f".replaced{_UNFINISHED}"
 _DROPPED = f".old{_UNFINISHED}"
@@ -115,13 +115,13 @@ class CheckpointStore:
             return self.unfinished(step, generation)
         return self.unfinished(step) / f"{replica_name(replica)}.g{generation}"
 
-    def collect(self, step: int, replicas: int, replica: int, generation: int) -> None:
+    def create_replica_folder(self, step: int, replicas: int, replica: int, generation: int) -> None:
         """Create the :meth:`unsealed_replica_folder`; remote machines may send stages only while it exists."""
         with suppress(OSError):  # reported by the workers that write there
             self.unsealed_replica_folder(step, replicas, replica, generation).mkdir(parents=True, exist_ok=True)
 
     def seal(
-        self, name: str, manifest: CheckpointManifest, keep: int, generations: Mapping[int, int] = NONE
+        self, name: str, manifest: CheckpointManifest, keep: int, generations: Mapping[int, int] = NO_GENERATIONS
     ) -> SealedCheckpoint:
         """Publish a collected checkpoint as ``name``, and remove whole ones beyond the newest ``keep``.
 
@@ -207,7 +207,7 @@ class CheckpointStore:
         results = [s for s in self.list() if s.whole or not whole_only]
         return results[-1] if results else None
 
-    def reached(self) -> int:
+    def newest_step_by_name(self) -> int:
         """Return the newest whole checkpoint's step, 0 without one, from names alone, since other processes may change
         them.
         """

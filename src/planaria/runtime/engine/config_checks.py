@@ -104,7 +104,9 @@ def require_sound(resolved: ResolvedRun) -> None:
     if config.exchange.replicas > 1 and resolved.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
     _check_strategies(resolved)
-    if config.routing.kind == "swapped" and (why := family(config.model).unlike(config.model, config.pipeline.stages)):
+    if config.routing.kind == "swapped" and (
+        why := family(config.model).stage_difference(config.model, config.pipeline.stages)
+    ):
         raise UserError(f"routing.kind = 'swapped': stages exchange their places: {why}; or leave routing.kind out")
     _check_shared(config, [*chain.strategies])
     if config.pipeline.has_uneven_stages and resolved.schedule is not None:
@@ -158,7 +160,7 @@ def _check_strategies(resolved: ResolvedRun) -> None:
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others of the "
                 f"same size; these have pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
             )
-        if requirements.alike and (why := family(config.model).unlike(config.model, config.pipeline.stages)):
+        if requirements.alike and (why := family(config.model).stage_difference(config.model, config.pipeline.stages)):
             raise UserError(
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others like it: "
                 f"{why}; or use 'echo, checkpoint' or 'snapshot'"
@@ -167,12 +169,12 @@ def _check_strategies(resolved: ResolvedRun) -> None:
 
 def _check_model(config: RunConfig) -> None:
     """Check what the family of models supports: masks, adapters, subspaces and this cut."""
-    if config.data.document_mask and not family(config.model).masks:
+    if config.data.document_mask and not family(config.model).accepts_document_mask:
         packed = config.data.dialogues and config.data.pack
         fix = "set data.pack = false, which needs none" if packed else "leave it out"
         raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; {fix}")
     chosen, lora = family(config.model), config.model.lora
-    if lora.rank and not chosen.adapts:
+    if lora.rank and not chosen.supports_adapters:
         raise UserError(
             f"model.lora.rank = {lora.rank}: model.family = {config.model.family!r} has no adapters; set it to "
             "'transformers'"
@@ -181,10 +183,10 @@ def _check_model(config: RunConfig) -> None:
     unused = [name for name in ("alpha", "targets", "precision") if getattr(lora, name) != getattr(plain, name)]
     if unused and not lora.rank:
         raise UserError(f"model.lora.{unused[0]} has no effect without model.lora.rank; leave it out")
-    if config.model.subspace is not None and not chosen.subspaces:
+    if config.model.subspace is not None and not chosen.supports_subspaces:
         raise UserError(f'pipeline.wire: model.family = {config.model.family!r} has no subspace projections; use "6/4"')
     chosen.check(config.model, config.pipeline.stages, config.data.document_mask)
-    if not chosen.named:
+    if not chosen.has_global_names:
         check_shapes(config.model, config.pipeline.stages)
 
 

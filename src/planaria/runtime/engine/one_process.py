@@ -129,11 +129,11 @@ class InProcessControlLink(ControlLink):
             self._slowed = injection
             self.on_fault(injection.signal, injection)
 
-    def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
+    def set_activity(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
         """Record the current action, and inject a fault that is scheduled for it."""
         self.doing = doing
         if self.faults is not None:
-            self.faults.at(doing, microbatch, hop)
+            self.faults.set_activity(doing, microbatch, hop)
 
     def _await(self, deadline: float | None) -> object:
         try:

@@ -57,7 +57,7 @@ PRELOAD = [worker.__name__, link_survey_node.__name__, "torch._dynamo"]
 
 def preload_for(config: RunConfig) -> list[str]:
     """Return the modules that a run's workers are forked with."""
-    return [*PRELOAD, *family(config.model).preload]
+    return [*PRELOAD, *family(config.model).modules_to_preload]
 
 
 def train(

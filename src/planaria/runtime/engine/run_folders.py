@@ -121,7 +121,7 @@ def set_aside(folder: Path, notify: Callable[[str], None]) -> None:
     if not folder.exists():
         return
     other = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.older-{n}")).exists())
-    with held(folder):
+    with locked_for_training(folder):
         folder.rename(other)
     notify(f"{folder} is older than the copy in the store; renamed to {other}")
 
@@ -218,7 +218,7 @@ LOCK = "lock"
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked_for_training(folder: Path) -> Iterator[None]:
     """Lock the run for training; UserError if it is locked."""
     with (folder / LOCK).open("a+") as file:
         try:

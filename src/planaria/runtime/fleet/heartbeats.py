@@ -89,7 +89,7 @@ class HeartbeatMonitor(Generic[Who]):
             self._now += _LATE_LOOK_HEARTBEATS * self._heartbeat_s
             self._resumed_at = self._now
 
-    def too_long(self, doing: Callable[[Who], Activity]) -> list[tuple[Who, float]]:
+    def silent_too_long(self, doing: Callable[[Who], Activity]) -> list[tuple[Who, float]]:
         """Return the workers silent for too long at the last look, with the seconds.
 
         Call it after reading all messages. ``doing`` is called only for workers that exceed the limit of an idle

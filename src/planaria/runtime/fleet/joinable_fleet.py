@@ -177,7 +177,7 @@ class JoinedMachines:
                         raise OSError("unexpected message")
                 if machine.joined:
                     silence.receive(machine.host)
-            for _, seconds in silence.too_long(lambda _: "unknown"):
+            for _, seconds in silence.silent_too_long(lambda _: "unknown"):
                 raise OSError(f"silent for {seconds:.1f} s")
 
     def _let_in(self, machine: _Machine, request: joining.JoinRequest, called: str) -> None:

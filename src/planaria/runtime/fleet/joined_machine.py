@@ -124,7 +124,7 @@ class RunMembership:
                 return Ending("left") if leaving and pool.empty else Ending("lost", "the line broke")
             if message is not None:
                 silence.receive("the run")
-            for _, seconds in silence.too_long(lambda _: "unknown"):
+            for _, seconds in silence.silent_too_long(lambda _: "unknown"):
                 return Ending("lost", f"silent for {seconds:.1f} s")
             if isinstance(message, joining.Goodbye):
                 return Ending("again" if message.again else "over" if message.welcome else "unwelcome", message.reason)

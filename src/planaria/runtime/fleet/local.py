@@ -114,7 +114,7 @@ class LocalFleet:
             if not (process.awaited or process.gone or process.process.pid is None):
                 process.awaited = True
                 self._silence.expect(process)
-        for process, seconds in self._silence.too_long(lambda process: activity(process.process.pid)):
+        for process, seconds in self._silence.silent_too_long(lambda process: activity(process.process.pid)):
             notices += self._lose(process, "heartbeat", f"silent for {seconds:.2f} s")
         return notices
 

@@ -172,7 +172,7 @@ class RemoteFleet:
         for line in ready:
             if line is not self._queue.wakeup:
                 notices += self._read(lines[line])  # type: ignore[index]
-        for worker, seconds in self._silence.too_long(lambda _: "unknown"):
+        for worker, seconds in self._silence.silent_too_long(lambda _: "unknown"):
             notices += self._lose(worker, WorkerEnded(*_name(worker), "heartbeat", f"silent for {seconds:.2f} s"))
         return notices
 

@@ -111,7 +111,7 @@ def _on_cpu(config: RunConfig, items: Sequence[StageMemory], kept: Sequence[int]
     ``kept``: bytes that each stage keeps of one microbatch.
     """
     model, stages = config.model, config.pipeline.stages
-    process = PROCESS + (PRELOADED if family(model).preload else 0)
+    process = PROCESS + (PRELOADED if family(model).modules_to_preload else 0)
     gradient = FP32_BYTES * trained_parameters(model, stages, 1)
     start = max(stage_state_bytes(config)[1], items[1].start + gradient)
     run, updates = ResolvedRun(config), exchange_costs(config)

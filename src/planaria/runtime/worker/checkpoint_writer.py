@@ -165,7 +165,7 @@ class Saver:
 
     def save(self, part: CheckpointPart, state: StageState) -> e.Span:
         """Write and report the part; return the span of that work."""
-        self._control_link.at("write", part.step)
+        self._control_link.set_activity("write", part.step)
         self._finish_last()
         return self._write(part, state, "save")
 
@@ -174,7 +174,7 @@ class Saver:
 
         ``state`` may change after the return. Both the copy and the write are reported.
         """
-        self._control_link.at("copy", part.step)
+        self._control_link.set_activity("copy", part.step)
         self._finish_last()
         start = time.monotonic()
         try:

@@ -53,7 +53,7 @@ class InjectedFaults(Protocol):
 
     def delay_if_slow(self, busy_s: float) -> bool: ...
 
-    def at(self, doing: str, microbatch: int, hop: int) -> None: ...
+    def set_activity(self, doing: str, microbatch: int, hop: int) -> None: ...
 
     def strike_matching(self, doing: str) -> None: ...
 
@@ -111,12 +111,12 @@ class ControlLink:
         """Kill or stop this worker."""
         signal.raise_signal(number)
 
-    def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
+    def set_activity(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
         """Record the main thread's action, and inject a fault that is scheduled for it."""
         self.delay_if_slow()
         self._current_action = CurrentAction(doing, step, microbatch, False, time.monotonic(), time.thread_time())
         if self.faults is not None:
-            self.faults.at(doing, microbatch, hop)
+            self.faults.set_activity(doing, microbatch, hop)
 
     def delay_if_slow(self) -> None:
         """Delay the main thread if a fault slows it down."""

@@ -114,7 +114,7 @@ class RoundMember:
             self._received.pop(peer, None)
             self._checked = {(node, content) for node, content in self._checked if node != peer}
 
-    def whole(self) -> list[int]:
+    def newly_complete_peers(self) -> list[int]:
         """Return the peers whose complete, valid update arrived since the last call."""
         self._check()
         if self._own is None:
@@ -152,7 +152,7 @@ class RoundMember:
         sent, codec = self._sent.get(me, self._own), self.outer.exchange.codec(self.outer.settled)
         return self._own if invalid_updates({me: sent}, self._own, codec) else sent
 
-    def refused(self) -> dict[int, str]:
+    def newly_refused_peers(self) -> dict[int, str]:
         """Return the peers whose update was found invalid since the last call, with the reason."""
         self._check()
         if self._own is None:  # the round has not started here

@@ -143,7 +143,7 @@ class WorkerLinks:
     def _state_bytes(self, stage: int) -> int:
         """Return the bytes of the largest packed state of a stage: weights, moments and outer state."""
         config = self._setup.config
-        outer = len(exchange(config.exchange).parts) if config.exchange.several else 0
+        outer = len(exchange(config.exchange).parts) if config.exchange.has_several_replicas else 0
         copies = 1 + len(optimizer(config.optim).keys) + outer
         return copies * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
 

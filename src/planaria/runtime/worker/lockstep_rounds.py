@@ -79,7 +79,7 @@ class LockstepRounds:
                     messages.send_share(node, sent, part)
             for node, received in zip(nodes, messages.take_shares(nodes, None, part), strict=True):
                 circle.receive(node, content, received)
-        for node, why in circle.refused().items():
+        for node, why in circle.newly_refused_peers().items():
             raise NonFinite(f"round {round}: the update of {messages.here.name_of(node)} {why}; lower optim.lr")
 
     def _group(self, messages: PeerMessages, round: int) -> Mapping[int, int]:

@@ -42,7 +42,12 @@ class UpdateJudgement:
             rivals = {rule: rounded(of) for rule, of in counted.rivals().items()}
             yield e.UpdatesWeighted, {"counted": rounded(counted.coefficients), "rivals": rivals}
         if first and (made := self.compressed) is not None:
-            norms = {"norm": made.norm, "lost": made.lost, "residual": made.residual, "off": made.off}
+            norms = {
+                "norm": made.norm,
+                "relative_error": made.relative_error,
+                "residual": made.residual,
+                "estimate_error": made.estimate_error,
+            }
             digits = {name: three_digits(value) for name, value in norms.items() if value is not None}
             sizes = {"sent_bytes": made.sent_bytes, "dense_bytes": made.dense_bytes}
             yield e.MessageCompressed, {**sizes, **digits, "full": self.full if made.full else None}
@@ -52,7 +57,7 @@ class OuterState:
     """The outer state of one node during gradient exchanges; changes are pending until the step commits."""
 
     def __init__(self, config: ExchangeConfig) -> None:
-        self.exchange, self._alone = exchange(config), not config.several
+        self.exchange, self._alone = exchange(config), not config.has_several_replicas
         self.settled = StageOuterState()
         """after the last commit or round"""
         self.publisher = UpdatePublisher()
@@ -139,7 +144,7 @@ class OuterState:
         if self._held is not None:
             self.settled, self._held = self._held, None
 
-    def given(self, to_successor: bool) -> dict[str, Tensor]:
+    def state_for_transfer(self, to_successor: bool) -> dict[str, Tensor]:
         """Return the outer state for a successor of this node, or the shared part of it for a copy."""
         outer = self.settled if to_successor else self.settled.copied(self.exchange.parts)
         return {name: tensor for name, tensor in outer.state().items() if name != "rounds"}

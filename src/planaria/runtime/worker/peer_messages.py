@@ -254,9 +254,9 @@ class PeerMessages:
 
     def _report_received(self) -> None:
         round, replica_of = self.round_member.round, self._resolved.replica_of
-        for peer, reason in self.round_member.refused().items():
+        for peer, reason in self.round_member.newly_refused_peers().items():
             self.here.report(e.UpdateRejected, round=round, replica=replica_of(peer), reason=reason)
-        for peer in self.round_member.whole():
+        for peer in self.round_member.newly_complete_peers():
             digest, replica = self.round_member.digest_of(peer), replica_of(peer)
             products = self.round_member.products(self.here.replica, replica, peer)
             self.here.report(e.UpdateReceived, round=round, replica=replica, digest=digest, products=products)

@@ -72,7 +72,7 @@ def _act(
     task: ReadyAction, messages: PeerMessages, runner: StageRunner, spans: list[Span], passed: Passed | None
 ) -> None:
     action, control_link = task.action, messages.control_link
-    control_link.at(action.kind, messages.here.step, action.microbatch, action.hop)
+    control_link.set_activity(action.kind, messages.here.step, action.microbatch, action.hop)
     control_link.reading.newly()
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
@@ -95,7 +95,7 @@ def combine_gradients(config: RunConfig, messages: PeerMessages, runner: StageRu
     rule = messages.round_member.outer.exchange
     if len(nodes) == 1 or (config.exchange.replicas > 1 and rule.interval != 0):
         return
-    messages.control_link.at("exchange", messages.here.step)
+    messages.control_link.set_activity("exchange", messages.here.step)
     start = time.monotonic()
     if config.exchange.replicas > 1:
         exchange_gradients(messages, runner)
@@ -119,7 +119,7 @@ def exchange_gradients(messages: PeerMessages, runner: StageRunner) -> None:
     for replica, node in others.items():
         messages.send_share(node, _blocking(updates[replica]))
     received = [*zip(others, messages.take_shares([*others.values()], None), strict=True)]
-    messages.control_link.at("settle", here.step)
+    messages.control_link.set_activity("settle", here.step)
     verdict = outer.settle({me: updates[me], **{replica: Update(flat) for replica, flat in received}}, me, runner)
     messages.report(verdict, here.step, first=me == 0)
 

@@ -144,11 +144,11 @@ class StageRunner:
         self._seen += weight
         if self._learned is not None:
             self._seen_targets += weight * self._learned.counts[microbatch]
-        sums = set_aside(self.parameters.values()) if y.is_cuda else []
+        sums = detach_gradients(self.parameters.values()) if y.is_cuda else []
         if grad is not None:
             grad = self.codec.decode(grad.to(y.device), self.shape, "backward").to(y.dtype)
         torch.autograd.backward(y, grad)
-        add_to(sums)
+        add_new_gradients(sums)
         x = self._inputs.pop((microbatch, hop), None)
         return None if x is None or x.grad is None else self._message(x.grad, "backward", microbatch, hop)
 
@@ -373,8 +373,8 @@ def sum_shares(shares: Iterable[Tensor]) -> Tensor:
     return total
 
 
-def set_aside(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
-    """Detach and return existing gradients; after a pass, :func:`add_to` adds the new ones.
+def detach_gradients(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
+    """Detach and return existing gradients; after a pass, :func:`add_new_gradients` adds the new ones.
 
     On a GPU this takes two kernels for all parameters, while autograd would launch one for each.
     """
@@ -384,7 +384,7 @@ def set_aside(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Te
     return sums
 
 
-def add_to(sums: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+def add_new_gradients(sums: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
     """Add a pass's gradients to the detached ones, and restore these."""
     new = [(total, parameter.grad) for parameter, total in sums if parameter.grad is not None]
     if new:

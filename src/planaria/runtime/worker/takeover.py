@@ -88,11 +88,11 @@ def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: Stage
     for member in form.members:
         source = member.source
         if isinstance(source, d.Rebuild) and messages.here.node in source.donors:
-            messages.control_link.at("give", messages.here.step)
+            messages.control_link.set_activity("give", messages.here.step)
             given = runner.whole_state()
             if source.by == d.PEER:
                 given = given.trained
-                given.outer = messages.round_member.outer.given(to_successor=False)
+                given.outer = messages.round_member.outer.state_for_transfer(to_successor=False)
             else:
                 _require_intact(copies)
                 given = run.recovery.donate(source.by, member.stage, given, copies.kept(source.by, member.stage))
@@ -128,13 +128,13 @@ def take_state(
             runner.release()
             runner = make_runner(setup.config, here.stage, True)
         case d.Load(folder=folder):
-            messages.control_link.at("read", here.step)
+            messages.control_link.set_activity("read", here.step)
             runner = _runner_for(setup.config, runner, here.stage)
             state = StageFiles(setup, here.worker).read(folder, here.stage, here.number)
             runner.load(state)
             outer = state.outer
         case d.Recall():
-            messages.control_link.at("read", here.step)
+            messages.control_link.set_activity("read", here.step)
             runner = _runner_for(setup.config, runner, here.stage)
             part = _part(setup, copies, here.node, here.stage, source)
             runner.load(part.state)
@@ -160,11 +160,11 @@ def _receive(
     Returns timing, outer state, and the states that a strategy used, by stage.
     """
     start, here = time.monotonic(), messages.here
-    messages.control_link.at("take", here.step)
+    messages.control_link.set_activity("take", here.step)
     stages = {n: here.stage_of(n) for n in (source.donors if isinstance(source, d.Rebuild) else [d.PREDECESSOR])}
     flats = messages.collect([FrameId(node, State(stage)) for node, stage in stages.items()], "the state of {}")
     arrived = time.monotonic()
-    messages.control_link.at("rebuild", here.step)
+    messages.control_link.set_activity("rebuild", here.step)
     given = {stage: unpack(flat) for stage, flat in zip(stages.values(), flats, strict=True)}
     size = sum(flat.nbytes for flat in flats)
     outer: dict[str, Tensor] = {}

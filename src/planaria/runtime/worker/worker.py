@@ -108,7 +108,7 @@ class Worker:
         self._saver = Saver(control_link, StageFiles(setup, worker))
         self.step_work = loop or step_work(resolved)
         self._lockstep = LockstepRounds(resolved) if resolved.lockstep else None
-        self._detour: list[list[int]] = []
+        self._scheduled_routes: list[list[int]] = []
 
     def log_fields(self) -> Mapping[str, object]:
         """Return the run and the current assignment, as context of log messages."""
@@ -128,7 +128,7 @@ class Worker:
         while True:
             try:
                 now, order = order, None
-                self.control_link.at("orders")
+                self.control_link.set_activity("orders")
                 self._follow(self.control_link.next() if now is None else now)
             except Superseded as interrupted:
                 order = interrupted.order
@@ -181,10 +181,10 @@ class Worker:
     def _form(self, form: d.Form) -> None:
         """Drop the current step, take the stage and edges of ``form``, and report when all are ready."""
         start = time.monotonic()
-        self.control_link.at("link", form.step)
+        self.control_link.set_activity("link", form.step)
         me = next(member for member in form.members if member.worker == self.here.worker)
         self._drop_step()
-        before, self._detour = self.here.absent, form.routes
+        before, self._scheduled_routes = self.here.absent, form.routes
         self.messages.assign(me.node, form)
         rounds = form.rounds
         if self.resolved.replicas_per_plan > 1:  # a round in every step, or every few
@@ -220,7 +220,7 @@ class Worker:
 
     def _run_step(self, order: d.RunStep) -> None:
         """Carry out this node's actions of the step's plan, then report that the gradient is ready."""
-        self.control_link.at("step", order.step)
+        self.control_link.set_activity("step", order.step)
         began = time.monotonic()
         self.messages.links.end_transfers()
         self.messages.advance(order.step)
@@ -312,7 +312,7 @@ class Worker:
             self.copies.drop()
 
     def _commit(self, order: d.Commit) -> None:
-        self.control_link.at("commit", order.step)
+        self.control_link.set_activity("commit", order.step)
         start = time.monotonic()
         assert self.copies is not None
         self.runner.commit(order.progress)
@@ -329,7 +329,7 @@ class Worker:
 
     def _settle(self, order: d.Settle) -> None:
         """Apply the result of an exchange round."""
-        self.control_link.at("settle", self.here.step)
+        self.control_link.set_activity("settle", self.here.step)
         start, replica = time.monotonic(), self.here.replica
         nodes = self.resolved.arrangement.nodes(self.here.stage)
         peers = {other: nodes[other] for other in order.members if other != replica}
@@ -351,11 +351,11 @@ class Worker:
 
     def _transfer(self, order: d.Donate) -> None:
         """Send another replica, or a successor, a copy of this stage as of the last commit."""
-        self.control_link.at("give", self.here.step)
+        self.control_link.set_activity("give", self.here.step)
         succeeded, state = order.donor == d.PREDECESSOR, self.runner.whole_state()
         if not succeeded:  # a copy has its own random generators
             state = state.trained
-        state.outer = self.messages.round_member.outer.given(to_successor=succeeded)
+        state.outer = self.messages.round_member.outer.state_for_transfer(to_successor=succeeded)
         self.messages.links.transfer(order, pack(state))
         log.info("sent the state of stage %d to %s", order.stage, "its successor" if succeeded else order.to)
 
@@ -366,7 +366,7 @@ class Worker:
         column = (here.number, self.config.exchange.replicas) if self._lockstep else (order.replica, replicas)
         folder = store.unsealed_replica_folder(order.step, column[1], column[0], order.generation)
         state, keeps = self.runner.state(), keeps_for(order, here.node)
-        if self.config.exchange.several:
+        if self.config.exchange.has_several_replicas:
             state.outer = self.messages.round_member.outer.settled.state()
         state = selected_part(state, keeps, here.node in order.compared)
         index = here.number if keeps == "outer" else 0
@@ -397,4 +397,4 @@ class Worker:
             return self.resolved.validation(self.here.absent, self.here.replica)
         if self.step_work is not None:
             return self.step_work.plan(order.step, self.here.number)
-        return self.resolved.training(order.step, self.here.absent, self._detour, self.here.replica)
+        return self.resolved.training(order.step, self.here.absent, self._scheduled_routes, self.here.replica)

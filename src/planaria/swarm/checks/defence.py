@@ -122,7 +122,7 @@ class Defence:
         return report
 
     def state(self) -> DefenceState:
-        past, until = self._quarantine.memory()
+        past, until = self._quarantine.state()
         known, received, newest = self.accounts.memory()
         layers = {layer.check.name: list(layer.past) for layer in self._layers}
         return DefenceState(layers=layers, past=past, until=until, known=known, received=received, newest=newest)
@@ -131,7 +131,7 @@ class Defence:
         for layer in self._layers:
             layer.past.clear()
             layer.past.extend(memory.layers.get(layer.check.name, []))
-        self._quarantine.recall(memory.past, memory.until)
+        self._quarantine.load_state(memory.past, memory.until)
         if memory.known:  # older versions saved none
             self.accounts.recall(memory.known, memory.received, memory.newest)
 
@@ -186,7 +186,7 @@ class Quarantine:
         """Record round ``number`` (peer → (sent, refused)); return the peers excluded in it, with the reason."""
         if not self.threshold:
             return {}
-        aside = {}
+        quarantined = {}
         for peer, counts in values.items():
             self._past[peer].append(counts)
             sent, refused = (sum(column) for column in zip(*self._past[peer], strict=True))
@@ -194,14 +194,16 @@ class Quarantine:
             if share > self.threshold and number >= self._until.get(peer, 0):
                 self._until[peer] = number + self.window
             if number < self._until.get(peer, 0):
-                aside[peer] = f"{share:.0%} of its last {sent} were refused; set aside until round {self._until[peer]}"
-        return aside
+                quarantined[peer] = (
+                    f"{share:.0%} of its last {sent} were refused; set aside until round {self._until[peer]}"
+                )
+        return quarantined
 
-    def memory(self) -> tuple[dict[str, list[tuple[int, int]]], dict[str, int]]:
+    def state(self) -> tuple[dict[str, list[tuple[int, int]]], dict[str, int]]:
         """Return the last rounds of every peer, and the end of each one's last exclusion."""
         return {peer: list(past) for peer, past in self._past.items()}, dict(self._until)
 
-    def recall(self, past: Mapping[str, list[tuple[int, int]]], until: Mapping[str, int]) -> None:
+    def load_state(self, past: Mapping[str, list[tuple[int, int]]], until: Mapping[str, int]) -> None:
         self._past.clear()
         for peer, counts in past.items():
             self._past[peer].extend(counts)

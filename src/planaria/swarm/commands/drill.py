@@ -47,7 +47,7 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool, laid: Mapping[str, 
             prepare(arm.config, quiet, schools=False)
     answer, repairs = {arm.name: list[DrillRun]() for arm in arms}, list[Repaired]()
     make_folder(folder)
-    with run_folders.held(folder):
+    with run_folders.locked_for_training(folder):
         for seed in spec.seeds:
             for arm in arms:
                 if not quiet:

@@ -57,7 +57,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         print(recipe.dump(config), end="")
         return 0
     folder = run_folders.create(config)
-    with run_folders.held(folder), SwarmProgress(config.rounds.count, quiet) as progress:
+    with run_folders.locked_for_training(folder), SwarmProgress(config.rounds.count, quiet) as progress:
         codes = LiveSwarm(config, folder).run(progress.update, progress.died)
     sum_up(folder, config)
     if broken := failures(codes):

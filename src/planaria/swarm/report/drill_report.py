@@ -14,7 +14,7 @@ from planaria.lab.trials.spread import Spread, seeds_shown, shown, spread
 from planaria.report import page
 from planaria.report.phrases import counted, listed
 from planaria.report.tables import Table, show
-from planaria.report.theme import BLUE, GREEN, INK, ORANGE, RED, SERIES, TEAL, VIOLET, figure, stroke, whole
+from planaria.report.theme import BLUE, GREEN, INK, ORANGE, RED, SERIES, TEAL, VIOLET, figure, integer_x_axis, stroke
 from planaria.report.theme import share as share_axis
 from planaria.report.verdict import Verdict
 from planaria.swarm.drill import Drill, DrilledArm
@@ -326,7 +326,7 @@ def _lines(drill: Drill, y: str, measure: Measure) -> go.Figure:
     lines = [trace for trace in fig.data if trace.fill is None]
     if "token" not in y:
         share_axis(fig, [one for trace in fig.data for one in trace.y])
-    return whole(fig, [number for trace in lines for number in trace.x])
+    return integer_x_axis(fig, [number for trace in lines for number in trace.x])
 
 
 def _add(fig: go.Figure, arm: DrilledArm, style: Mapping[str, Any], measure: Measure) -> None:

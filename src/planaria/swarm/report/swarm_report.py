@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.tables import Table, show
-from planaria.report.theme import SERIES, TICKS, figure, label, stroke, whole
+from planaria.report.theme import SERIES, TICKS, figure, integer_x_axis, label, stroke
 from planaria.report.theme import share as share_axis
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_log
@@ -208,7 +208,7 @@ def accuracy_figure(outcome: RunOutcome) -> go.Figure:
                 fig.add_scatter(
                     x=rounds, y=values, name=label(name), mode="lines+markers", hovertemplate=hover, **drawn
                 )
-    return whole(share_axis(fig, rates), [point.round for peer in outcome.peers for point in peer.points])
+    return integer_x_axis(share_axis(fig, rates), [point.round for peer in outcome.peers for point in peer.points])
 
 
 def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
@@ -235,7 +235,7 @@ def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str,
     most = max((sum(by[number] for by in counts.values()) for number in rounds), default=0)
     if most <= TICKS:
         fig.update_yaxes(dtick=1, range=[0, most + 0.5])
-    return whole(fig, rounds, bars=True)
+    return integer_x_axis(fig, rounds, bars=True)
 
 
 def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
@@ -253,4 +253,4 @@ def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str
             x=rounds, y=shares, name=label(name), mode="lines+markers", hovertemplate="%{y:.3f}",
             **stroke(index, len(names)),
         )  # fmt: skip
-    return whole(share_axis(fig, every), rounds)
+    return integer_x_axis(share_axis(fig, every), rounds)

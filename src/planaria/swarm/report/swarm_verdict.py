@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from planaria.report import page
 from planaria.report.phrases import counted, listed
-from planaria.report.theme import figure, label, stroke, whole
+from planaria.report.theme import figure, integer_x_axis, label, stroke
 from planaria.report.theme import share as share_axis
 from planaria.report.verdict import Verdict
 from planaria.swarm.config import CONSENSUS, SwarmConfig
@@ -173,4 +173,4 @@ def agreement_figure(logs: Mapping[str, Sequence[RoundDone]]) -> go.Figure:
                 x=rounds, y=right, name=label(f"{name}: right"), mode="lines+markers", hovertemplate=hover, **dotted
             )
             every += [rate for rate in right if rate is not None]
-    return whole(share_axis(fig, every), [r.round for log in logs.values() for r in log])
+    return integer_x_axis(share_axis(fig, every), [r.round for log in logs.values() for r in log])

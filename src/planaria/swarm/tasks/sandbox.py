@@ -133,8 +133,6 @@ def run(
     """
     if invalid := [name for name in modules if not name.isidentifier()]:
         raise ValueError(f"{invalid[0]!r} is not a name of a module")
-    if odd := [name for name in modules if not name.isidentifier()]:
-        raise ValueError(f"{odd[0]!r} is no name of a module")
     return _run_program(program, ProgramTests.of(tests) if isinstance(tests, str) else tests, limits, modules)[0]
 
 

@@ -45,7 +45,7 @@ class MLflow(Tracker):
                 "pip install mlflow, or name a tracking server with --observe.options.uri http://HOST:PORT"
             )
 
-    def introduced(self, identity: str, settings: Mapping[str, Setting]) -> None:
+    def identify(self, identity: str, settings: Mapping[str, Setting]) -> None:
         self._identity, self._settings = identity, settings
 
     def open(self, folder: Path) -> None:

@@ -24,7 +24,7 @@ class TensorBoard(Tracker):
     _writer: Any = PrivateAttr()
     _settings: Mapping[str, Setting] = PrivateAttr(default_factory=dict)
 
-    def introduced(self, identity: str, settings: Mapping[str, Setting]) -> None:
+    def identify(self, identity: str, settings: Mapping[str, Setting]) -> None:
         self._settings = settings
 
     def open(self, folder: Path) -> None:

@@ -32,7 +32,7 @@ class Trackio(Tracker):
     def require(self) -> None:
         require_library("trackio", "trackio", "trackio")
 
-    def introduced(self, identity: str, settings: Mapping[str, Setting]) -> None:
+    def identify(self, identity: str, settings: Mapping[str, Setting]) -> None:
         self._identity, self._settings = identity, settings
 
     def open(self, folder: Path) -> None:

@@ -39,7 +39,7 @@ class WandB(Tracker):
                 "observe.trackers: 'wandb' has no key; run `wandb login`, or --observe.options.wandb.mode offline"
             )
 
-    def introduced(self, identity: str, settings: Mapping[str, Setting]) -> None:
+    def identify(self, identity: str, settings: Mapping[str, Setting]) -> None:
         self._identity, self._settings = identity, settings
 
     def open(self, folder: Path) -> None:
