@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +28,8 @@ from statistics import fmean
 
 from benchmarks.credits_board import BoardMember, PeerSigner, publish, take_part, verify_peer
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from planaria.common.object_store import Retry, Store
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.store import Retry, Store
 from planaria.swarm.credits.messages import CreditOrder
 from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
 from planaria.swarm.credits.simulate import PaymentOutcome, PaymentScene, SyncScene, simulate, simulate_sync
@@ -51,7 +50,7 @@ class Dying(Store):
     """A store that kills its process before or after its ``at``-th file."""
 
     def __init__(self, url: str, at: int, after: bool) -> None:
-        super().__init__(url, Retry(), time.monotonic, time.sleep)
+        super().__init__(url, "board", Retry())
         self._left, self._after = at, after
 
     def write(self, path: str, data: bytes) -> bool:
@@ -96,7 +95,7 @@ class Route:
 
 
 def plain(board: Path) -> Store:
-    return Store(str(board), Retry(), time.monotonic, time.sleep)
+    return Store(str(board), "board", Retry())
 
 
 def settled(

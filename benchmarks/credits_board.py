@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pydantic import ValidationError
 
 from planaria.common.errors import RunStopped, UserError
+from planaria.common.object_store import Store
 from planaria.swarm.board import identity
 from planaria.swarm.board.message import BadMessage
-from planaria.swarm.board.store import Store
 from planaria.swarm.credits.messages import MESSAGE, Committees, CreditOrder, Letter, StatementCertificate, Vote
 from planaria.swarm.credits.psync import CommitteeMember
 

@@ -12,8 +12,8 @@ from swarms import tiny
 from words import rollouts
 
 from planaria.common.errors import UserError
+from planaria.common.object_store import Retry, Store
 from planaria.swarm.board.board import AlreadyThere
-from planaria.swarm.board.store import Retry, Store
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
 from planaria.swarm.swarm_processes import LiveSwarm
 
@@ -62,7 +62,7 @@ def test_the_store_keeps_the_first_of_two_concurrent_writers(bucket: str) -> Non
 
 def test_a_missing_bucket_is_reported(bucket: str) -> None:
     naps: list[float] = []
-    store = Store("s3://nobodys/run", Retry(tries=2), lambda: sum(naps), naps.append)
+    store = Store("s3://nobodys/run", "board", Retry(tries=2), lambda: sum(naps), naps.append)
     with pytest.raises(UserError, match=r"s3://nobodys/run does not exist.*create it first"):
         store.write("rules.json", b"{}")
 

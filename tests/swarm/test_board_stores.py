@@ -17,11 +17,11 @@ from boards import RULES, Clock, exchange, member, place
 from words import goodbye, rollouts
 
 from planaria.common.errors import UserError
+from planaria.common.object_store import Retry, StoreUnreachable
 from planaria.swarm.board.attendance import RoundTerms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
-from planaria.swarm.board.store import BoardUnreachable, Retry
 
 
 def test_occasional_store_failures_lose_nothing(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_an_unreachable_store_is_reported_after_retries(monkeypatch: pytest.Monk
     monkeypatch.setattr(stores.Flaky, "chance", 1.0)
     for act in (lambda: board.read(one.peer, 0), board.peers, lambda: board.publish(rollouts(one, board.rules.run))):
         clock.naps.clear()
-        with pytest.raises(BoardUnreachable, match=r"flaky://.*failed 5 times, last with") as failure:
+        with pytest.raises(StoreUnreachable, match=r"flaky://.*failed 5 times, last with") as failure:
             act()
         assert failure.value.tries == 5 and isinstance(failure.value.last, OSError)
         pauses = [1.0, 2.0, 4.0, 8.0]
@@ -56,7 +56,7 @@ def test_retries_end_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     clock = Clock()
     options = Retry(tries=10**6, seconds=100)
     board = Board.open(place("flaky", tmp_path), retry=options, clock=clock, sleep=clock.sleep)
-    with pytest.raises(BoardUnreachable):
+    with pytest.raises(StoreUnreachable):
         board.peers()
     assert 80 < clock.now <= 100 and max(clock.naps) <= 15
 
@@ -95,7 +95,7 @@ def test_connection_errors_of_object_stores_are_retried(monkeypatch: pytest.Monk
     with pytest.raises(NoConnection):
         board.read(one.peer, 0)
     monkeypatch.setitem(sys.modules, "botocore.exceptions", library)
-    with pytest.raises(BoardUnreachable, match="failed 3 times, last with NoConnection: no route"):
+    with pytest.raises(StoreUnreachable, match="failed 3 times, last with NoConnection: no route"):
         board.read(one.peer, 0)
 
 
@@ -148,7 +148,7 @@ def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BoardUnreachable, match="No space left on device"):
+    with pytest.raises(StoreUnreachable, match="No space left on device"):
         board.publish(rollouts(one, board.rules.run, 0))
     assert board.read(one.peer, 0) is None and not hidden(tmp_path)
 

@@ -11,12 +11,12 @@ import pytest
 import stores  # noqa: F401 (registers file systems)
 from swarms import alive, ended, log, peer, processes, rounds, threads, tiny, together, until, weights
 
+from planaria.common.object_store import Retry
 from planaria.swarm import swarm_processes
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board import quorum as meeting
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.store import Retry
 from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, RoundDone
 from planaria.swarm.swarm_processes import LiveSwarm
 

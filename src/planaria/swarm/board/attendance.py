@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from planaria.common.errors import RunStopped
-from planaria.swarm.board.message import NOT_JSON, NOT_READABLE, Goodbye, Hello, Rollouts
+from planaria.common.object_store import NOT_READABLE
+from planaria.swarm.board.message import NOT_JSON, Goodbye, Hello, Rollouts
 
 _MAY_STILL_COME = {NOT_JSON, NOT_READABLE}
 """reasons that may disappear: a store may show a message before its content or permissions are complete"""

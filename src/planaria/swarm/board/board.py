@@ -24,6 +24,7 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from planaria.common.errors import UserError
+from planaria.common.object_store import Retry, Store
 from planaria.swarm.board.attendance import (
     Census,
     Decision,
@@ -39,7 +40,6 @@ from planaria.swarm.board.envelope import Message, attest, seal, unseal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.limits import LIMITS, MessageLimits
 from planaria.swarm.board.message import BadMessage, Closing, Goodbye, Hello, Receipt, Rollouts, RunRules
-from planaria.swarm.board.store import Retry, Store
 
 PEER = re.compile("[0-9a-f]{32}")
 _RETRY = Retry()
@@ -93,7 +93,7 @@ class Board:
 
         :raises UserError: if the URL is not supported.
         """
-        return cls(Store(url, retry, clock, sleep), identity, limits, known, clock, sleep)
+        return cls(Store(url, "board", retry, clock, sleep), identity, limits, known, clock, sleep)
 
     @property
     def rules(self) -> RunRules:

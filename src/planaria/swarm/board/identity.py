@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from planaria.common.errors import UserError
-from planaria.swarm.board.write_once import write_new
+from planaria.common.write_once import write_new
 
 _MAX_KEY_BYTES = 4096
 """bytes read of a key file; a generated one has 119"""

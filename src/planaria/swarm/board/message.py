@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
+from planaria.common.object_store import BadObject
 from planaria.swarm.board.claims import (
     Claim,
     Content,
@@ -29,20 +30,13 @@ from planaria.swarm.board.identity import peer_id
 from planaria.swarm.board.limits import LAST_ROUND
 
 VERSION: Final = 2
-NOT_JSON, NOT_READABLE = "not JSON", "not readable"
+NOT_JSON = "not JSON"
 _READ = 3 * 256
 """maximum number of claims in a closing: a message, a closing and a receipt of each peer"""
 
 
-class BadMessage(Exception):
-    """A message is missing, invalid or not the expected one.
-
-    ``reason`` is a short phrase that contains no text of the sender except a field name.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+BadMessage = BadObject
+"""a message that is missing, invalid or not the expected one"""
 
 
 class RunRules(StrictModel):

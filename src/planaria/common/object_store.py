@@ -1,4 +1,4 @@
-"""The store of a board: bounded reads and write-once writes in a folder or object store, through fsspec.
+"""A folder or object store that several machines share, through fsspec: bounded reads, and files that are created once.
 
 Failed calls are retried. A missing or existing file is a result, not a failure.
 """
@@ -12,6 +12,7 @@ import random
 import re
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,10 @@ from typing import Any, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
-from planaria.common import documents
+from planaria.common import atomic, documents
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.filesystems import filesystem, shown
-from planaria.swarm.board.message import NOT_READABLE, BadMessage
-from planaria.swarm.board.write_once import write_new
+from planaria.common.write_once import write_new
 
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _FOREIGN = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
@@ -31,11 +31,23 @@ _FOREIGN = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError")
 _LONGEST_PAUSE_S = 15.0
 AT_ONCE = 16
 """concurrent reads of an object store, and the number of unchecked messages in memory"""
+NOT_READABLE = "not readable"
 T = TypeVar("T")
 
 
-class BoardUnreachable(RunStopped):
-    """The store of a board failed on every try."""
+class BadObject(Exception):
+    """A file of a store is missing, invalid or not the expected one.
+
+    ``reason`` is a short phrase that contains no text of the writer except a field name.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class StoreUnreachable(RunStopped):
+    """A store failed on every try."""
 
     def __init__(self, location: str, call: str, tries: int, last: Exception) -> None:
         super().__init__(f"{location}: {call} failed {tries} times, last with {type(last).__name__}: {last}")
@@ -56,13 +68,22 @@ class Retry:
 class Store:
     """A location on fsspec; paths are relative to it and trusted."""
 
-    def __init__(self, url: str, retry: Retry, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        """:raises UserError: if the location is not supported."""
+    def __init__(
+        self,
+        url: str,
+        setting: str,
+        retry: Retry,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """:param setting: name of the user's setting or argument with the ``url``, for errors
+        :raises UserError: if the location is not supported.
+        """
         self.place = shown(url)
         self._retry, self._clock, self._sleep = retry, clock, sleep
         if "::" in url:
-            raise UserError(f"{self.place}: a board cannot use chained file systems; name the store itself")
-        self._system, root = self._try("opening", lambda: filesystem(url, "board"))
+            raise UserError(f"{setting}: {self.place}: chained file systems are not supported; name the store itself")
+        self._system, root = self._try("opening", lambda: filesystem(url, setting))
         self._local = isinstance(self._system, LocalFileSystem)
         protocol = self._system.protocol
         protocols = {protocol} if isinstance(protocol, str) else {*protocol}
@@ -73,7 +94,7 @@ class Store:
     def read(self, path: str, most: int) -> bytes | None:
         """Return the content of ``path``, or None if there is no file.
 
-        :raises BadMessage: "not a file", "not readable", or "oversized" if it has more than ``most`` bytes.
+        :raises BadObject: "not a file", "not readable", or "oversized" if it has more than ``most`` bytes.
         """
         act = self._read_file if self._local else self._read_object
         try:
@@ -81,12 +102,12 @@ class Store:
         except FileNotFoundError:
             return None
         except (IsADirectoryError, NotADirectoryError):
-            raise BadMessage("not a file") from None
+            raise BadObject("not a file") from None
         if len(data) > most:
-            raise BadMessage("oversized")
+            raise BadObject("oversized")
         return data
 
-    def read_each(self, paths: Sequence[str], most: int) -> Iterator[bytes | BadMessage | None]:
+    def read_each(self, paths: Sequence[str], most: int) -> Iterator[bytes | BadObject | None]:
         """Read each path as :meth:`read` does; errors are returned. Object stores are read concurrently."""
         if not self._objects:
             yield from (self._read_or_error(path, most) for path in paths)
@@ -98,18 +119,18 @@ class Store:
             for path, answer in zip(batch, self._try("reading", ask), strict=True):
                 yield self._answer(path, answer, most)
 
-    def _answer(self, path: str, answer: bytes | Exception, most: int) -> bytes | BadMessage | None:
+    def _answer(self, path: str, answer: bytes | Exception, most: int) -> bytes | BadObject | None:
         """Convert one result of a concurrent read; retry a failed one."""
         if isinstance(answer, FileNotFoundError):
             return None
         if isinstance(answer, Exception):
             return self._read_or_error(path, most)
-        return BadMessage("oversized") if len(answer) > most else bytes(answer)
+        return BadObject("oversized") if len(answer) > most else bytes(answer)
 
-    def _read_or_error(self, path: str, most: int) -> bytes | BadMessage | None:
+    def _read_or_error(self, path: str, most: int) -> bytes | BadObject | None:
         try:
             return self.read(path, most)
-        except BadMessage as error:
+        except BadObject as error:
             return error
 
     def write(self, path: str, data: bytes) -> bool:
@@ -125,6 +146,17 @@ class Store:
         except FileNotFoundError:
             raise UserError(f"{self.place} does not exist and cannot be created here; create it first") from None
         except (IsADirectoryError, NotADirectoryError) as error:
+            raise UserError(f"{self.place}: {path} cannot be written; remove the obstacle ({error})") from None
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write ``data`` to ``path``, whether or not a file is there; readers see the old or the new content.
+
+        :raises UserError: if it cannot be written there.
+        """
+        act = self._replace_file if self._local else self._replace_object
+        try:
+            self._try("writing", lambda: act(f"{self._root}/{path}", data))
+        except _ANSWERS as error:
             raise UserError(f"{self.place}: {path} cannot be written; remove the obstacle ({error})") from None
 
     def folders(self, path: str, pattern: re.Pattern[str]) -> list[str]:
@@ -146,7 +178,7 @@ class Store:
             except _failures() as error:
                 wait = pause * random.uniform(0.5, 1.5)
                 if tries >= self._retry.tries or self._clock() + wait - began > self._retry.seconds:
-                    raise BoardUnreachable(self.place, call, tries, error) from error
+                    raise StoreUnreachable(self.place, call, tries, error) from error
             self._sleep(wait)
             pause, tries = min(2 * pause, _LONGEST_PAUSE_S / 1.5), tries + 1
 
@@ -155,16 +187,16 @@ class Store:
         try:
             status = os.lstat(path)
             if not stat.S_ISREG(status.st_mode) or os.path.realpath(path) != path:
-                raise BadMessage("not a file")
+                raise BadObject("not a file")
             if status.st_size > most:
-                raise BadMessage("oversized")
+                raise BadObject("oversized")
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 return documents.read_bounded(file, most)
         except PermissionError:
-            raise BadMessage(NOT_READABLE) from None
+            raise BadObject(NOT_READABLE) from None
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise BadMessage("not a file") from None
+                raise BadObject("not a file") from None
             raise
 
     def _read_object(self, path: str, most: int) -> bytes:
@@ -173,12 +205,12 @@ class Store:
             if not self._objects:
                 about = self._about(path)
                 if about["type"] != "file":
-                    raise BadMessage("not a file")
+                    raise BadObject("not a file")
                 if (about.get("size") or 0) > most:
-                    raise BadMessage("oversized")
+                    raise BadObject("oversized")
             return bytes(self._system.cat_file(path, start=0, end=most + 1))
         except PermissionError:
-            raise BadMessage(NOT_READABLE) from None
+            raise BadObject(NOT_READABLE) from None
         except _ANSWERS:
             raise
         except OSError:
@@ -210,13 +242,22 @@ class Store:
             return False
         except FileNotFoundError:
             pass
-        except BadMessage as error:
+        except BadObject as error:
             if error.reason != NOT_READABLE:  # some stores deny access to missing objects
                 return False
         if not self._system.async_impl:  # async stores have no folders, or would create a bucket for a misspelt name
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._system.pipe_file(path, data, mode="create")
         return True
+
+    def _replace_file(self, path: str, data: bytes) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(Path(path), data)
+
+    def _replace_object(self, path: str, data: bytes) -> None:
+        if not self._system.async_impl:
+            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._system.pipe_file(path, data)
 
     def _list_folder(self, path: str, pattern: re.Pattern[str]) -> list[str]:
         if os.path.realpath(path) != path:
