@@ -177,6 +177,12 @@ class Relay:
     def on_decision(self, t: float, decision: d.Decision) -> None:
         self._inner.on_decision(t, decision)
 
+    def secure(self) -> None:
+        self._inner.secure()
+
+    def check(self) -> None:
+        self._inner.check()
+
 
 class Once(Relay):
     """Call ``do``, which must be quick, at the first decision of a kind."""

@@ -91,9 +91,9 @@ def detect_s() -> float:
     import signal
 
     from benchmarks.recovery_time import idle
-    from planaria.runtime.worker import worker
+    from planaria.runtime.worker import process
 
-    fleet = LocalFleet(idle, [worker.__name__], heartbeat_s=10.0, missed_heartbeats=6)
+    fleet = LocalFleet(idle, [process.__name__], heartbeat_s=10.0, missed_heartbeats=6)
     took = []
     for number in range(_PASSES):
         fleet.spawn(f"w{number}", 1)

@@ -31,6 +31,10 @@ class Log:
     def on_worked(self, t: float, worked: e.WorkReport) -> None:
         self.worked.append(worked)
 
+    def secure(self) -> None: ...
+
+    def check(self) -> None: ...
+
     def all(self, kind: type[object]) -> list[object]:
         """The facts of one kind."""
         return [fact for fact in self.facts if isinstance(fact, kind)]

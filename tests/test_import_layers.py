@@ -14,7 +14,10 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 INJECTORS = ("checks", "injector", "worker")
 """modules of ``faults`` that wrap parts of an engine"""
-ENTRY = ("chat", "configuration", "complete", "import_export", "execution", "run", "standby", "training")
+ENTRY = (
+    "chat", "configuration", "complete", "import_export", "execution", "leadership", "remote_standby", "run", "standby",
+    "training",
+)  # fmt: skip
 """modules of ``runtime`` that start runs and read them; they may import reports"""
 PROGRAMS = ("lab.codes", "lab.trace", "swarm.settlement")
 """modules that are run with ``python -m``"""
@@ -40,8 +43,7 @@ LEVELS = (
         "runtime.worker",
         "runtime.prediction",
         "exchange.coded.coded_worker",
-        "control.controller",
-        "control.relay_watch",
+        "runtime.controller",
         *(f"faults.{name}" for name in INJECTORS),
     ),
     ("lab.trials", "lab.inline"),
@@ -78,13 +80,11 @@ FACTS = (
 )
 """modules of ``control`` that reports read"""
 DECIDING = (
-    "controller",
     "decide",
     "exclusion",
     "diagnosis",
     "features",
     "formation",
-    "relay_watch",
     "replay",
     "rounds",
     "checkpoint_decisions",
@@ -224,7 +224,7 @@ def test_imports_have_no_cycles() -> None:
         "models",
         "runtime.transport",
         "runtime.fleet",
-        "control.controller",
+        "runtime.controller",
         "runtime.checkpoint",
         "pipeline.plan",
     ],

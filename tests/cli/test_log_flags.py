@@ -67,7 +67,7 @@ def test_workers_inherit_level_and_format(debug: Done) -> None:
 
 def test_the_controller_logs_its_events_to_standard_error(debug: Done) -> None:
     lines = parsed(debug.printed.stderr)
-    assert {line.get("run") for line in lines if line["logger"] == "planaria.control.controller"} == {"tiny"}
+    assert {line.get("run") for line in lines if line["logger"] == "planaria.runtime.controller.controller"} == {"tiny"}
     lost = [line for line in lines if line["message"].startswith("worker_lost ")]
     assert [(line["level"], line["worker"]) for line in lost] == [("info", "w2")]
     assert any(line["message"].startswith("stage_committed ") and line["level"] == "debug" for line in lines)

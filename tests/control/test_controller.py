@@ -17,12 +17,10 @@ from replica_steps import facts, simulate, work_until
 from hostile_json import hostile
 from observer import Log
 from planaria.config.schema import RunConfig
-from planaria.control import controller as module
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply_base import reconsider_all
 from planaria.control.checkpoint_decisions import LAST_TRIES
-from planaria.control.controller import Controller
 from planaria.control.replay import replay
 from planaria.control.state import RunState
 from planaria.control.wait_deadlines import SAVE_RETRY_S, RoundWait, RoundWaits
@@ -30,6 +28,8 @@ from planaria.exchange.coded.facts import ResultsSent
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.controller import controller as module
+from planaria.runtime.controller.controller import Controller
 from planaria.runtime.fleet.base import Reported, WorkerEnded
 
 CONFIG = RunConfig.model_validate(

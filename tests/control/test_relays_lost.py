@@ -9,8 +9,8 @@ from test_decide import decision_kinds, fleet, last, work_until
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.relay_watch import ProbeResult, RelayWatch
 from planaria.control.wait_deadlines import RoundWaits, StartDeadlines
+from planaria.runtime.controller.relay_watch import ProbeResult, RelayWatch
 
 REFUSED = "127.0.0.1:7: Connection refused"
 FRESH_S = 120.0

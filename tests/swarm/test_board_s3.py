@@ -11,6 +11,7 @@ from boards import exchange, member
 from swarms import tiny
 from words import rollouts
 
+import s3_server
 from planaria.common.errors import UserError
 from planaria.common.object_store import Retry, Store
 from planaria.swarm.board.board import AlreadyThere
@@ -19,26 +20,12 @@ from planaria.swarm.swarm_processes import LiveSwarm
 
 pytestmark = pytest.mark.slow
 s3fs = pytest.importorskip("s3fs")
-server = pytest.importorskip("moto.server")
 
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A new bucket on a server in this process, found by s3fs through the environment."""
-    playing = server.ThreadedMotoServer(port=0, verbose=False)
-    playing.start()
-    host, port = playing.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ACCESS_KEY_ID": "someone",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            patch.setenv(name, value)
-        s3fs.S3FileSystem().mkdir("swarm")
-        yield "s3://swarm"
-    playing.stop()
+    with s3_server.bucket("swarm") as url:
+        yield url
 
 
 def test_rounds_are_published_and_never_replaced(bucket: str) -> None:

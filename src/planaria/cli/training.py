@@ -81,19 +81,26 @@ def _join(
     standby: Annotated[
         bool, switch("--standby", "add no workers: wait until the run's controller is lost, then lead the run")
     ] = False,
+    at: Annotated[
+        str, flag("HOST:PORT", "with --standby on another machine: where it leads; RUN is LOG/NAME", show_default=False)
+    ] = "",
 ) -> int:
     """Add this machine to a live run, until Ctrl-C; or wait to lead the run."""
     if standby:
-        from planaria.runtime.standby import main
-
         flags = {
-            "--key-file": key_file, "--workers": workers, "--patience": patience, "--advertise": advertise or None,
+            "--workers": workers, "--patience": patience, "--advertise": advertise or None,
             "--ports": ports, "--no-inbound": no_inbound or None, "--cache": cache,
         }  # fmt: skip
+        if not at:
+            flags["--key-file"] = key_file
         if given := [name for name, value in flags.items() if value is not None]:
             raise UserError(f"{given[0]}: a standby adds no workers; leave it out, or leave out --standby")
-        main(Path(run))
+        from planaria.cli.commands.join import stand_by
+
+        stand_by(run, at, key_file)
         return 0
+    if at:
+        raise UserError(f"--at {at}: is for a standby; add --standby, or leave it out")
     from planaria.cli.commands.join import add_machine
     from planaria.runtime.transport.address import Reach
 

@@ -12,6 +12,7 @@ import random
 import re
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -158,6 +159,33 @@ class Store:
             self._try("writing", lambda: act(f"{self._root}/{path}", data))
         except _ANSWERS as error:
             raise UserError(f"{self.place}: {path} cannot be written; remove the obstacle ({error})") from None
+
+    def creates_once(self, path: str) -> bool:
+        """Return whether the store itself keeps a file from being created twice, also by two writers at once."""
+        if not self._local:
+            return bool(self._system.async_impl) and self._try("writing", lambda: self._is_conditional(path))
+        folder = Path(self._root, path).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            link = f"{file.name}.link"
+            try:
+                os.link(file.name, link)
+                os.link(file.name, link)
+            except FileExistsError:
+                return True
+            except OSError:
+                return False  # without hard links
+            finally:
+                Path(link).unlink(missing_ok=True)
+        return False
+
+    def _is_conditional(self, path: str) -> bool:
+        self._system.pipe_file(f"{self._root}/{path}", b"1", mode="create")
+        try:
+            self._system.pipe_file(f"{self._root}/{path}", b"2", mode="create")
+        except FileExistsError:
+            return True
+        return False
 
     def folders(self, path: str, pattern: re.Pattern[str]) -> list[str]:
         """Return the names of folders in ``path`` that match ``pattern`` fully; links are ignored."""

@@ -48,10 +48,17 @@ class FleetConfig(Section):
     standby: Literal["off", "auto", "manual"] = "off"
     """whether the run survives the loss of its controller: auto (a standby on this machine takes over), manual (start
     one with `planaria join RUN --standby`), off (resume from the newest checkpoint)"""
+    shared_log: str | None = None
+    """folder or URL that several machines share, for the run's log: if this machine is lost, one of fleet.standby_at
+    leads the run"""
+    standby_at: str = ""
+    """with fleet.shared_log: HOST:PORT of the machines that may lead, in order, separated by commas (`planaria join
+    LOG/NAME --standby --at HOST:PORT`)"""
     orphan_s: Annotated[Seconds, Field(gt=0)] = 60.0
     """with a standby: how long workers wait for a controller"""
     lease_s: Annotated[Seconds, Field(gt=0)] = 1.0
-    """with a standby: how long a controller may be stopped (SIGSTOP) before it is killed and replaced"""
+    """with a standby: how long a controller may be stopped (SIGSTOP) before it is killed and replaced; with
+    fleet.shared_log: how long it may be silent before another machine leads"""
     replace: bool = True
     """start a new worker for each one that dies; if false, the run continues with the remaining ones"""
     heartbeat_s: bounds.Heartbeat = 0.25
@@ -83,3 +90,8 @@ class FleetConfig(Section):
     """file with the key that machines must prove to know; created if missing; by default each start draws a new key"""
     relays: dict[RelayName, RelayConfig] = Field(default_factory=dict)
     """relays by name; each edge of training steps uses one of them"""
+
+    @property
+    def standby_addresses(self) -> list[str]:
+        """HOST:PORT of the machines that may lead, in order."""
+        return [at.strip() for at in self.standby_at.split(",") if at.strip()]

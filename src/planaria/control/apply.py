@@ -31,6 +31,7 @@ from planaria.control.apply_base import (
 )
 from planaria.control.fast_replace import fast_replace
 from planaria.control.replica import NO_WORKERS, ReplicaState, updated
+from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import BackgroundWrite, RunState, UnsavedCheckpoint
 
@@ -44,7 +45,22 @@ def _(fact: e.RunStarted, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.LeaderStarted, run: RunState) -> RunState:
-    return reconsider_all(replace(run, term=fact.term))
+    run = reconsider_all(replace(run, term=fact.term))
+    if fact.cause != "machine" or run.over:
+        return run
+    if not fact.has_checkpoint:
+        run = replace(run, durable=RollbackPoint(), saved=-1)
+    for replica in run.live.values():
+        run = with_replica(run, _cut_off(replica))
+    return replace(give_up_save(run), writing=freeze({}), unsaved=None, unsealed=None)
+
+
+def _cut_off(replica: ReplicaState) -> ReplicaState:
+    """Return the replica after its orders and reports in flight were lost: only commits and settled rounds remain."""
+    replica = replace(out_of_round(replica), links=freeze({}), saved=-1)
+    if replica.phase in ("commit", "settle"):  # the order is durable and is sent again
+        return replica
+    return replace(replica, phase="idle", waiting=NO_WORKERS, progress=None)
 
 
 @handles

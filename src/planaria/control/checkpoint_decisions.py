@@ -136,7 +136,7 @@ def all_saved(run: RunState) -> bool:
 
 
 def save_survivors(run: RunState, replica: ReplicaState) -> d.Save | None:
-    """Save the survivors after *cannot*; the run ends when that is sealed, or fails."""
+    """Save the remaining stages of an unrecoverable replica. The run ends once the checkpoint is sealed or failed."""
     may_begin = run.settings.saves and run.saving < 0 and not _busy(run, replica) and _may_begin(run)
     if run.saved != run.progress and replica.stateful.stages and may_begin:
         return _save(run, replica, run.progress)

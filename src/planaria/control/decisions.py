@@ -1,7 +1,7 @@
 """Decisions of the controller, as plain data.
 
-``control.decide`` derives them from the run's state alone, so that a log can be replayed; workers receive
-:class:`Form`, :class:`RunStep`, :class:`Commit`, :class:`Save` and :class:`UnassignWorker` as their orders.
+``control.decide`` derives them from the run's state alone, so that a log can be replayed. Workers receive those in
+:data:`Order` as orders.
 """
 
 from __future__ import annotations

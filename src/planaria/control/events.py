@@ -243,12 +243,16 @@ class ZombieIgnored(Fact):
     report: str
 
 
-ControllerEnd = Literal["exited", "stopped"]
-"""how a controller was lost"""
+ControllerEnd = Literal["exited", "stopped", "machine"]
+"""how a controller was lost; ``machine``: with its machine and the workers there, or cut off from the shared log"""
 
 
 class LeaderStarted(Fact):
-    """A standby leads the run after its controller was lost; workers, stages and the current step are unaffected."""
+    """A standby leads the run after its controller was lost.
+
+    On the same machine, workers, stages and the current step are unaffected. On another machine (``cause``), what is
+    durable is completed, and all else of the current step is void.
+    """
 
     kind: Literal["leader_started"] = "leader_started"
     term: int
@@ -256,6 +260,8 @@ class LeaderStarted(Fact):
     pid: int
     cause: ControllerEnd
     """end of the former controller; a stopped one was killed"""
+    has_checkpoint: bool = True
+    """whether this machine has the run's newest checkpoint"""
     silent_s: float
     """from the former controller's last log line to this event"""
     lost_s: float

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planaria.control.apply import apply
-from planaria.control.decisions import Decision, Finish, Replan, is_decision
+from planaria.control.decisions import Commit, Decision, Finish, Replan, Settle, is_decision
 from planaria.control.events import ControllerEnd, LeaderStarted, RunStarted, StageCommitted
 from planaria.control.run_record import Timed
 from planaria.control.state import RunState
@@ -25,6 +25,8 @@ class FailoverState:
     for a plan, since the planner ended with the controller"""
     silent_since: float
     """time of the last line, monotonic seconds"""
+    unfinished: tuple[Commit | Settle, ...] = ()
+    """commits and settled rounds that some workers have not reported"""
     notice: int = 0
     """number of the supervisor's last notice in the log"""
     failed_controllers: int = 0
@@ -33,6 +35,13 @@ class FailoverState:
     """end of the controller"""
     noticed: float = 0.0
     """when its loss was noticed, monotonic seconds"""
+    has_checkpoint: bool = True
+    """whether this machine has the run's newest checkpoint"""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the former controller led on another machine."""
+        return self.cause == "machine"
 
     @property
     def finish(self) -> Finish | None:
@@ -49,11 +58,13 @@ def failover_state(history: Iterable[Timed], notice: int = 0) -> FailoverState:
     failed_controllers = 0
     last: Decision | None = None
     replan: Replan | None = None
+    durable: dict[int, Commit | Settle] = {}
     until = 0.0
     for t, fact in history:
         until = t
         if isinstance(fact, RunStarted):
             state, last, replan = RunState.start(fact), None, None
+            durable = {}
             continue
         if state is None:
             raise ValueError("the log does not begin with run_started")
@@ -65,9 +76,17 @@ def failover_state(history: Iterable[Timed], notice: int = 0) -> FailoverState:
         if is_decision(fact):
             last = fact
             replan = fact if isinstance(fact, Replan) else replan
+            if isinstance(fact, Commit):
+                durable[fact.replica] = fact
+            elif isinstance(fact, Settle):
+                durable |= dict.fromkeys(fact.members, fact)
     if state is None:
         raise ValueError("the log is empty")
     repeat = [] if last is None else [last]
     if replan is not None and replan is not last and state.replicas[replan.replica].phase == "replan":
         repeat.append(replan)
-    return FailoverState(state, tuple(repeat), until, notice, failed_controllers)
+    unfinished: list[Commit | Settle] = []
+    for number, replica in state.live.items():
+        if replica.phase in ("commit", "settle") and not any(durable[number] is known for known in unfinished):
+            unfinished.append(durable[number])
+    return FailoverState(state, tuple(repeat), until, tuple(unfinished), notice, failed_controllers)

@@ -35,7 +35,7 @@ from planaria.recovery.chain import RecoveryPlan, staleness_by_stage
 def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Form a new generation: fill vacant nodes from spares, give every node a state, replace broken edges.
 
-    Returns None while no relay answers, since edges that need relays could not be opened.
+    Return None while no relay answers, no lender is ready, or a checkpoint that may be needed is being written.
     """
     if run.cut_off:
         return _without_relays(run, replica)
@@ -72,6 +72,9 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return end_if_unstaffed(run, replica)
     if answer.rollback == "memory" and _is_snapshot_newer(replica, run.durable):
         return _recall(run, replica, holders, answer)
+    if answer.rollback and not run.durable.sources:
+        reason = "its checkpoints were on the controller's machine, which was lost; give the run a checkpoint.store"
+        return end_replica(run, replica, reason, sorted(lost))
     if answer.rollback:
         return _roll_back(run, replica, holders, run.durable)
     sources = _sources(replica, holders, lent, answer.rebuilt)

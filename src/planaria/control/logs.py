@@ -97,8 +97,11 @@ class RunLog:
     Each method raises OSError, naming the file, if its line cannot be written.
     """
 
-    def __init__(self, folder: Path, full: int = FULL) -> None:
-        """:param full: bytes per segment; full segments are compressed."""
+    def __init__(self, folder: Path, full: int = FULL, copy: Callable[[str], object] | None = None) -> None:
+        """:param full: bytes per segment; full segments are compressed.
+        :param copy: receives each line of the events and decisions, too
+        """
+        self._copy = copy
         folder.mkdir(parents=True, exist_ok=True)
         self._events, self._spans, self._metrics = (
             RotatingLog(folder / name, full) for name in (EVENTS, SPANS, METRICS)
@@ -106,10 +109,16 @@ class RunLog:
 
     def event(self, t: float, event: Event, notice: int = 0) -> None:
         numbered = f', "notice": {notice}' if notice else ""
-        self._events.write(f'{{"t": {t!r}, "event": {event.model_dump_json()}{numbered}}}')
+        self.line(f'{{"t": {t!r}, "event": {event.model_dump_json()}{numbered}}}')
 
     def decision(self, t: float, decision: Decision) -> None:
-        self._events.write(f'{{"t": {t!r}, "decision": {decision.model_dump_json()}}}')
+        self.line(f'{{"t": {t!r}, "decision": {decision.model_dump_json()}}}')
+
+    def line(self, text: str) -> None:
+        """Append a line of an event or a decision."""
+        self._events.write(text)
+        if self._copy is not None:
+            self._copy(text)
 
     def worked(self, t: float, worked: WorkReport) -> None:
         self._spans.write(f'{{"t": {t!r}, "worked": {worked.model_dump_json()}}}')

@@ -28,6 +28,17 @@ class Observer(Protocol):
 
     def on_worked(self, t: float, worked: e.WorkReport) -> None: ...
 
+    def secure(self) -> None:
+        """Return once all that was observed survives the loss of what the run must survive.
+
+        :raises RunStopped: if that is impossible, or another controller leads; then no order may go out.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise RunStopped if this process may not lead the run any more."""
+        ...
+
 
 class FaultSource(Protocol):
     """Fault injection: observes decisions, events and the clock, strikes workers, and reports the faults."""

@@ -18,12 +18,12 @@ from typing import Any
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.controller import Controller
 from planaria.faults.injector import TraceChaos
 from planaria.faults.trace import Trace
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.watch import RunWatch
 from planaria.report.run.report import write_report
+from planaria.runtime.controller.controller import Controller
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started

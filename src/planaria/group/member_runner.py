@@ -30,7 +30,7 @@ class MemberRunner(StageRunner):
     """
 
     def __init__(self, config: RunConfig, owned: MemberState, sums_gradients: bool) -> None:
-        """``adds``: members share the gradient of a step, which has ``exchange.replicas`` blocks."""
+        """``sums_gradients``: members share one gradient per step, made of ``exchange.replicas`` blocks."""
         self.config, self.stage, self.owned = config, 0, owned
         self.module, self.parameters = owned.model, owned.parameters
         self.reported: float | None = None
@@ -41,20 +41,20 @@ class MemberRunner(StageRunner):
         """committed steps of this process"""
         self.computed = set[int]()
         """blocks of the current step whose gradients the parameters, or the sum, have"""
-        self._updates, self._adds, self._sum = True, sums_gradients, dict[str, Tensor]()
+        self._updates, self._sums_gradients, self._sum = True, sums_gradients, dict[str, Tensor]()
 
     def take_gradient(self, block: int, updates: bool) -> None:
         """Take the gradient of a block from the parameters; without ``updates`` the owner made no step with it."""
         self.computed.add(block)
         self._updates = updates
-        for name, parameter in self.parameters.items() if self._adds and updates else ():
+        for name, parameter in self.parameters.items() if self._sums_gradients and updates else ():
             if parameter.grad is not None:
                 known = self._sum.get(name)
                 self._sum[name] = parameter.grad.clone() if known is None else known.add_(parameter.grad)
 
-    def gradient_sums(self, blocks: int, members: int) -> None:  # type: ignore[override]
+    def scale_gradient(self, blocks: int, members: int) -> None:
         """Set the gradient so that its mean over ``members`` is the mean over the step's ``blocks``."""
-        for name, parameter in self.parameters.items() if self._adds else ():
+        for name, parameter in self.parameters.items() if self._sums_gradients else ():
             total = self._sum.get(name)
             parameter.grad = None if total is None else total * (members / blocks)
 
@@ -74,7 +74,7 @@ class MemberRunner(StageRunner):
 
     def commit(self, step: int) -> None:
         """Let the owner's optimizer apply the gradient."""
-        if self._updates or self._adds:
+        if self._updates or self._sums_gradients:
             self.owned.optimizer.step()
         self.forget()
         self.reported, self.steps, self.progress = None, self.steps + 1, step + 1
@@ -153,7 +153,7 @@ class OwnerLoopSteps:
             self._runner.forget()
         while missing := [block for block in wanted if block not in self._runner.computed]:
             self._compute(missing)
-        self._runner.gradient_sums(len(blocks), len(messages.here.present.peers(messages.here.node)))
+        self._runner.scale_gradient(len(blocks), len(messages.here.present.peers(messages.here.node)))
         combine_gradients(self._runner.config, messages, runner, spans)
 
 

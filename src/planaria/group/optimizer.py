@@ -15,8 +15,8 @@ class GroupOptimizer(Optimizer):
     """The owner's optimizer with another ``step``. Schedulers and gradient scalers accept it like the original."""
 
     def __init__(self, original: Optimizer, step: Callable[[], None], mid_block: Callable[[], bool]) -> None:
-        """``within``: whether the current block has further batches; the original has initialised itself."""
-        self.original, self._step, self._within = original, step, mid_block
+        """``mid_block``: returns whether the block has more batches. Only ``original`` is initialised, not the base."""
+        self.original, self._step, self._mid_block = original, step, mid_block
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -42,13 +42,13 @@ class GroupOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        if not self._within():
+        if not self._mid_block():
             self._step()
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradient, unless further batches of the block add to it."""
-        if not self._within():
+        if not self._mid_block():
             self.original.zero_grad(set_to_none)
 
     def __getattr__(self, name: str) -> Any:

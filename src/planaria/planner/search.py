@@ -161,7 +161,7 @@ def _anneal(
     least: int,
     positions: bool,
 ) -> int:
-    """Call ``anneal`` on ``now`` and ``best`` (of ``best_ns`` nanoseconds), both changed in place."""
+    """Call ``anneal`` on ``now`` and ``best`` in place. ``least``: simulated step of ``best`` in nanoseconds."""
     return int(
         anneal(
             problem.tables, now.origin, now.path, now.stage, chance, temperature,

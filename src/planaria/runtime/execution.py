@@ -45,6 +45,7 @@ from planaria.runtime.fleet.joining import join_command
 from planaria.runtime.fleet.process import outlive_parent
 from planaria.runtime.fleet.spawner import spawner
 from planaria.runtime.import_export import export_run
+from planaria.runtime.leadership import Leadership, leading
 from planaria.runtime.prediction.preflight_table import table
 from planaria.runtime.run import MODEL, Run
 from planaria.runtime.worker.log_file import last_error
@@ -89,51 +90,89 @@ def mirror_of(config: RunConfig, folder: Path, again: bool = False) -> Mirror | 
     return mirror
 
 
+@dataclass(frozen=True)
+class Succession:
+    """What a standby continues: a run whose controller was lost."""
+
+    failover: FailoverState
+    history: Sequence[Timed]
+    """events and decisions of the log, with their times"""
+    leadership: Leadership | None = None
+    """of a run with a shared log, whose controller was lost with its machine"""
+
+    @property
+    def clock_offset_s(self) -> float:
+        """Add this to the times of this machine to continue those of the log."""
+        if self.leadership is None:
+            return 0.0
+        return (self.history[-1][0] if self.history else 0.0) - self.failover.silent_since
+
+
 def execute_run(
     prepared: PreparedRun,
     folder: Path,
     origin: Origin,
     mirror: Mirror | None,
     callbacks: Callbacks,
-    failover: FailoverState | None = None,
-    history: Sequence[Timed] = (),
+    succession: Succession | None = None,
 ) -> Run:
     """Train in ``folder``, whose lock the caller holds; then report the outcome.
 
-    :param failover: continue a run whose controller was lost, after ``history``.
+    :param succession: continue a run whose controller was lost
     """
     config, before = prepared.config, run_folders.log_size(folder)
-    followers = trackers(config.observe)
-    if failover is None:
+    if succession is None:
         run_folders.write_run_files(folder, config, prepared.dataset, prepared.trace)
         _show_table(config, folder, origin, callbacks)
     display = Progress() if callbacks.progress else NoProgress()
     listener = None if callbacks.on_step is None else StepListener(display, callbacks.on_step)
+    with leading(config, folder, None if succession is None else succession.leadership) as leadership:
+        ending, watch = _train(prepared, folder, origin, mirror, callbacks, listener or display, succession, leadership)
+    trained = succession is not None or run_folders.has_trained(folder, before)
+    _report_end(prepared, folder, ending, watch, trained, callbacks)
+    if listener is not None and listener.error is not None:
+        raise listener.error
+    if ending.outcome == "finished" or ending.reason == REQUEST:
+        return require_complete(folder)
+    raise _failure(prepared, folder, ending, watch)
+
+
+def _train(
+    prepared: PreparedRun,
+    folder: Path,
+    origin: Origin,
+    mirror: Mirror | None,
+    callbacks: Callbacks,
+    display: NoProgress,
+    succession: Succession | None,
+    leadership: Leadership | None,
+) -> tuple[Finish, RunWatch]:
+    """Train to the end of the run; return how it ended, and its observer."""
+    config = prepared.config
+    followers = trackers(config.observe)
     about = About(identity(folder), reported_settings(config)) if followers else None
-    watch = RunWatch(folder, config.samples * config.model.context, listener or display, followers, about)
+    offset_s = 0.0 if succession is None else succession.clock_offset_s
+    tokens_per_step = config.samples * config.model.context
+    watch = RunWatch(folder, tokens_per_step, display, followers, about, leadership, offset_s)
 
     def listening(address: str) -> None:
         if callbacks.progress and (command := join_command(config.fleet, folder, address)):
             callbacks.notify(f"join with     {command}")
 
     def asked() -> bool:
-        return callbacks.stopped() or (listener is not None and listener.error is not None)
+        return callbacks.stopped() or (isinstance(display, StepListener) and display.error is not None)
 
     try:
-        watch.recall(history)
+        if succession is not None:
+            watch.recall(succession.history, measure=succession.leadership is not None)
         standby = _with_standby(
             folder, config.fleet.standby == "auto", callbacks.progress, process_engine.preload_for(config)
         )
+        failover = None if succession is None else succession.failover
         with mirrored(mirror, folder, MIRRORED, callbacks.notify), callbacks.context(folder), standby:
-            ending = _engine(prepared, folder, watch, origin, asked, failover, listening)
+            return _engine(prepared, folder, watch, origin, asked, failover, listening), watch
     finally:
         watch.close()
-    _report_end(prepared, folder, ending, watch, run_folders.has_trained(folder, before), callbacks)
-    if listener is not None and listener.error is not None:
-        raise listener.error
-    if ending.outcome == "finished" or ending.reason == REQUEST:
-        return require_complete(folder)
-    raise _failure(prepared, folder, ending, watch)
 
 
 def _show_table(config: RunConfig, folder: Path, origin: Origin, callbacks: Callbacks) -> None:

@@ -26,9 +26,10 @@ from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import PreparedRun, prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
-from planaria.runtime.execution import Callbacks, conclude, execute_run, mirror_of
+from planaria.runtime.execution import Callbacks, Succession, conclude, execute_run, mirror_of
 from planaria.runtime.fleet.process import activity
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
+from planaria.runtime.remote_standby import stand_by_elsewhere
 from planaria.runtime.run import MODEL, Run
 
 _LOOK_S = 0.1
@@ -44,6 +45,14 @@ def main(folder: Path, progress: bool = True) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stand_by(folder, Callbacks(progress, print, None, None))
+
+
+def main_elsewhere(location: str, at: str, key: Path, progress: bool = True) -> None:
+    """Run a standby on another machine than the controller's.
+
+    :raises UserError: as :func:`planaria.runtime.remote_standby.stand_by_elsewhere`.
+    """
+    stand_by_elsewhere(location, at, key, Callbacks(progress, print, None, None))
 
 
 def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
@@ -72,7 +81,8 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
             )
         if not has_supervisor(folder):
             raise UserError(f"{folder}: no workers are left; `planaria train --resume {folder}`")
-        return execute_run(prepared, folder, START, mirror_of(config, folder), callbacks, failover, history)
+        succession = Succession(failover, history)
+        return execute_run(prepared, folder, START, mirror_of(config, folder), callbacks, succession)
 
 
 def _conclude_ended_run(

@@ -12,6 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import planaria
+import s3_server
 from planaria.common.errors import UserError
 from planaria.models.packing import entries
 from planaria.runtime.checkpoint.mirror import ID, MAX_BYTES, Mirror, mirrored
@@ -25,23 +26,8 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """An S3 bucket of moto's server; s3fs finds it by environment variables."""
-    s3fs, server = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
-    playing = server.ThreadedMotoServer(port=0, verbose=False)
-    playing.start()
-    host, port = playing.get_host_and_port()
-    found = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "someone",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in found.items():
-            patch.setenv(name, value)
-        s3fs.S3FileSystem().mkdir("runs")
-        yield "s3://runs"
-    playing.stop()
+    with s3_server.bucket("runs") as url:
+        yield url
 
 
 def settings(folder: Path, store: str | None, **changed: Any) -> planaria.RunConfig:

@@ -9,7 +9,7 @@ from planaria.common.errors import UserError
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.join import AddressEntrance, Entrance, FolderEntrance, JoinTerms, join
 from planaria.runtime.engine.process_engine import PRELOAD
-from planaria.runtime.fleet.joining import MAX_WORKERS
+from planaria.runtime.fleet.joining import MAX_WORKERS, read_key
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.transport.address import REACHABLE, Reach
 
@@ -39,6 +39,24 @@ def add_machine(
     fork_server(PRELOAD)
     patience = (60.0, 0.0) if patience_s is None else (patience_s, patience_s)
     join(entrance, JoinTerms(workers or 0, *patience, reach, cache), lambda line: print(line, flush=True))
+
+
+def stand_by(target: str, at: str, key: Path | None) -> None:
+    """Wait until a run's controller is lost, then lead the run.
+
+    :param target: the run's folder; with ``at``, its shared log
+    :param at: HOST:PORT at which this machine leads; empty: it is the controller's machine
+    :raises UserError: if the run cannot be led from here.
+    """
+    from planaria.runtime import standby
+
+    if not at:
+        standby.main(Path(target))
+        return
+    if key is None:
+        raise UserError(f"join {target} --standby --at {at}: give --key-file, a copy of the run's fleet.key file")
+    read_key(key)
+    standby.main_elsewhere(target, at, key)
 
 
 def _entrance(target: str, key: Path | None) -> Entrance:

@@ -99,7 +99,7 @@ class CodedSteps:
     ) -> None:
         """Replace the node's gradient by the step's, after its last round.
 
-        :param vector: returns a vector sent by all nodes of its stage (``StageRunner.share``).
+        :param vector: returns a vector sent by all nodes of its stage (:meth:`StageRunner.gradient_sums`).
         """
         runner.begin(None, True, self.microbatches, learned=data.learned)
         total = torch.zeros_like(runner.gradient_sums())
@@ -160,7 +160,7 @@ def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
 
 
 def _of(given: Callable[[int], T] | None, indices: Sequence[int]) -> Callable[[int], T] | None:
-    """Return the function with the item at ``places[i]`` renumbered to i."""
+    """Return a function that maps i to the item at ``indices[i]``."""
     return None if given is None else lambda i: given(indices[i])
 
 

@@ -119,7 +119,7 @@ def advise(config: RunConfig, lessons: CompressionExperience) -> CompressionAdvi
 
 
 def _best(strategies: Sequence[WeighedCompression]) -> WeighedCompression | None:
-    """Return the fastest scheme to dense gradients' loss if it is worthwhile; ``ways[0]`` is dense."""
+    """Return the scheme that reaches dense gradients' loss (``strategies[0]``) fastest; None if none saves time."""
     dense = strategies[0].step_s
     known = {choice.arm.name: seconds for choice in strategies[1:] if (seconds := choice.seconds("mean")) is not None}
     result = min(known, key=known.__getitem__, default=None)

@@ -16,7 +16,7 @@ from operator import methodcaller
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from planaria.common.stdio import lost
 from planaria.control import decisions as d
@@ -71,6 +71,19 @@ class About(NamedTuple):
     settings: Mapping[str, Setting]
 
 
+class SharedHistory(Protocol):
+    """The history of a run on other machines (``runtime/leadership.py``)."""
+
+    def add(self, line: str) -> None:
+        """Add a line of the log."""
+
+    def secure(self) -> None:
+        """Return once all lines are there; RunStopped if that is impossible, or another controller leads."""
+
+    def check(self) -> None:
+        """Raise RunStopped if this process may not lead any more."""
+
+
 class RunWatch:
     """Logs and displays a run.
 
@@ -87,8 +100,16 @@ class RunWatch:
         progress: NoProgress,
         trackers: Mapping[str, Tracker] | None = None,
         about: About | None = None,
+        shared: SharedHistory | None = None,
+        clock_offset_s: float = 0.0,
     ) -> None:
-        self._log, self._progress, self._folder = RunLog(folder), progress, folder
+        """:param shared: the run's log on other machines
+        :param clock_offset_s: added to times, so that those of a log that another machine began continue
+        """
+        self._offset = clock_offset_s
+        self._shared = shared
+        copy = None if shared is None else shared.add
+        self._log, self._progress, self._folder = RunLog(folder, copy=copy), progress, folder
         self._trackers = [TrackerThread(name, tracker) for name, tracker in (trackers or {}).items()]
         self._about, self._started = about, False
         self._usual_s = sys.getswitchinterval()
@@ -100,8 +121,11 @@ class RunWatch:
         self._metrics = StepMetrics(tokens_per_step)
         self._naming, self._sample = Naming(), ReportSampling()
 
-    def recall(self, history: Sequence[Timed]) -> None:
-        """Continue the log of a run whose controller was lost, after ``history``; do nothing if that is empty."""
+    def recall(self, history: Sequence[Timed], measure: bool = False) -> None:
+        """Continue the log of a run whose controller was lost, after ``history``; do nothing if that is empty.
+
+        :param measure: write the metrics of ``history``, which this folder lacks
+        """
         if not history:
             return
         for t, fact in history:
@@ -112,10 +136,12 @@ class RunWatch:
             self._tally.take(t, fact)
             if isinstance(fact, d.Form):
                 self._sample.form(fact.replica, fact.step)
-            self._metrics.take(t, fact)
+            if (metric := self._metrics.take(t, fact)) is not None and measure:
+                self._note(partial(self._log.metric, metric))
         self._begin()
 
     def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
+        t += self._offset
         self._note(partial(self._log.event, t, event, notice))
         if isinstance(event, e.RunStarted):
             self._naming = Naming(event)
@@ -128,6 +154,7 @@ class RunWatch:
         self._check_display(t)
 
     def on_decision(self, t: float, decision: d.Decision) -> None:
+        t += self._offset
         self._note(partial(self._log.decision, t, decision))
         if isinstance(decision, d.Form):
             self._sample.form(decision.replica, decision.step)
@@ -137,9 +164,18 @@ class RunWatch:
         self._check_display(t)
 
     def on_worked(self, t: float, worked: e.WorkReport) -> None:
+        t += self._offset
         for when, kept in self._sample.take(t, worked, self._naming.replica(worked.node)):
             self._note(partial(self._log.worked, when, kept))
         self._recovered(self._tally.worked(worked))
+
+    def secure(self) -> None:
+        if self._shared is not None:
+            self._shared.secure()
+
+    def check(self) -> None:
+        if self._shared is not None:
+            self._shared.check()
 
     @property
     def lost(self) -> bool:

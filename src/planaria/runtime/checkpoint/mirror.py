@@ -16,7 +16,7 @@ from pathlib import Path
 
 from planaria.common import documents
 from planaria.common.atomic import new_folder
-from planaria.common.errors import UserError
+from planaria.common.errors import RunStopped, UserError
 from planaria.common.filesystems import fetch, filesystem, reached, required, shown
 from planaria.common.stdio import Notify
 from planaria.control.logs import ID, write_identity
@@ -53,6 +53,8 @@ class Mirror:
         with required("checkpoint.store"):
             self._system, root = filesystem(self.url, "checkpoint.store")
         self._root = root.rstrip("/")
+        self.closed = False
+        """whether nothing may be written any more"""
         self._sent: dict[str, tuple[int, int]] = {}
         """uploaded files of the run: size and modification time"""
 
@@ -127,7 +129,7 @@ class Mirror:
             kept = {saved.folder.name for saved in here}
             with reached(self.url, "remove old checkpoints"):
                 for name in self._folders():
-                    if name not in kept:
+                    if name not in kept and not self.closed:
                         self._remove(name)
 
     def fetch(self, out: Path, own: Mapping[str, int], notify: Notify) -> Path:
@@ -150,6 +152,15 @@ class Mirror:
                 fetch(self._system, f"{self._root}/{name}", made / name, own[name])
             self._fetch(newest, made / _CHECKPOINTS / newest)
         return folder
+
+    def fetch_checkpoint(self, name: str, folder: Path) -> None:
+        """Download one checkpoint into the run's ``folder``.
+
+        :raises OSError: if the store lacks it or cannot be reached.
+        :raises UserError: if a file is damaged.
+        """
+        with reached(self.url, f"fetch {name}"), new_folder(folder / _CHECKPOINTS / name) as made:
+            self._fetch(name, made)
 
     def _fetch(self, name: str, to: Path) -> None:
         fetch(self._system, self._at(name, MANIFEST), to / MANIFEST, MAX_BYTES)
@@ -216,12 +227,17 @@ def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], notify: No
     if mirror is None:
         yield
         return
-    over = threading.Event()
+    over, deposed = threading.Event(), False
     thread = threading.Thread(target=_follow, args=(mirror, folder, own, notify, over), name="mirror", daemon=True)
     thread.start()
     try:
         yield
+    except RunStopped:  # another controller may write there now; this one must not remove its checkpoints
+        deposed = True
+        raise
     finally:
+        if deposed:
+            mirror.closed = True
         over.set()
         thread.join(_LAST_S)
         if thread.is_alive():
@@ -232,6 +248,8 @@ def _follow(mirror: Mirror, folder: Path, own: Iterable[str], notify: Notify, ov
     pause, seen = _LOOK_S, set[tuple[str, int]]()
     while True:
         last = over.wait(pause)
+        if mirror.closed:
+            return
         result = _sealed(folder)
         if result != seen:
             try:

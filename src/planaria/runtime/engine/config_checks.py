@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,8 @@ def check(config: RunConfig) -> ResolvedRun:
         _check_sized(config)
     if config.fleet.standby != "off":
         _check_standby(config)
+    if config.fleet.shared_log is not None:
+        _check_shared_log(config)
     if config.exchange.max_replicas is not None and config.engine == "inline":
         raise UserError(
             "exchange.max_replicas: no machines join a run in one process; leave it out, or use --engine fleet"
@@ -232,6 +235,28 @@ def _check_standby(config: RunConfig) -> None:
         raise UserError(f"{named}: the actors of fleet.kind = {config.fleet.kind!r} end with their driver; use 'local'")
     if sys.platform != "linux":
         raise UserError(f"{named} needs Linux; leave it out, and resume a lost run from its newest checkpoint")
+
+
+def _check_shared_log(config: RunConfig) -> None:
+    """Raise UserError if another machine could not lead the run."""
+    fleet, named = config.fleet, f"fleet.shared_log = {config.fleet.shared_log!r}"
+    if config.engine != "fleet" or fleet.kind != "local":
+        raise UserError(f"{named}: only a run with engine = 'fleet' and fleet.kind = 'local' can be led elsewhere")
+    if fleet.standby != "off":
+        raise UserError(f"{named}: leave fleet.standby out; the standbys are those of fleet.standby_at")
+    if "::" in str(fleet.shared_log):
+        raise UserError(f"{named}: chained file systems are not supported; name a folder or a bucket")
+    if not fleet.standby_addresses:
+        raise UserError(f"{named}: list the machines that may lead in fleet.standby_at, such as '10.0.0.2:7010'")
+    for at in fleet.standby_addresses:
+        if not re.fullmatch(r"([^/\s:]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", at):
+            raise UserError(f"fleet.standby_at: {at!r} is not an address; give HOST:PORT")
+    if fleet.key is None or not fleet.port:
+        raise UserError(f"{named}: machines that lead or return need fleet.key (a file) and fleet.port")
+    if fleet.orphan_s <= 2 * fleet.lease_s:
+        raise UserError(
+            f"fleet.orphan_s = {fleet.orphan_s:g}: give more than 2 × fleet.lease_s = {2 * fleet.lease_s:g}"
+        )
 
 
 def _check_replicas(config: RunConfig) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -30,11 +31,14 @@ from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, RunAddress, read_do
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from planaria.runtime.prediction.memory import require_room
 from planaria.runtime.transport.address import REACHABLE, Reach
+from planaria.runtime.transport.channel import SILENT_PEER_S
 from planaria.runtime.worker.setup import SETUP, Setup
 
 log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
 """seconds between attempts to reach the controller"""
+_FOLLOW_S = 0.1
+"""the same after the loss of a controller that another one may replace"""
 _TIMES, _MIN_S = 2, 10.0
 """The machine waits for the run this many times as long as the run waits for it, and at least this long (s), since a
 controller may be paused
@@ -130,6 +134,8 @@ def join(entrance: Entrance, terms: JoinTerms, notify: Notify) -> None:
     while (stay := _prepared(entrance, terms, notify, again)) is not None:
         with closing(stay), stop_requested() as requested:
             ending = stay.last(requested)
+            while ending.how == "lost" and stay.follow(requested):
+                ending = stay.last(requested)
         if ending.how == "unwelcome":
             raise RunStopped(f"{entrance}: sent this machine away: {ending.reason}")
         if ending.how not in ("lost", "again"):
@@ -200,21 +206,26 @@ class _Stay:
                 f"{visit.address}: a group of programs that train a model of theirs; join it from yours with "
                 "planaria.join"
             )
-        if not shared:
+        fleet = setup.config.fleet
+        if not shared or fleet.shared_log is not None:  # the next controller has another folder
             setup = replace(setup, sign="")
         settle = partial(local_workplace, setup, Path(visit.welcome.cwd), terms.cache, notify)
         wanted = device_needs(setup.config)
         start_s = setup.config.fleet.start_timeout_s
         orders = PoolConfiguration(
-            settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s
-        )
+            settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s,
+            standbys=tuple(fleet.standby_addresses), orphan_s=0.0 if fleet.shared_log is None else fleet.orphan_s,
+            silence_s=SILENT_PEER_S if fleet.shared_log is None else 2 * fleet.lease_s,
+        )  # fmt: skip
+        self._fleet, self._terms = fleet, terms
         self._pool = ProcessPool(orders)
         result, workers = self._pool.facts().devices, visit.workers or setup.config.pipeline.stages + 1
         called = f"this machine ({platform.node()})"
         require_devices(called, wanted, result, workers, "join from one that has more")
         require_room(setup.config, workers, result, free_memory(), called)
-        fleet = setup.config.fleet
         self._silence_s = max(_MIN_S, _TIMES * fleet.heartbeat_s * fleet.missed_heartbeats)
+        if fleet.shared_log is not None:  # another machine leads soon
+            self._silence_s = 2 * fleet.lease_s
         notify(f"joined {setup.config.name} as {visit.welcome.host}; starting workers")
         if not visit.reach.reachable:
             notify("others cannot connect to this machine; it connects to them, or through the controller")
@@ -224,6 +235,34 @@ class _Stay:
 
     def last(self, asked_to_leave: Callable[[], str]) -> Ending:
         return self._visit.serve_until_end(self._pool, self._silence_s, asked_to_leave, self._say)
+
+    def follow(self, asked_to_leave: Callable[[], str]) -> bool:
+        """Return to the run at another controller with this machine's workers; False if none leads in time.
+
+        A run without a shared log has no other controller.
+        """
+        before, host = self._visit, self._visit.welcome.host
+        if not self._fleet.standby_addresses:
+            return False
+        before.end()
+        self._pool.move()
+        self._say(f"the run's controller is lost; waiting up to {self._fleet.orphan_s:g} s for another one")
+        until = time.monotonic() + self._fleet.orphan_s
+        addresses = [at for at in self._fleet.standby_addresses if at != before.address]
+        for address in cycle([*addresses, before.address]):
+            if asked_to_leave() or time.monotonic() > until:
+                return False
+            try:
+                door = RunAddress(at=address, key=before.key.hex())
+                self._visit = RunMembership(door, self._terms.workers, self._terms.reach, returning=host)
+            except (OSError, UserError) as error:
+                log.debug("%s: does not lead: %s", address, error)
+                time.sleep(_FOLLOW_S)
+            else:
+                self._pool.address = address
+                self._say(f"the controller at {address} leads now")
+                return True
+        return False
 
     def close(self) -> None:
         self._pool.end()

@@ -7,28 +7,31 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import MappingProxyType
 
+from planaria.common.errors import RunStopped
 from planaria.common.logs import from_environment
 from planaria.config.schema import RunConfig
 from planaria.control.checkpoint_decisions import all_saved, nothing_to_save
-from planaria.control.controller import Controller
 from planaria.control.decisions import Finish, Replan
 from planaria.control.events import Replanned
 from planaria.control.failover import FailoverState
 from planaria.control.protocols import Observer
-from planaria.control.relay_watch import RelayWatch
+from planaria.control.state import RunState
 from planaria.data.shards import Data
 from planaria.faults.injector import TraceChaos
 from planaria.models.families import family
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.replan import replan, with_measured_links
 from planaria.planner.schedule import Schedule
+from planaria.runtime.controller.controller import Controller
+from planaria.runtime.controller.relay_watch import RelayWatch
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.one_process import inline_config, one_process, peak_report
 from planaria.runtime.engine.prepare import PreparedRun
@@ -46,12 +49,14 @@ from planaria.runtime.prediction.memory import predicted_bytes
 from planaria.runtime.transport.address import Reach
 from planaria.runtime.transport.listener import no_answer
 from planaria.runtime.transport.secure import new_key
-from planaria.runtime.worker import worker
+from planaria.runtime.worker import process
 from planaria.runtime.worker.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 from planaria.runtime.worker.snapshots import memory_of, prepare_memory
 
 log = logging.getLogger(__name__)
-PRELOAD = [worker.__name__, link_survey_node.__name__, "torch._dynamo"]
+RETURN_LEASES, MIN_RETURN_S = 3, 10.0
+"""multiple of ``fleet.lease_s`` in which the machines of a lost controller return to the next one, and at least (s)"""
+PRELOAD = [process.__name__, link_survey_node.__name__, "torch._dynamo"]
 """modules that workers are forked with; an optimizer's first step would import torch._dynamo, a CPU-second in each"""
 
 
@@ -100,7 +105,12 @@ def train(
         chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, next_fault)
         relays = _relay_watch(config)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner, relays, failover)
-        finish = controller.run(requested)
+        try:
+            finish = controller.run(requested)
+        except RunStopped:
+            if config.fleet.shared_log is not None and isinstance(fleet, JoinableFleet):
+                fleet.abandon()
+            raise
         if inline:
             observer.on_worked(time.monotonic(), peak_report(controller.state.progress))
     saved = all_saved(controller.state) or nothing_to_save(controller.state)
@@ -137,15 +147,27 @@ def opened(
     :raises UserError: if the port is taken or the cluster is unsuitable.
     """
     with worker_host(config.fleet, workers) as host:
-        kept = None if failover is None else SupervisedFleet(folder, failover.state.term + 1, failover.notice)
+        here = failover is not None and not failover.elsewhere
+        kept = SupervisedFleet(folder, failover.state.term + 1, failover.notice) if failover and here else None
         reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
         key, sign = (_key(config), secrets.token_hex(16)) if kept is None else _shared(kept.shared)
         require_answers(config.fleet, key)
         logs = from_environment()
         setup = Setup(config, folder, data.folder, host.host, key, offset, reach, part=part, sign=sign, log=logs)
+        returning = returning_workers(failover.state) if failover is not None and failover.elsewhere else {}
         hosts = () if failover is None else failover.state.hosts
-        with closing(_open(host, setup, data.folders, workers, kept, 1 + len(hosts))) as fleet:
+        first = 1 + max([len(hosts), *(int(host[1:]) for host in hosts if host[1:].isdigit())])
+        with closing(_open(host, setup, data.folders, workers, kept, first, returning)) as fleet:
             yield fleet
+
+
+def returning_workers(state: RunState) -> dict[str, list[tuple[str, int]]]:
+    """Return the joined machines → living workers (name, incarnation) that a new controller expects to return."""
+    result: dict[str, list[tuple[str, int]]] = {name: [] for name, host in state.hosts.items() if host.workers}
+    for name, known in state.workers.items():
+        if known.host and known.status not in ("dead", "starting"):
+            result.setdefault(known.host, []).append((name, known.incarnation))
+    return result
 
 
 def _shared(text: str) -> tuple[bytes, str]:
@@ -169,9 +191,11 @@ def _open(
     workers: int,
     kept: SupervisedFleet | None = None,
     first: int = 1,
+    returning: Mapping[str, Collection[tuple[str, int]]] = MappingProxyType({}),
 ) -> JoinableFleet:
     """Open a fleet and its entry file in the run's folder for machines that join; ``data``: folders of the prepared
-    data; ``kept``: living workers of the run; ``first``: number of the first machine that joins.
+    data; ``kept``: living workers of the run; ``first``: number of the first machine that joins; ``returning``: those
+    of a controller that was lost with its machine.
     """
     config = setup.config
     remote = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())
@@ -179,7 +203,7 @@ def _open(
     files |= {f"{DATA}/{part.name}": part for part in data}
 
     def home(relay: str) -> Fleet:
-        entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))
+        entry = partial(process.main, replace(setup, reach=replace(setup.reach, relay=relay)))
         settle = partial(
             local_workplace, remote, Path.cwd(), None, _note
         )  # no relay: all nodes of a cluster reach each other
@@ -194,7 +218,10 @@ def _open(
         return SupervisedFleet(setup.folder, term=1, child=supervisor)
 
     plain = SETUP.dump_json(replace(remote, reach=Reach())).decode()
-    terms = JoinInfo(plain, config.pipeline.stages + 1, setup.sign, files, first)
+    return_s = max(MIN_RETURN_S, RETURN_LEASES * config.fleet.lease_s)
+    terms = JoinInfo(
+        plain, config.pipeline.stages + 1, setup.sign, files, first, returning=returning, return_s=return_s
+    )
     return JoinableFleet(home, config.fleet, host.host, setup.key, terms, setup.folder)
 
 

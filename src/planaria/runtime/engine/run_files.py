@@ -21,7 +21,7 @@ from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.files import Files
 from planaria.runtime.fleet.joining import read_door
-from planaria.runtime.worker import worker
+from planaria.runtime.worker import process
 from planaria.runtime.worker.setup import DATA, RUN, Setup
 
 JOINED = "joined"
@@ -40,9 +40,9 @@ def local_workplace(
     """
     _require_classes(setup)
     if _sees(setup):
-        return Workplace(partial(worker.main, setup), cwd if cwd.is_dir() else setup.folder)
+        return Workplace(partial(process.main, setup), cwd if cwd.is_dir() else setup.folder)
     own = provide_setup(setup, address, machine, cache, notify)
-    return Workplace(partial(worker.main, own), own.folder, own.scratch)
+    return Workplace(partial(process.main, own), own.folder, own.scratch)
 
 
 def _sees(setup: Setup) -> bool:

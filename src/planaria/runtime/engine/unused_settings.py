@@ -26,6 +26,10 @@ def _skips(config: RunConfig) -> bool:
     return config.routing.kind == "skipping" or config.routing.schedule is not None
 
 
+def _has_standby(config: RunConfig) -> bool:
+    return config.fleet.standby != "off" or config.fleet.shared_log is not None
+
+
 def _straggles(config: RunConfig) -> bool:
     return config.engine == "fleet" and config.network.emulate is True and config.exchange.replicas > 1
 
@@ -87,8 +91,9 @@ RULES: dict[str, tuple[Used, str]] = {
         lambda c: c.fleet.local_workers is not None,
         "only a run with fleet.local_workers waits for machines to join",
     ),
-    "fleet.orphan_s": (lambda c: c.fleet.standby != "off", "only a run with fleet.standby uses it"),
-    "fleet.lease_s": (lambda c: c.fleet.standby != "off", "only a run with fleet.standby uses it"),
+    "fleet.orphan_s": (_has_standby, "only a run with fleet.standby or fleet.shared_log uses it"),
+    "fleet.lease_s": (_has_standby, "only a run with fleet.standby or fleet.shared_log uses it"),
+    "fleet.standby_at": (lambda c: c.fleet.shared_log is not None, "only a run with fleet.shared_log uses it"),
     "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
     "fleet.gpu_share": (
         lambda c: c.fleet.kind == "ray" and c.train.device == "cuda",

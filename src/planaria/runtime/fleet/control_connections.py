@@ -31,7 +31,7 @@ from planaria.runtime.transport.listener import (
 from planaria.runtime.transport.relay import Relay
 from planaria.runtime.transport.secure import prepare
 
-_ANSWER_S = 30
+ANSWER_S = 30
 """seconds that a worker waits for an answer"""
 _SEND_LIMIT_S = 1.0
 _CHUNK = 1 << 16
@@ -109,6 +109,10 @@ class WorkerLine(ControlConnection):
         self.own_address = own_address
         """of this machine on the route to the controller, for other machines of the run"""
         self._ready: deque[bytes] = deque()
+
+    def limit_silence(self, seconds: float) -> None:
+        """Count the other end as lost if it acknowledges no data for ``seconds``."""
+        self._channel.limit_silence(seconds)
 
     def send_bytes(self, text: bytes) -> None:
         """Send a message; OSError if the connection is dead, or the other end does not read."""
@@ -191,7 +195,7 @@ class Switchboard:
                 self._answered(peer, ControlConnection(SecureChannel(tls), self._max_bytes))
 
 
-def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: float = _ANSWER_S) -> WorkerLine:
+def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: float = ANSWER_S) -> WorkerLine:
     """Open a worker's control connection.
 
     :raises StrangerError: if the other end does not know the key.

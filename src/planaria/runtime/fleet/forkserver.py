@@ -118,7 +118,10 @@ def _fork_child(door: socket.socket) -> tuple[ForkRequest, list[int]]:
 
 
 def _receive(door: socket.socket) -> tuple[ForkRequest, list[int]]:
-    head, fds, _, _ = socket.recv_fds(door, LENGTH.size, MAX_FDS)
+    try:
+        head, fds, _, _ = socket.recv_fds(door, LENGTH.size, MAX_FDS)
+    except ConnectionResetError:  # the parent has exited without reading that this server is ready
+        os._exit(_OVER)
     if len(head) < LENGTH.size:
         os._exit(_OVER)
     (length,), body = LENGTH.unpack(head), bytearray()

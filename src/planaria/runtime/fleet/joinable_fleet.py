@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,7 +28,7 @@ from planaria.runtime.fleet.control_connections import ControlConnection, Switch
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.joining import Goodbye, publish_run_address
-from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned
+from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned, Unreturned
 from planaria.runtime.fleet.spawner import START_S
 from planaria.runtime.transport.listener import ConnectingPeer, answers
 
@@ -59,10 +60,16 @@ class JoinedMachines:
         start_s: float = START_S,
         first: int = 1,
         awaited: str = "",
+        returning: Mapping[str, Collection[Name]] = MappingProxyType({}),
+        return_s: float = 0.0,
     ) -> None:
-        """``setup``: configuration for starting workers, as JSON; ``usual``: workers of one replica; ``start_s``: limit
-        for a machine's preparation; ``first``: number of the first machine; ``awaited``: name of the machine that must
-        join before others.
+        """:param setup: configuration for starting workers, as JSON
+        :param workers_per_replica: default number of a machine's workers
+        :param start_s: limit for a machine's preparation
+        :param first: number of the first machine
+        :param awaited: name of the machine that must join before others
+        :param returning: machines of a former controller with their workers
+        :param return_s: seconds after which those that have not returned are lost
         """
         self._queue, self._setup, self._silence_s, self._usual = queue, setup, silence_s, workers_per_replica
         self._start_s, self._awaited = start_s, awaited
@@ -72,10 +79,17 @@ class JoinedMachines:
         self._numbers = count(first)
         self._guarded = threading.RLock()
         self._over = False
-        self.goodbye = joining.Goodbye(reason="the run is over")
-        """message to machines when this closes"""
+        self.goodbye: joining.Goodbye | None = joining.Goodbye(reason="the run is over")
+        """message to machines when this closes; None: the run continues elsewhere"""
         self.address, self.key = switchboard.address, switchboard.key
+        self._returning = {host: {*workers} for host, workers in returning.items()}
+        self._expected = {name for workers in returning.values() for name in workers}
+        self._host_of |= {worker: host for host, workers in returning.items() for worker, _ in workers}
         switchboard.on_join = self._receive
+        if returning:
+            self._return_timer = threading.Timer(return_s, self._give_up_returning)
+            self._return_timer.daemon = True
+            self._return_timer.start()
 
     # ---- called by the controller's thread
 
@@ -115,7 +129,8 @@ class JoinedMachines:
         with self._guarded:
             self._over = True
             for machine in self._machines.values():
-                _send(machine.line, self.goodbye)
+                if self.goodbye is not None:
+                    _send(machine.line, self.goodbye)
                 machine.line.hang_up()
 
     # ---- one thread for each machine
@@ -146,14 +161,17 @@ class JoinedMachines:
         called, room = "", 0
         silence = HeartbeatMonitor[str](joining.BEAT_S, self._silence_s / joining.BEAT_S, start_s=self._start_s)
         silence.expect(machine.host)  # until it has the run's files and has imported what workers need
+        name = machine.host  # a machine that returns has another one in the run
         while True:
             wait([machine.line], joining.BEAT_S)  # type: ignore[list-item]
             silence.look(joining.BEAT_S)
             for text in machine.line.receive() if wait([machine.line], 0.0) else ():  # type: ignore[list-item]
                 match joining.FROM_MACHINE.validate_json(text):
-                    case joining.JoinRequest() as request:
+                    case joining.JoinRequest() as request if not called:
                         called, room = printable(request.called), request.workers or self._usual
                         self._let_in(machine, request, called)
+                    case joining.Settled() if machine.joined:
+                        pass  # it has returned
                     case joining.Settled() if room and not machine.joined:
                         machine.joined = True
                         self._queue.put(Joined(machine.host, room, called))
@@ -176,7 +194,7 @@ class JoinedMachines:
                     case _:
                         raise OSError("unexpected message")
                 if machine.joined:
-                    silence.receive(machine.host)
+                    silence.receive(name)
             for _, seconds in silence.silent_too_long(lambda _: "unknown"):
                 raise OSError(f"silent for {seconds:.1f} s")
 
@@ -193,13 +211,32 @@ class JoinedMachines:
                 raise EOFError
             self._awaited = ""
             if self._over:  # it connected just before the port was closed
-                _send(machine.line, self.goodbye)
+                if self.goodbye is not None:
+                    _send(machine.line, self.goodbye)
                 raise EOFError
+            if request.returning:
+                if request.returning not in self._returning:
+                    raise UserError(f"{called}: the run does not wait for its machine {request.returning} any more")
+                machine.host, machine.joined = request.returning, True
+                machine.workers = self._returning.pop(request.returning)
             self._machines[machine.host] = machine
         _send(
             machine.line,
             joining.Welcome(host=machine.host, setup=self._setup, cwd=str(Path.cwd()), reachable=reachable),
         )
+
+    def _give_up_returning(self) -> None:
+        """Report the loss of machines that have not returned, and of workers that have not."""
+        with self._guarded:
+            if self._over:
+                return
+            for host, workers in self._returning.items():
+                self._queue.put(Left(host, "did not return"))
+                for worker, incarnation in sorted(workers):
+                    self._queue.put(Lost(worker, incarnation, f"machine {host} did not return"))
+            self._returning.clear()
+            for worker, incarnation in sorted(self._expected):
+                self._queue.put(Unreturned(worker, incarnation))
 
     def _depart(self, machine: _Machine, detail: str) -> None:
         """Announce that a machine leaves once its workers have been replaced."""
@@ -245,6 +282,10 @@ class JoinInfo:
     """number of the first machine that joins; an earlier controller may have used smaller ones"""
     awaited: str = ""
     """name of the machine that must join before others"""
+    returning: Mapping[str, Collection[Name]] = field(default_factory=lambda: MappingProxyType({}))
+    """machines that a former controller led → their living workers (name, incarnation)"""
+    return_s: float = 0.0
+    """seconds for their return"""
 
 
 class JoinableFleet:
@@ -262,7 +303,7 @@ class JoinableFleet:
 
         def joined_machines(queue: NewsQueue, switchboard: Switchboard) -> JoinedMachines:
             switchboard.on_file_request = FileServer(terms.files).serve
-            limits = terms.usual, config.start_timeout_s, terms.first, terms.awaited
+            limits = terms.usual, config.start_timeout_s, terms.first, terms.awaited, terms.returning, terms.return_s
             self._machines = JoinedMachines(queue, switchboard, terms.setup, silence_s, *limits)
             self._switchboard = switchboard
             return self._machines
@@ -271,8 +312,10 @@ class JoinableFleet:
         self._remote = RemoteFleet(
             host, config.port, key, *beats, joined_machines, config.advertise, config.start_timeout_s
         )
-        self._on_machines: set[str] = set()
+        self._on_machines = {worker for workers in terms.returning.values() for worker, _ in workers}
         """workers on joined machines"""
+        for worker, incarnation in sorted(name for workers in terms.returning.values() for name in workers):
+            self._remote.expect_return(worker, incarnation)
         with ExitStack() as unless_all_is_well:
             unless_all_is_well.callback(self._remote.close, patience_s=0.0)
             self._door = publish_run_address(folder, self._switchboard.address, key, terms.sign)
@@ -298,6 +341,12 @@ class JoinableFleet:
         """Let joined machines reconnect after this fleet closes."""
         self._machines.goodbye = Goodbye(reason=reason, again=True)
 
+    def abandon(self) -> None:
+        """Leave joined machines and their workers to a controller on another machine; they look for it at once."""
+        self._machines.goodbye = None
+        self._machines.close()
+        self._remote.hang_up()
+
     def send(self, worker: str, text: bytes) -> None:
         self._fleet_of(worker).send(worker, text)
 
@@ -317,7 +366,7 @@ class JoinableFleet:
     def close(self) -> None:
         self._door.unlink(missing_ok=True)
         self._local.close()
-        self._remote.close()
+        self._remote.close(0.0 if self._machines.goodbye is None else 2.0)
 
     def _fleet_of(self, worker: str) -> Fleet:
         return self._remote if worker in self._on_machines else self._local

@@ -69,8 +69,10 @@ def own_name() -> str:
 class RunMembership:
     """One machine's membership in a run, from its request to its goodbye."""
 
-    def __init__(self, door: RunAddress, workers: int, reach: Reach = REACHABLE) -> None:
+    def __init__(self, door: RunAddress, workers: int, reach: Reach = REACHABLE, returning: str = "") -> None:
         """Request to join with ``workers`` workers (0: enough for one replica).
+
+        ``returning``: this machine's name in the run, if the run's former controller was lost.
 
         ``reach``: name and ports at which this machine is reachable, and whether to test that.
 
@@ -83,7 +85,9 @@ class RunMembership:
         try:
             self._line = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
             with _probed(self._line.own_address, self.key, reach) as at:
-                request = joining.JoinRequest(called=name, version=planaria.__version__, workers=workers, at=at)
+                request = joining.JoinRequest(
+                    called=name, version=planaria.__version__, workers=workers, at=at, returning=returning
+                )
                 self._send(request)
                 answer = self._receive(_PATIENCE_S)
         except EOFError:

@@ -140,6 +140,8 @@ class JoinRequest(Message):
     """0: enough for one replica"""
     at: _Name = ""
     """HOST:PORT of a listener, to test whether others reach it"""
+    returning: _Name = ""
+    """its name in the run, if it was a machine of a former controller; its workers return too"""
 
 
 class Settled(Message):

@@ -19,7 +19,7 @@ from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.consent import NO_CONSENT, Consent
 from planaria.runtime.fleet.base import Entry, Settle, Workplace
-from planaria.runtime.fleet.control_connections import call
+from planaria.runtime.fleet.control_connections import ANSWER_S, WorkerLine, call
 from planaria.runtime.fleet.devices import (
     NO_INVENTORY,
     ON_CPUS,
@@ -30,9 +30,16 @@ from planaria.runtime.fleet.devices import (
     inventory,
     see_only,
 )
+from planaria.runtime.fleet.moving_line import MovingLine
 from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.spawner import START_S, spawner
+from planaria.runtime.transport.channel import SILENT_PEER_S
 from planaria.runtime.transport.secure import StrangerError
+
+MOVE = signal.SIGUSR1
+"""sent to workers whose controller is silent, if another one may lead"""
+_REDIAL_S = 2.0
+"""seconds for the answer of a controller that may lead"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,12 @@ class PoolConfiguration:
     """the controller's, if the same user started the pool; a joined machine has only its own"""
     start_s: float = START_S
     """limit for the imports of the fork server, in seconds (fleet.start_timeout_s)"""
+    standbys: tuple[str, ...] = ()
+    """HOST:PORT of controllers that may lead next"""
+    orphan_s: float = 0.0
+    """seconds that workers wait for one of them"""
+    silence_s: float = SILENT_PEER_S
+    """seconds after which a controller that does not acknowledge data counts as lost"""
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,8 @@ class ProcessPool:
         self._spawner = spawner()
         self._settling = threading.Lock()
         self._workplace: Workplace | None = None
+        self.address = orders.address
+        """of the controller that leads, which new workers call"""
 
     def facts(self) -> NodeFacts:
         """Return the facts of this node."""
@@ -117,7 +132,9 @@ class ProcessPool:
             self._homes = {name: home for name, home in self._homes.items() if name in self._children}
             if self._found.devices:
                 device = device or device_of(worker, self._found.devices, self._homes)
-            run = partial(_enter, workplace.entry, device, orders.address, orders.key, worker, incarnation)
+            others = tuple(at for at in orders.standbys if at != self.address)
+            controllers = _Controllers((self.address, *others), orders.key, orders.orphan_s, orders.silence_s)
+            run = partial(_enter, controllers, workplace.entry, device, worker, incarnation)
             called, cwd, limit = f"planaria {worker}.{incarnation}", workplace.cwd, orders.start_s
             child = self._spawner.spawn(called, run, orders.preload, cwd=cwd, start_s=limit)
             self._children[worker, incarnation], self._homes[worker, incarnation] = child, device
@@ -127,6 +144,11 @@ class ProcessPool:
         """Send a signal; do nothing if the worker has ended."""
         if (child := self._children.get((worker, incarnation))) is not None:
             child.signal(number)
+
+    def move(self) -> None:
+        """Let all workers look for the controller that leads now, even if the former one is only silent."""
+        for child in list(self._children.values()):
+            child.signal(MOVE)
 
     @property
     def empty(self) -> bool:
@@ -156,12 +178,33 @@ class ProcessPool:
 def _do_nothing() -> None: ...
 
 
-def _enter(entry: Entry, device: str, address: str, key: bytes, worker: str, incarnation: int) -> None:
+@dataclass(frozen=True)
+class _Controllers:
+    """The controllers of a run, for a worker: the first leads, others may later."""
+
+    addresses: tuple[str, ...]
+    key: bytes = field(repr=False)
+    orphan_s: float
+    silence_s: float
+
+
+def _enter(controllers: _Controllers, entry: Entry, device: str, worker: str, incarnation: int) -> None:
     """Connect to the controller in a new process, and run the worker."""
+    signal.signal(MOVE, signal.SIG_IGN)
     if device:
         see_only(device)
+
+    def dial(address: str, patience_s: float = _REDIAL_S) -> WorkerLine:
+        line = call(address, controllers.key, worker, incarnation, patience_s)
+        line.limit_silence(controllers.silence_s)
+        return line
+
     try:
-        connection = call(address, key, worker, incarnation)
+        connection = dial(controllers.addresses[0], ANSWER_S)
     except (OSError, StrangerError):
         os._exit(0)  # the run is over, or has cancelled this start
+    if controllers.orphan_s:
+        line = MovingLine(connection, dial, controllers.addresses, controllers.orphan_s)
+        signal.signal(MOVE, lambda *_: line.hang_up())
+        entry(line, worker, incarnation)
     entry(connection, worker, incarnation)

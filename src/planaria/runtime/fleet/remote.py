@@ -60,7 +60,15 @@ class Lost:
     detail: str
 
 
-News = Spawned | Lost | Leaving | Joined | Left | FaultRequested | tuple[ConnectingPeer, ControlConnection]
+@dataclass(frozen=True)
+class Unreturned:
+    """A worker of a former controller should have returned by now."""
+
+    worker: str
+    incarnation: int
+
+
+News = Spawned | Lost | Unreturned | Leaving | Joined | Left | FaultRequested | tuple[ConnectingPeer, ControlConnection]
 """from a host, or a worker's new connection"""
 
 
@@ -73,6 +81,8 @@ class _Worker:
     line: ControlConnection | None = None
     pid: int | None = None
     gone: bool = False
+    queued: list[bytes] | None = None
+    """orders to a worker that returns from a former controller, until it has; None: for others"""
 
 
 @dataclass
@@ -146,6 +156,11 @@ class RemoteFleet:
         self._everyone.append(self._workers[worker])
         self._hosts.start(worker, incarnation)
 
+    def expect_return(self, worker: str, incarnation: int) -> None:
+        """Expect a worker that a former controller has started; orders to it wait until it has connected."""
+        self._workers[worker] = _Worker(worker, incarnation, queued=[])
+        self._everyone.append(self._workers[worker])
+
     def send(self, worker: str, text: bytes) -> None:
         self._send(self._workers[worker], text)
 
@@ -188,6 +203,10 @@ class RemoteFleet:
                 lost = self._find(news.worker, news.incarnation)
                 if lost is not None:
                     return self._lose(lost, WorkerEnded(*_name(lost), "exit", news.detail))
+            case Unreturned():
+                late = self._find(news.worker, news.incarnation)
+                if late is not None and late.line is None:
+                    return self._lose(late, WorkerEnded(*_name(late), "connection", "did not return"))
             case caller, line:
                 answered = self._find(caller.worker, caller.incarnation)
                 if answered is None or answered.line is not None:
@@ -195,6 +214,9 @@ class RemoteFleet:
                 else:
                     answered.line, answered.pid = line, caller.pid
                     self._await(answered)
+                    for text in answered.queued or ():
+                        line.send(text)
+                    answered.queued = None
         return []
 
     def _await(self, worker: _Worker) -> None:
@@ -227,7 +249,9 @@ class RemoteFleet:
         return [notice]
 
     def _send(self, worker: _Worker, text: bytes) -> None:
-        if worker.line is not None and not worker.line.closed:
+        if worker.queued is not None:
+            worker.queued.append(text)
+        elif worker.line is not None and not worker.line.closed:
             worker.line.send(text)
 
     def _reap(self) -> None:
@@ -240,6 +264,12 @@ class RemoteFleet:
 
     def _find(self, worker: str, incarnation: int) -> _Worker | None:
         return next((w for w in self._everyone if _name(w) == (worker, incarnation)), None)
+
+    def hang_up(self) -> None:
+        """Close the connections of all workers, which go on."""
+        for worker in self._everyone:
+            if worker.line is not None:
+                worker.line.hang_up()
 
     def close(self, patience_s: float = 2.0) -> None:
         """Wait for workers that received an order to leave, then end the rest."""

@@ -11,6 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 
 from planaria.runtime.transport.address import REACHABLE, RELAY, Reach, dial_addresses, listening
@@ -64,6 +65,11 @@ class Port:
         prepare(key)
         self._listener = listen(host, key, reach.ports, self._called)
         self.address = str(listening(self._listener.host, self._listener.port, reach))
+
+    def use_relay(self, address: str) -> None:
+        """Relay further edges through HOST:PORT, if this machine uses a relay."""
+        if self._reach.relay:
+            self._reach = replace(self._reach, relay=address)
 
     def close(self) -> None:
         self._listener.close()

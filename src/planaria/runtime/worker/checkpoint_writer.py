@@ -163,6 +163,10 @@ class Saver:
         self._control_link, self._files, self._buffer = control_link, files, Buffer()
         self._thread: threading.Thread | None = None
 
+    def use(self, files: StageFiles) -> None:
+        """Write further parts to ``files``."""
+        self._files = files
+
     def save(self, part: CheckpointPart, state: StageState) -> e.Span:
         """Write and report the part; return the span of that work."""
         self._control_link.set_activity("write", part.step)

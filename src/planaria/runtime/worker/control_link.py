@@ -5,6 +5,7 @@ Orders, frames and broken edges arrive in the same queue, so the worker sees the
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -15,12 +16,15 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
+from planaria.common.documents import first
 from planaria.control.decisions import ORDER, InjectFault, Order
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.fleet.base import MAX_ORDER_BYTES, ControlLine
 from planaria.runtime.transport.inbox import Inbox, InboxQueue
 from planaria.runtime.worker.step_samples import Batch, ReadTimer
+
+log = logging.getLogger(__name__)
 
 
 class CurrentAction(NamedTuple):
@@ -152,7 +156,10 @@ class ControlLink:
         try:
             while True:
                 self.take_in(self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES)))
-        except (EOFError, OSError, ValidationError):
+        except ValidationError as error:
+            log.error("received an invalid order (%s)", first(error))
+            self.leave(1)
+        except (EOFError, OSError):
             self.leave()  # the controller has exited
 
     def take_in(self, order: object) -> None:

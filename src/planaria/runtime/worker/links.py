@@ -177,7 +177,7 @@ class WorkerLinks:
 
 
 def _donors(source: Source) -> list[int]:
-    """Return the nodes that send a member its state; ``BEFORE`` is its predecessor."""
+    """Return the nodes that send a member its state; ``PREDECESSOR`` stands for its previous holder."""
     if isinstance(source, Handover):
         return [PREDECESSOR]
     return source.donors if isinstance(source, Rebuild) else []

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from planaria.control import events as e
-from planaria.control.decisions import BeginRound, Donate, Form, OpenPrefetchLinks
+from planaria.control.decisions import BeginRound, Commit, Donate, Form, OpenPrefetchLinks, Settle
 from planaria.pipeline.codecs.registry import codec_for
 from planaria.pipeline.plan.actions import Action, Key, Kind
 from planaria.recovery.base import Moment
@@ -82,6 +82,8 @@ class PeerMessages:
     ) -> None:
         """``transfer``: called when another replica, or a successor, requests a copy of this stage."""
         self.here, self.control_link, self.transfer = here, control_link, transfer
+        self.on_repeated: Callable[[Commit | Settle], None] = lambda order: None
+        """called with an order that arrives during a step: one that another machine's controller repeats"""
         self.round_member = RoundMember(setup.config.exchange)
         self.links = WorkerLinks(setup, resolved, transport)
         self.staging: Staging | None = None
@@ -146,6 +148,8 @@ class PeerMessages:
                 return  # of an older generation
             case Donate():
                 self.transfer(item)
+            case Commit() | Settle():
+                self.on_repeated(item)
             case OpenPrefetchLinks() if self.here.is_ours(item):
                 self.introduce(item)
             case FrameArrived(edge=edge, header=header, payload=payload) if edge in self.links.round_edges.values():

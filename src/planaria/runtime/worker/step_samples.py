@@ -81,7 +81,7 @@ class TargetCounts(NamedTuple):
         return self._replace(whole=whole)
 
     def renumbered(self, indices: Iterable[int]) -> TargetCounts:
-        """Return these numbers with the microbatch ``places[i]`` as number i."""
+        """Return the counts of the microbatches in ``indices``, renumbered from 0."""
         return self._replace(counts=[self.counts[index] for index in indices])
 
 

@@ -1,4 +1,5 @@
-"""A worker, in a separate process or its controller's: waits as a spare, takes over any stage, follows orders."""
+"""A worker, in a separate process (``process.py``) or its controller's: waits as a spare, takes over any stage, follows
+orders."""
 
 from __future__ import annotations
 
@@ -12,9 +13,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from planaria.common import logs
 from planaria.common.errors import UserError
-from planaria.common.memory_pool import keep_freed
 from planaria.config.registry import blame
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -24,32 +23,26 @@ from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.fleet.base import ControlLine
-from planaria.runtime.fleet.control_connections import WorkerLine
 from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.transport.edge import SocketTransport, Transport
-from planaria.runtime.transport.inbox import Inbox
-from planaria.runtime.transport.port import Port
 from planaria.runtime.worker.assignment import Assignment
 from planaria.runtime.worker.checkpoint_writer import CheckpointPart, Saver, StageFiles, keeps_for, selected_part
 from planaria.runtime.worker.control_link import ControlLink, InjectedFaults, Superseded
 from planaria.runtime.worker.exchange_round import SettledRound
 from planaria.runtime.worker.lockstep_rounds import LockstepRounds, rounds_by
-from planaria.runtime.worker.log_file import begin_log
 from planaria.runtime.worker.measurements import WorkerGauge, peaks
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.plan_execution import combine_gradients, execute_plan
 from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
+from planaria.runtime.worker.repeated_orders import RepeatedOrders
 from planaria.runtime.worker.runner import NonFinite, StageRunner
 from planaria.runtime.worker.setup import Setup
 from planaria.runtime.worker.sleeping_runner import (
     SleepingRunner,
     Slowness,
     device_memory,
-    layer_seconds,
     new_runner,
     slowdown_factor,
-    warm_runner,
 )
 from planaria.runtime.worker.snapshots import snapshot_writer
 from planaria.runtime.worker.step_samples import RunSamples, StepData
@@ -57,25 +50,6 @@ from planaria.runtime.worker.step_work import OwnLoop, step_work
 from planaria.runtime.worker.takeover import MemoryDamaged, described, donate, take_state
 
 log = logging.getLogger(__name__)
-
-
-def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -> NoReturn:
-    """Entry point of a worker process."""
-    begin_log(setup.folder, setup.config.name, worker, setup.log)
-    torch.set_num_threads(setup.config.fleet.threads)
-    keep_freed()
-    inbox = Inbox()
-    control_link = ControlLink(connection, setup.config.fleet.heartbeat_s, inbox=inbox)
-    host = connection.own_address if isinstance(connection, WorkerLine) else setup.host
-    transport = SocketTransport(Port(host, setup.key, setup.reach), inbox)
-    control_link.trouble = lambda: transport.trouble
-    began = time.monotonic()
-    # No variable here may refer to the runner: this function never returns, so its memory would stay occupied.
-    made = Worker(setup, ResolvedRun(setup.config), worker, control_link, transport, warm_runner(setup.config))
-    made.messages.patience.warm_s = time.monotonic() - began
-    layer_s = layer_seconds(setup.config, made.runner) if setup.config.pipeline.has_uneven_stages else 0.0
-    with logs.about(made.log_fields):
-        made.run(incarnation, layer_s)
 
 
 class Worker:
@@ -99,6 +73,8 @@ class Worker:
         self._last_runners = {} if last_runners is None else last_runners
         self.here = Assignment(worker, resolved, control_link.report)
         self.messages = PeerMessages(setup, resolved, self.here, control_link, transport, self._transfer)
+        self._repeated = RepeatedOrders(self.here)
+        self.messages.on_repeated = self._repeated.answer
         self.control_link.injector, self.control_link.on_fault = self._injector, self._report_fault
         self._samples = loop or RunSamples(setup, resolved, control_link.reading)
         self._make_runner = new_runner if loop is None else loop.make_runner
@@ -148,6 +124,15 @@ class Worker:
         log.info("failed: %s", detail, exc_info=log.isEnabledFor(logging.DEBUG))
         self.here.report(e.WorkerFailed, detail=detail[:400], leaves=leaves)
 
+    def follow_controller(self, address: str) -> None:
+        """Fetch files from, and relay edges over, the controller that leads now, at HOST:PORT."""
+        if self.setup.files:
+            self.setup = replace(self.setup, files=address)
+            self._saver.use(StageFiles(self.setup, self.here.worker))
+        if isinstance(self.transport, SocketTransport):
+            self.transport.port.use_relay(address)
+        log.info("the controller at %s leads now", address)
+
     def close(self) -> None:
         """Stop background threads."""
         if self.snapshots is not None:
@@ -162,6 +147,8 @@ class Worker:
                 self._run_step(item)
             case d.LeaveOut() if item.generation == self.here.generation:
                 self._drop_step()
+            case d.Commit() | d.Settle() if self._repeated.is_done(item):
+                self._repeated.answer(item)
             case d.Commit() if item.generation == self.here.generation:
                 self._commit(item)
             case d.BeginRound() if self.here.is_ours(item):
@@ -321,7 +308,7 @@ class Worker:
         self.messages.report(self.messages.round_member.outer.commit(), order.step, first)
         if self._lockstep is not None and (settled := self._lockstep.committed()) is not None:
             self._report_round(*settled, first)
-        self.here.report(e.StageCommitted, step=order.step)
+        self._repeated.report_commit(order)
         log.debug("committed")
         if self.snapshots is not None:
             self.snapshots.write_new(self.copies, order.generation)
@@ -342,12 +329,12 @@ class Worker:
 
     def _report_round(self, round: int, made: SettledRound, first: bool) -> None:
         self.messages.report(made.verdict, round, first)
-        sizes = {
-            "blocking_bytes": made.blocking_bytes,
-            "prefetched_bytes": made.prefetched_bytes,
-            "spread": made.spread,
-        }
-        self.here.report(e.RoundApplied, round=round, **sizes)
+        self._repeated.report_round(
+            round=round,
+            blocking_bytes=made.blocking_bytes,
+            prefetched_bytes=made.prefetched_bytes,
+            spread=made.spread,
+        )
 
     def _transfer(self, order: d.Donate) -> None:
         """Send another replica, or a successor, a copy of this stage as of the last commit."""

@@ -103,7 +103,7 @@ def quorum_digest(receipts: Iterable[Receipt], committee: Committee) -> str | No
 
 
 def cannot_reach_quorum(receipts: Iterable[Receipt], committee: Committee, outstanding: int) -> bool:
-    """Whether no digest can reach a quorum with at most ``still`` more receipts."""
+    """Return whether no digest can reach a quorum with ``outstanding`` more receipts."""
     counts = Counter(receipt.digest for receipt in receipts)
     return max(counts.values(), default=0) + outstanding < committee.quorum
 

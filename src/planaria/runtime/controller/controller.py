@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -29,12 +29,13 @@ from planaria.control.failover import FailoverState
 from planaria.control.feature_facts import FeatureOrder
 from planaria.control.log_lines import log_fact
 from planaria.control.protocols import FaultSource, Observer, RoutePlanner
-from planaria.control.relay_watch import RelayWatch
 from planaria.control.state import RunState
 from planaria.control.state_file import STATE, StateWriter
 from planaria.control.wait_deadlines import RoundWaits, WorkerDeadlines, underlying_error
 from planaria.control.worker_assignment import machine_loss_costs
-from planaria.runtime.checkpoint.store import MANIFEST, CheckpointManifest, CheckpointStore, replica_file
+from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
+from planaria.runtime.controller.manifest import manifest_of, saved_generations
+from planaria.runtime.controller.relay_watch import RelayWatch
 from planaria.runtime.fleet.base import Elastic, FaultRequested, Joined, Leaving, Left, Notice, Reported, WorkerEnded
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Controller:
             for notice in self._fleet.poll(self._patience()):
                 self._handle(notice)
             now = time.monotonic()
+            self._observer.check()
             self._chaos.strike(now)
             if self._planner is not None and (answer := self._planner.answer()):
                 self._process_event(answer)
@@ -114,13 +116,27 @@ class Controller:
         started = e.LeaderStarted(
             term=failover.state.term + 1, pid=os.getpid(), cause=failover.cause, wall_time=time.time(),
             silent_s=max(0.0, now - failover.silent_since), lost_s=max(0.0, now - failover.noticed),
+            has_checkpoint=failover.has_checkpoint,
         )  # fmt: skip
         self._record(now, started)
         for replica in self.state.live.values():
             self._deadlines.record_order(now, replica.waiting)
+        self._observer.secure()
+        if failover.elsewhere:
+            lost = self._lost_workers()
+            self._complete(failover.unfinished, {event.worker for event in lost})
+            self._decide_all([*lost])
+            return
         for decision in failover.repeat:
             self._carry_out(decision)
         self._decide_all(self._lost_machines())
+
+    def _complete(self, unfinished: Iterable[d.Commit | d.Settle], lost: Collection[str]) -> None:
+        """Send durable orders again to the workers that may not have carried them out, except ``lost`` ones."""
+        for order in unfinished:
+            numbers = [order.replica] if isinstance(order, d.Commit) else order.members
+            waiting = {worker for number in numbers for worker in self.state.replicas[number].waiting}
+            self._order(order, sorted(waiting - {*lost}))
 
     def _lost_machines(self) -> list[e.Event]:
         """Return the loss of all joined machines: their connections ended with the former controller; they rejoin."""
@@ -130,6 +146,15 @@ class Controller:
         return [
             *(e.HostLeft(host=host, detail=detail) for host in left),
             *(e.WorkerLost(worker=w, incarnation=n, cause="connection", detail=detail) for w, n in lost),
+        ]
+
+    def _lost_workers(self) -> list[e.WorkerLost]:
+        """Return the loss of the workers of the former controller's machine, and of those that had not started."""
+        detail = "lost with the controller's machine"
+        return [
+            e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="connection", detail=detail)
+            for name, worker in self.state.workers.items()
+            if worker.status == "starting" or (worker.status != "dead" and not worker.host)
         ]
 
     def _report_expired_waits(self, now: float) -> None:
@@ -245,6 +270,8 @@ class Controller:
             self.state = apply(decision, self.state)
             self._observer.on_decision(t, decision)
             log_fact(log, decision)
+            if not isinstance(decision, d.RunStep):  # void unless it is committed
+                self._observer.secure()
             further += self._chaos.on_decision(decision, self.state)
             self._carry_out(decision)
             if isinstance(decision, d.Form) and self.state.hosts:
@@ -347,30 +374,9 @@ class Controller:
             self._store.create_replica_folder(save.step, settings.saved_replicas, column, save.generation)
 
     def _seal(self, seal: d.Seal) -> None:
-        settings = self.state.settings
-        manifest = CheckpointManifest(
-            step=seal.step,
-            stages=seal.stages,
-            pipeline_stages=self._config.pipeline.stages,
-            samples=settings.samples_before(seal.step),
-            replicas=settings.saved_replicas,
-            first_block=seal.first_block if settings.most_replicas > 1 else None,
-            blocks_ahead=seal.blocks_ahead,
-            positions=seal.positions,
-            digests={
-                replica_file(file, replica, settings.replicas): sha256
-                for replica, files in seal.digests.items()
-                for file, sha256 in files.items()
-            },
-            model=self._config.model,
-            exchange=self._config.exchange,
-            block=None if settings.lockstep_replicas else settings.block_samples,
-        )
-        generations = {number: replica.saved_generation for number, replica in self.state.replicas.items()}
-        if settings.lockstep_replicas:
-            generations = dict.fromkeys(range(settings.lockstep_replicas), generations[0])
+        manifest = manifest_of(seal, self.state.settings, self._config)
         try:
-            self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, generations)
+            self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, saved_generations(self.state))
         except OSError as error:
             detail = write_error(self._store.folder / seal.folder / MANIFEST, error)
             who = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": seal.step}

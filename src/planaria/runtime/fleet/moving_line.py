@@ -1,0 +1,107 @@
+"""A worker's control connection that follows its run to another controller."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
+
+from planaria.runtime.fleet.base import MAX_ORDER_BYTES
+from planaria.runtime.fleet.control_connections import WorkerLine
+from planaria.runtime.transport.secure import StrangerError
+
+_PAUSE_S = 0.05
+"""seconds between two calls without an answer"""
+
+LASTING_S = 10.0
+"""a connection that was closed earlier does not count as one to the controller that leads"""
+
+Dial = Callable[[str], WorkerLine]
+
+
+class MovingLine:
+    """Control connection of a worker whose controller may be replaced by one on another machine.
+
+    If it breaks, the thread that receives calls all ``addresses`` in turn until one leads the run. Senders wait
+    meanwhile, and repeat their message to the new controller.
+    """
+
+    def __init__(self, line: WorkerLine, dial: Dial, addresses: Sequence[str], patience_s: float) -> None:
+        """:param line: to the present controller, at the first of ``addresses`` (HOST:PORT)
+        :param patience_s: seconds after which the run counts as over
+        """
+        self._line, self._dial, self._addresses, self._patience_s = line, dial, addresses, patience_s
+        self._moved = threading.Condition()
+        self._over = False
+        self.address = addresses[0]
+        """HOST:PORT of the present controller"""
+        self._connected, self._lost_since = time.monotonic(), -1.0
+        """when the present connection began, and when the last lasting one was lost (-1: it is not)"""
+        self.on_move: Callable[[str], None] = lambda address: None
+        """called with the new controller's HOST:PORT before its first order is returned"""
+
+    @property
+    def own_address(self) -> str:
+        return self._line.own_address
+
+    def hang_up(self) -> None:
+        """Leave a silent controller."""
+        self._line.hang_up()
+
+    def send_bytes(self, text: bytes) -> None:
+        """Send a message; OSError if no controller has answered for ``patience_s``."""
+        while True:
+            line = self._line
+            try:
+                line.send_bytes(text)
+                return
+            except OSError:
+                line.hang_up()  # the receiving thread may not have noticed
+            with self._moved:
+                self._moved.wait_for(lambda line=line: self._over or self._line is not line)  # type: ignore[misc]
+                if self._over:
+                    raise OSError("the run is over")
+
+    def recv_bytes(self, maxlength: int = MAX_ORDER_BYTES) -> bytes:
+        """Return the next message; EOFError if no controller has answered for ``patience_s``."""
+        while True:
+            try:
+                return self._line.recv_bytes(maxlength)
+            except (EOFError, OSError):
+                self._move()
+
+    def _move(self) -> None:
+        """Connect to the controller that leads now.
+
+        :raises EOFError: if none answers in time.
+        """
+        self._line.close()
+        now, answer = time.monotonic(), None
+        if self._lost_since < 0 or now - self._connected > LASTING_S:
+            self._lost_since = now
+        try:
+            answer = self._answering(self._lost_since + self._patience_s)
+        finally:
+            with self._moved:
+                self._over = answer is None
+                self._line = answer or self._line
+                self._moved.notify_all()
+        if answer is None:
+            raise EOFError
+        self._connected = time.monotonic()
+
+    def _answering(self, until: float) -> WorkerLine | None:
+        """Return a connection to the controller that leads; None if there is none ``until`` (monotonic seconds)."""
+        for address in cycle([*self._addresses[1:], self._addresses[0]]):
+            if time.monotonic() > until:
+                break
+            time.sleep(_PAUSE_S)
+            try:
+                line = self._dial(address)
+            except (OSError, StrangerError):
+                continue
+            self.address = address
+            self.on_move(address)
+            return line
+        return None

@@ -1,0 +1,148 @@
+"""Leading a run whose log is shared with other machines (``fleet.shared_log``)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from planaria.common import digests, documents
+from planaria.common.errors import RunStopped, UserError
+from planaria.common.object_store import Retry, Store
+from planaria.config.schema import RunConfig
+from planaria.control.logs import EVENTS, ID, history_of, identity
+from planaria.control.shared_log import Deposed, Lease, LogAppender, SharedLog
+from planaria.runtime.engine import run_folders
+
+SHARED_FILES = (*run_folders.KEPT, digests.FILE)
+RENEWALS = 3
+"""renewals of the lease in ``fleet.lease_s``"""
+
+
+def shared_log(config: RunConfig, name: str, lease_s: float) -> SharedLog:
+    """Open the shared log of the run ``name``; a call that fails is repeated for ``lease_s``.
+
+    :raises UserError: if its location is not supported.
+    """
+    assert config.fleet.shared_log is not None
+    retry = Retry(tries=100, seconds=lease_s, first_s=0.05)
+    return SharedLog(Store(f"{config.fleet.shared_log.rstrip('/')}/{name}", "fleet.shared_log", retry))
+
+
+class Leadership:
+    """The right of this process to lead a run, as long as it renews its lease; a thread does that."""
+
+    def __init__(self, appender: LogAppender, lease_s: float) -> None:
+        self.appender, self._lease_s = appender, lease_s
+        self._renewed = time.monotonic()
+        self._over = threading.Event()
+        self._deposed: int | None = None
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    def add(self, line: str) -> None:
+        """Add a line of the log."""
+        self.appender.add(line)
+
+    def check(self) -> None:
+        """Raise RunStopped if another controller leads, or the lease could not be renewed."""
+        if self._deposed is not None:
+            self._over.set()
+            raise Deposed(self._deposed)
+        silent_s = time.monotonic() - self._renewed
+        if silent_s > 2 * self._lease_s:
+            self._over.set()
+            raise RunStopped(
+                f"{self.appender.log.place} has not answered for {silent_s:.1f} s (fleet.shared_log); another machine "
+                "may lead the run"
+            )
+
+    def secure(self) -> None:
+        """Append all lines to the shared log.
+
+        :raises RunStopped: if another controller leads, or the store does not answer.
+        """
+        self.check()
+        try:
+            self.appender.flush()
+        except UserError as error:  # the location of the store has changed
+            self._over.set()
+            raise RunStopped(str(error)) from None
+        except RunStopped:
+            self._over.set()
+            raise
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(self._lease_s)
+
+    def _renew(self) -> None:
+        count = 0
+        while not self._over.is_set():
+            began = time.monotonic()
+            try:
+                last = self.appender.log.lease()
+                if last is not None and last.term > self.appender.term:
+                    self._deposed = last.term
+                    return
+                self.appender.log.renew(Lease(term=self.appender.term, leader=self.appender.leader, count=count))
+                self._renewed = began
+            except (RunStopped, UserError, OSError):
+                pass  # the controller stops when that lasts too long
+            count += 1
+            self._over.wait(self._lease_s / RENEWALS)
+
+
+@contextmanager
+def leading(config: RunConfig, folder: Path, leadership: Leadership | None) -> Iterator[Leadership | None]:
+    """Yield the leadership of a run; None if its log is not shared.
+
+    :param leadership: of a controller that was elected; None: stand for election, as the run's first controller
+    :raises UserError: if the store is unsuitable, holds another run, or another machine leads.
+    """
+    if config.fleet.shared_log is None:
+        yield None
+        return
+    if leadership is None:
+        leadership = Leadership(_first_election(config, folder), config.fleet.lease_s)
+    try:
+        yield leadership
+    finally:
+        leadership.close()
+
+
+def _first_election(config: RunConfig, folder: Path) -> LogAppender:
+    log = shared_log(config, folder.name, config.fleet.lease_s)
+    own, known = identity(folder).encode(), log.file(ID)
+    if known is not None and known != own:
+        raise UserError(f"fleet.shared_log: {log.place} holds another run; give this one another --name")
+    log.require_creation_once()
+    _require_silence(log, config.fleet.lease_s)
+    term, number, lines = 0, 1, 0
+    for batch in log.since(1):
+        term, number, lines = batch.term, number + 1, lines + len(batch.lines)
+    if lines > (here := sum(1 for _ in history_of(folder)) if (folder / EVENTS).exists() else 0):
+        raise UserError(
+            f"{folder}: the shared log {log.place} has {lines} lines and this folder {here}: another machine trained "
+            "on; resume the run there"
+        )
+    appender = LogAppender(log, term + 1, number)
+    if not appender.stand():
+        raise UserError(f"fleet.shared_log: {log.place}: another machine leads this run; stop that first")
+    log.put_file(ID, own)
+    for name in SHARED_FILES:
+        if (folder / name).is_file():
+            log.put_file(name, documents.data(folder / name))
+    return appender
+
+
+def _require_silence(log: SharedLog, lease_s: float) -> None:
+    """Raise UserError if a controller renews its lease."""
+    before = log.lease()
+    if before is None:
+        return
+    time.sleep(lease_s)
+    if log.lease() != before:
+        raise UserError(f"fleet.shared_log: {log.place}: another machine leads this run; stop that first")

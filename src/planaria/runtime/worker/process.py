@@ -1,0 +1,45 @@
+"""Entry point of a worker process."""
+
+from __future__ import annotations
+
+import time
+from typing import NoReturn
+
+import torch
+
+from planaria.common import logs
+from planaria.common.memory_pool import keep_freed
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.fleet.base import ControlLine
+from planaria.runtime.fleet.control_connections import WorkerLine
+from planaria.runtime.fleet.moving_line import MovingLine
+from planaria.runtime.transport.edge import SocketTransport
+from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.port import Port
+from planaria.runtime.worker.control_link import ControlLink
+from planaria.runtime.worker.log_file import begin_log
+from planaria.runtime.worker.setup import Setup
+from planaria.runtime.worker.sleeping_runner import layer_seconds, warm_runner
+from planaria.runtime.worker.worker import Worker
+
+
+def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -> NoReturn:
+    """Work until the controller dismisses this process."""
+    begin_log(setup.folder, setup.config.name, worker, setup.log)
+    torch.set_num_threads(setup.config.fleet.threads)
+    keep_freed()
+    inbox = Inbox()
+    control_link = ControlLink(connection, setup.config.fleet.heartbeat_s, inbox=inbox)
+    host = connection.own_address if isinstance(connection, WorkerLine | MovingLine) else setup.host
+    transport = SocketTransport(Port(host, setup.key, setup.reach), inbox)
+    control_link.trouble = lambda: transport.trouble
+    began = time.monotonic()
+    # No variable here may refer to the runner: this function never returns, so its memory would stay occupied.
+    made = Worker(setup, ResolvedRun(setup.config), worker, control_link, transport, warm_runner(setup.config))
+    made.messages.patience.warm_s = time.monotonic() - began
+    if isinstance(connection, MovingLine):
+        made.follow_controller(connection.address)
+        connection.on_move = made.follow_controller
+    layer_s = layer_seconds(setup.config, made.runner) if setup.config.pipeline.has_uneven_stages else 0.0
+    with logs.about(made.log_fields):
+        made.run(incarnation, layer_s)

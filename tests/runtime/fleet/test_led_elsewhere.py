@@ -1,0 +1,237 @@
+"""A run whose controller is lost with its machine: another machine leads it, with the stages in memory elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.field_systems import free_port
+
+from harness import Live, checked, ending, facts, in_one_process, live, losses, steps, tiny, train
+from planaria.common.errors import UserError
+from planaria.config.schema import FleetConfig, RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.logs import RunRecord, read_run
+from processes import Command, planaria
+
+pytestmark = pytest.mark.timeout(200)
+LEASE_S = 0.6
+
+
+def shared(folder: Path, standbys: int = 1, **sections: Any) -> RunConfig:
+    """Return a run whose log is shared with ``standbys`` machines, and whose workers are all on machines that join."""
+    key = folder / "key"
+    key.write_text(secrets.token_hex(32))
+    key.chmod(0o600)
+    standby_at = ", ".join(f"127.0.0.1:{free_port()}" for _ in range(standbys))
+    fleet = {
+        "local_workers": 0, "spares": 0, "port": free_port(), "key": str(key), "lease_s": LEASE_S, "orphan_s": 40.0,
+        "shared_log": str(folder / "shared"), "standby_at": standby_at,
+    }  # fmt: skip
+    return tiny(folder, fleet=fleet | sections.pop("fleet", {}), **sections)
+
+
+class Machines:
+    """The other machines of a run: each has a directory of its own."""
+
+    def __init__(self, config: RunConfig, folder: Path, running: ExitStack) -> None:
+        self.config, self._folder, self._running = config, folder, running
+        self.key = str(config.fleet.key)
+
+    def start(self, name: str, *words: str) -> Command:
+        (self._folder / name).mkdir()
+        process = Command("join", *words, "--key-file", self.key, cwd=self._folder / name)
+        self._running.callback(process.close)
+        return process
+
+    def standby(self, number: int = 0) -> tuple[Command, Path]:
+        """Start a standby and wait until it is ready; return it and the folder from which it leads."""
+        name, at = f"standby{number}", self.config.fleet.standby_addresses[number]
+        log = f"{self.config.fleet.shared_log}/{self.config.name}"
+        process = self.start(name, log, "--standby", "--at", at)
+        assert "ready to lead" in process.line()
+        return process, self._folder / name / "runs" / self.config.name
+
+    def workers(self, name: str, count: int) -> Command:
+        at = f"127.0.0.1:{self.config.fleet.port}"
+        return self.start(name, at, "--workers", str(count), "--cache", str(self._folder / name / "cache"))
+
+
+@contextmanager
+def led(config: RunConfig, folder: Path) -> Iterator[tuple[Live, Machines]]:
+    """Yield the run under its first controller, whose process group is its machine."""
+    with live(config) as run, ExitStack() as running:
+        run.wait_until(lambda record: bool(facts(record, e.RunStarted)))
+        yield run, Machines(config, folder, running)
+
+
+def undisturbed(config: RunConfig) -> dict[int, float]:
+    """Return the losses of the same run in one process."""
+    alone = FleetConfig(spares=config.fleet.spares)
+    return losses(in_one_process(config.model_copy(update={"fleet": alone})))
+
+
+def record_of(folder: Path) -> RunRecord:
+    assert (folder / "model").exists()
+    return checked(folder)
+
+
+def test_another_machine_leads_without_losing_a_step(tmp_path: Path) -> None:
+    config = shared(tmp_path, steps=60, train={"steps": 60, "eval_every": 10})
+    with led(config, tmp_path) as (run, machines):
+        standby, there = machines.standby()
+        machines.workers("worker", 5)
+        run.wait_until(lambda record: steps(record) >= 8)
+        os.killpg(run.process.pid, signal.SIGKILL)
+        output, _ = standby.communicate(timeout=100)
+    assert "controller lost (machine); continuing as term 2" in output
+    record = record_of(there)
+    assert losses(record) == undisturbed(config)
+    (started,) = facts(record, e.LeaderStarted)
+    assert started.cause == "machine" and not facts(record, e.WorkerLost)
+    before, after = facts(record, d.Form)
+    assert after.generation > before.generation and all(isinstance(m.source, d.Keep) for m in after.members)
+
+
+def test_a_stopped_controller_is_replaced_and_gives_no_orders_when_it_wakes(tmp_path: Path) -> None:
+    config = shared(tmp_path, steps=60)
+    with led(config, tmp_path) as (run, machines):
+        standby, there = machines.standby()
+        machines.workers("worker", 5)
+        run.wait_until(lambda record: steps(record) >= 8)
+        os.killpg(run.process.pid, signal.SIGSTOP)
+        while "continuing as term 2" not in standby.line():
+            pass
+        os.killpg(run.process.pid, signal.SIGCONT)
+        code, errors = run.end()
+        standby.communicate(timeout=100)
+    assert code == 1 and "another machine leads this run, as term 2" in errors, errors
+    assert losses(record_of(there)) == undisturbed(config)
+    own = steps(read_run(run.folder))
+    assert own < 60, "the first controller committed nothing afterwards"
+
+
+def test_the_workers_of_the_lost_machine_are_replaced(tmp_path: Path) -> None:
+    """The copies are at the other machine's workers; this one starts a worker too."""
+    config = shared(tmp_path, steps=60, recovery={"strategy": "redundant"}, fleet={"local_workers": 1, "spares": 1})
+    with led(config, tmp_path) as (run, machines):
+        standby, there = machines.standby()
+        machines.workers("worker", 5)
+        run.wait_until(lambda record: steps(record) >= 8)
+        os.killpg(run.process.pid, signal.SIGKILL)
+        standby.communicate(timeout=100)
+    record = record_of(there)
+    assert [lost.worker for lost in facts(record, e.WorkerLost)] == ["w0"]
+    assert losses(record) == undisturbed(config)
+
+
+def test_two_machines_are_lost_one_after_the_other(tmp_path: Path) -> None:
+    config = shared(tmp_path, standbys=2, steps=80)
+    with led(config, tmp_path) as (run, machines):
+        first, there = machines.standby(0)
+        second, elsewhere = machines.standby(1)
+        machines.workers("worker", 5)
+        run.wait_until(lambda record: steps(record) >= 8)
+        os.killpg(run.process.pid, signal.SIGKILL)
+        while "continuing as term 2" not in first.line():
+            pass
+        Live(there, first).wait_until(lambda record: steps(record) >= 20)
+        first.kill()
+        second.communicate(timeout=100)
+    record = record_of(elsewhere)
+    assert [started.term for started in facts(record, e.LeaderStarted)] == [2, 3]
+    assert losses(record) == undisturbed(config)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_rollback_needs_a_checkpoint_beside_the_lost_machine(tmp_path: Path, stored: bool) -> None:
+    store = {"store": f"file://{tmp_path / 'store'}"} if stored else {}
+    config = shared(
+        tmp_path, steps=60, recovery={"strategy": "checkpoint"}, checkpoint={"every": 5, **store},
+        fleet={"local_workers": 1},
+    )  # fmt: skip
+    mirrored = tmp_path / "store" / "run" / "checkpoints"
+    with led(config, tmp_path) as (run, machines):
+        standby, there = machines.standby()
+        machines.workers("worker", 4)
+        run.wait_until(lambda record: steps(record) >= 8 and (not stored or any(mirrored.glob("step-*"))))
+        os.killpg(run.process.pid, signal.SIGKILL)
+        output, errors = standby.communicate(timeout=100)
+    if stored:
+        assert "fetched       step-" in output
+        assert losses(record_of(there)) == undisturbed(config)
+    else:
+        assert standby.returncode == 1 and "its checkpoints were on the controller's machine" in errors, errors
+
+
+def test_replicas_that_gossip_continue_under_another_machine(tmp_path: Path) -> None:
+    exchange = {"kind": "noloco", "replicas": 2, "options": {"every": 3}}
+    config = shared(tmp_path, stages=2, steps=40, exchange=exchange)
+    with led(config, tmp_path) as (run, machines):
+        standby, there = machines.standby()
+        machines.workers("worker", 6)
+        run.wait_until(lambda record: steps(record) >= 9)
+        os.killpg(run.process.pid, signal.SIGKILL)
+        standby.communicate(timeout=100)
+    record = record_of(there)
+    assert ending(record).outcome == "finished" and not facts(record, e.WorkerLost)
+
+
+def test_a_log_that_does_not_answer_stops_the_controller_and_its_return_lets_another_lead(tmp_path: Path) -> None:
+    """The folder is out of reach for everybody, as a mount that is lost; workers wait."""
+    config, place = shared(tmp_path, steps=60), tmp_path / "shared"
+    with led(config, tmp_path) as (run, machines):
+        standby, there = machines.standby()
+        machines.workers("worker", 5)
+        run.wait_until(lambda record: steps(record) >= 8)
+        place.rename(tmp_path / "gone")
+        place.write_text("not a folder")
+        code, errors = run.end()
+        place.unlink()
+        (tmp_path / "gone").rename(place)
+        standby.communicate(timeout=100)
+    assert code == 1 and "shared" in errors and errors.count("\n") == 1, errors
+    assert losses(record_of(there)) == undisturbed(config)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "line"),
+    [
+        ({"standby_at": ""}, "list the machines that may lead in fleet.standby_at, such as '10.0.0.2:7010'"),
+        ({"standby_at": "b"}, "fleet.standby_at: 'b' is not an address; give HOST:PORT"),
+        ({"port": 0}, "machines that lead or return need fleet.key (a file) and fleet.port"),
+        ({"standby": "auto"}, "leave fleet.standby out; the standbys are those of fleet.standby_at"),
+        ({"orphan_s": 1.0}, "fleet.orphan_s = 1: give more than 2 × fleet.lease_s"),
+        ({"shared_log": "a::b"}, "chained file systems are not supported"),
+    ],
+)  # fmt: skip
+def test_a_run_that_could_not_be_led_elsewhere_is_refused(tmp_path: Path, fleet: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=re.escape(line)):
+        train(shared(tmp_path, fleet=fleet))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["{log}/run", "--standby", "--at", "127.0.0.1:1", "--key-file", "{key}"], "no run has its shared log there"),
+        (["{log}/run", "--standby", "--at", "127.0.0.1:1"], "give --key-file, a copy of the run's fleet.key file"),
+        (["{log}/run", "--at", "127.0.0.1:1", "--key-file", "{key}"], "is for a standby; add --standby"),
+        (
+            ["{log}/run", "--standby", "--at", "b:1", "--key-file", "{key}", "--workers", "2"],
+            "--workers: a standby adds",
+        ),
+    ],
+)
+def test_a_standby_that_could_not_lead_is_refused(tmp_path: Path, words: list[str], line: str) -> None:
+    config = shared(tmp_path)
+    given = [word.format(log=config.fleet.shared_log, key=config.fleet.key) for word in words]
+    done = planaria("join", *given, cwd=tmp_path)
+    assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1, done.stderr
