@@ -33,11 +33,12 @@ SILENCE_S = 3.0
 class Scene:
     """A fleet of guests, and the other ends of their lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, **further: Any) -> None:
+        """:param further: arguments of :class:`JoinedMachines`"""
         made: list[JoinedMachines] = []
 
         def guests(ears: Any, board: Any) -> JoinedMachines:
-            made.append(JoinedMachines(ears, board, '{"setup": 1}', SILENCE_S))
+            made.append(JoinedMachines(ears, board, '{"setup": 1}', SILENCE_S, **further))
             return made[0]
 
         self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 5.0, 4, guests)
@@ -250,3 +251,72 @@ def test_a_copy_of_the_door_serves_as_the_key(tmp_path: Path) -> None:
     command = joining.join_command(FleetConfig(port=7001), run, "203.0.113.5:7001")
     assert command == f"planaria join 203.0.113.5:7001 --key-file door.json    (with a copy of {run / 'door.json'})"
     assert joining.read_key(run / "door.json") == key
+
+
+RETURN_S = 3.0
+START_S = 2.0
+
+
+@pytest.fixture
+def led_elsewhere() -> Iterator[Scene]:
+    """A new controller that expects machines g1 and g2 of a lost one, each with a worker."""
+    scene = Scene(returning={"g1": [("w1", 1)], "g2": [("w2", 1)]}, return_s=RETURN_S, start_s=START_S, first=3)
+    for worker in ("w1", "w2"):
+        scene.fleet.expect_return(worker, 1)
+    yield scene
+    scene.fleet.close(patience_s=0.0)
+
+
+def come_back(scene: Scene, host: str) -> WorkerLine:
+    line = call(scene.guests.address, scene.guests.key, "a machine", VISITOR)
+    say(line, joining.JoinRequest(called="back", version=planaria.__version__, workers=1, returning=host))
+    return line
+
+
+def test_a_machine_returns_with_its_worker_and_stays(led_elsewhere: Scene) -> None:
+    """Orders wait for the worker; the limit for the preparation of new machines does not count for it."""
+    scene = led_elsewhere
+    scene.fleet.send("w1", b"first")
+    line = come_back(scene, "g1")
+    assert hear(line).host == "g1"
+    say(line, joining.Settled())
+    worker = call(scene.guests.address, scene.guests.key, "w1", 1)
+    scene.fleet.send("w1", b"second")
+    deadline = time.monotonic() + START_S + 2.0
+    while time.monotonic() < deadline:
+        say(line, joining.Beat())
+        scene.poll()
+    assert [worker.recv_bytes(), worker.recv_bytes()] == [b"first", b"second"]
+    scene.until(lambda: bool(scene.told(Left)))
+    assert scene.told(Left) == [Left("g2", "did not return")]
+    assert [(ended.worker, ended.detail) for ended in scene.told(WorkerEnded)] == [("w2", "machine g2 did not return")]
+    assert not scene.told(Joined), "it is no new machine"
+
+
+def test_a_worker_that_does_not_return_with_its_machine_is_lost_and_new_ones_are_not(led_elsewhere: Scene) -> None:
+    scene = led_elsewhere
+    lines = [come_back(scene, host) for host in ("g1", "g2")]
+    assert [hear(line).host for line in lines] == ["g1", "g2"]
+    scene.spawn("w9", "g1")
+    worker = call(scene.guests.address, scene.guests.key, "w1", 1)
+    deadline = time.monotonic() + RETURN_S + 1.0
+    while time.monotonic() < deadline:
+        for line in lines:
+            say(line, joining.Beat())
+        worker.send_bytes(b"beat")
+        scene.poll()
+    assert [(ended.worker, ended.detail) for ended in scene.told(WorkerEnded)] == [("w2", "did not return")]
+
+
+def test_a_machine_that_is_not_expected_is_refused_with_the_reason(led_elsewhere: Scene) -> None:
+    refused = hear(come_back(led_elsewhere, "g7"))
+    assert isinstance(refused, joining.Goodbye) and not refused.welcome
+    assert refused.reason == "back: the run does not wait for its machine g7 any more"
+
+
+def test_a_deposed_controller_says_no_goodbye(scene: Scene) -> None:
+    line = scene.join()
+    scene.guests.goodbye = None
+    scene.guests.close()
+    with pytest.raises((EOFError, OSError)):
+        line.recv_bytes()

@@ -1,0 +1,122 @@
+"""A worker's line follows the run to another controller, and ends when none leads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import SimpleQueue
+
+import pytest
+
+from planaria.runtime.fleet import moving_line
+from planaria.runtime.fleet.moving_line import MovingLine
+
+PATIENCE_S = 0.6
+
+
+class Line:
+    """A control connection whose controller may be lost."""
+
+    own_address = "127.0.0.1"
+
+    def __init__(self, orders: list[bytes] | None = None, lost: bool = False) -> None:
+        self.sent: list[bytes] = []
+        self._orders: SimpleQueue[bytes | None] = SimpleQueue()
+        for order in orders or []:
+            self._orders.put(order)
+        self.lost = lost
+        if lost:
+            self._orders.put(None)
+
+    def lose(self) -> None:
+        self.lost = True
+        self._orders.put(None)
+
+    hang_up = close = lose
+
+    def send_bytes(self, text: bytes) -> None:
+        if self.lost:
+            raise OSError("lost")
+        self.sent.append(text)
+
+    def recv_bytes(self, maxlength: int) -> bytes:
+        if (order := self._orders.get()) is None:
+            raise EOFError
+        return order
+
+
+class Run:
+    """Controllers by address; those without a line do not answer."""
+
+    def __init__(self, **lines: Line) -> None:
+        self.first, self.lines, self.dialled = Line([b"begin"]), lines, list[str]()
+        self.line = MovingLine(self.first, self.dial, ["a", "b", "c"], PATIENCE_S)  # type: ignore[arg-type]
+
+    def dial(self, address: str) -> Line:
+        self.dialled.append(address)
+        if address not in self.lines:
+            raise ConnectionRefusedError
+        return self.lines[address]
+
+
+def test_the_next_controller_gives_orders_and_receives_what_the_last_did_not() -> None:
+    run = Run(c=Line([b"go on"]))
+    moved: list[str] = []
+    run.line.on_move = moved.append
+    assert run.line.recv_bytes() == b"begin"
+    run.first.lose()
+    sender = threading.Thread(target=run.line.send_bytes, args=[b"ready"])
+    sender.start()
+    assert run.line.recv_bytes() == b"go on"
+    sender.join(5.0)
+    assert not sender.is_alive() and run.lines["c"].sent == [b"ready"] and not run.first.sent
+    assert moved == ["c"] and run.line.address == "c" and run.dialled == ["b", "c"], "the lost one comes last"
+
+
+def test_without_a_controller_both_ends_give_up() -> None:
+    run = Run()
+    run.first.lose()
+    failed = list[BaseException]()
+
+    def send() -> None:
+        try:
+            run.line.send_bytes(b"ready")
+        except OSError as error:
+            failed.append(error)
+
+    sender, began = threading.Thread(target=send), time.monotonic()
+    sender.start()
+    run.line.recv_bytes()  # the order that had arrived
+    with pytest.raises(EOFError):
+        run.line.recv_bytes()
+    sender.join(5.0)
+    assert time.monotonic() - began >= PATIENCE_S and len(failed) == 1 and {*run.dialled} == {"a", "b", "c"}
+
+
+def test_a_controller_that_hangs_up_at_once_does_not_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not expect this worker, which must not call for ever."""
+    monkeypatch.setattr(moving_line, "LASTING_S", 5.0)
+    run = Run()
+    run.dial = lambda address: Line(lost=True)  # type: ignore[method-assign]
+    run.line = MovingLine(run.first, run.dial, ["a", "b"], PATIENCE_S)  # type: ignore[arg-type]
+    run.first.lose()
+    run.line.recv_bytes()
+    began = time.monotonic()
+    with pytest.raises(EOFError):
+        run.line.recv_bytes()
+    assert PATIENCE_S <= time.monotonic() - began < 5.0
+
+
+def test_a_callback_that_fails_ends_the_wait_of_senders() -> None:
+    run = Run(b=Line())
+    run.first.lose()
+    run.line.recv_bytes()
+
+    def broken(address: str) -> None:
+        raise RuntimeError("a bug")
+
+    run.line.on_move = broken
+    with pytest.raises(RuntimeError, match="a bug"):
+        run.line.recv_bytes()
+    with pytest.raises(OSError, match="the run is over"):
+        run.line.send_bytes(b"ready")
