@@ -133,6 +133,27 @@ def test_the_workers_of_the_lost_machine_are_replaced(tmp_path: Path) -> None:
     assert losses(record) == undisturbed(config)
 
 
+@pytest.mark.slow
+def test_a_machine_that_returns_too_late_joins_again(tmp_path: Path) -> None:
+    """It was stopped; meanwhile its stages are rebuilt from copies at the other machine's workers."""
+    config = shared(tmp_path, steps=3000, recovery={"strategy": "redundant"})
+    with led(config, tmp_path) as (run, machines):
+        standby, there = machines.standby()
+        machines.workers("worker", 5)
+        late = machines.workers("late", 1)
+        run.wait_until(lambda record: steps(record) >= 8)
+        late.send_signal(signal.SIGSTOP)
+        os.killpg(run.process.pid, signal.SIGKILL)
+        running = Live(there, standby)
+        running.wait_until(lambda record: bool(facts(record, e.HostLeft)), 60.0)
+        late.send_signal(signal.SIGCONT)
+        running.wait_until(lambda record: len(facts(record, e.HostJoined)) == 3, 60.0)
+        standby.terminate()
+        standby.communicate(timeout=100)
+    record = checked(there)
+    assert [left.detail for left in facts(record, e.HostLeft)] == ["did not return"]
+
+
 def test_two_machines_are_lost_one_after_the_other(tmp_path: Path) -> None:
     config = shared(tmp_path, standbys=2, steps=80)
     with led(config, tmp_path) as (run, machines):

@@ -121,6 +121,16 @@ class AddressEntrance:
         return self.at
 
 
+@dataclass(frozen=True)
+class NextEntrance(AddressEntrance):
+    """Access to a run that another controller leads now, with the key that this machine has."""
+
+    known: RunAddress
+
+    def door(self) -> RunAddress:
+        return self.known
+
+
 Entrance = FolderEntrance | AddressEntrance
 
 
@@ -136,6 +146,7 @@ def join(entrance: Entrance, terms: JoinTerms, notify: Notify) -> None:
             ending = stay.last(requested)
             while ending.how == "lost" and stay.follow(requested):
                 ending = stay.last(requested)
+        entrance = stay.next_entrance or entrance
         if ending.how == "unwelcome":
             raise RunStopped(f"{entrance}: sent this machine away: {ending.reason}")
         if ending.how not in ("lost", "again"):
@@ -200,6 +211,8 @@ class _Stay:
         :raises UserError: if the machine lacks something that the run's workers need.
         """
         self._visit, self._say = visit, notify
+        self.next_entrance: NextEntrance | None = None
+        """controller that leads now, but does not wait for this machine any more"""
         setup = replace(setup_of(visit), host=visit.own_address, reach=visit.reach, log=from_environment())
         if setup.config.model.family == GROUP:
             raise UserError(
@@ -255,7 +268,11 @@ class _Stay:
             try:
                 door = RunAddress(at=address, key=before.key.hex())
                 self._visit = RunMembership(door, self._terms.workers, self._terms.reach, returning=host)
-            except (OSError, UserError) as error:
+            except UserError as error:
+                self._say(f"{address}: {error}; joining again")
+                self.next_entrance = NextEntrance(address, Path(), door)
+                return False
+            except OSError as error:
                 log.debug("%s: does not lead: %s", address, error)
                 time.sleep(_FOLLOW_S)
             else:
