@@ -54,7 +54,7 @@ class Leaders(RuleBasedStateMachine):
         self.leaders: list[LogAppender] = []
         self.numbers = itertools.count()
         self.durable: list[str] = []
-        """lines in the order in which a flush said that they are durable"""
+        """lines in the order in which flushes made them durable"""
 
     @rule(copies=st.integers(1, 3), outcome=st.sampled_from(["answered", "lost", "unknown"]))
     def elect(self, copies: int, outcome: str) -> None:

@@ -21,14 +21,12 @@ RENEWALS = 3
 """renewals of the lease in ``fleet.lease_s``"""
 
 
-def shared_log(config: RunConfig, name: str, lease_s: float) -> SharedLog:
-    """Open the shared log of the run ``name``; a call that fails is repeated for ``lease_s``.
+def opened(location: str, seconds: float, setting: str = "fleet.shared_log") -> SharedLog:
+    """Open the shared log of a run; a call that fails is repeated for ``seconds``.
 
-    :raises UserError: if its location is not supported.
+    :raises UserError: if the location is not supported.
     """
-    assert config.fleet.shared_log is not None
-    retry = Retry(tries=100, seconds=lease_s, first_s=0.05)
-    return SharedLog(Store(f"{config.fleet.shared_log.rstrip('/')}/{name}", "fleet.shared_log", retry))
+    return SharedLog(Store(location, setting, Retry(tries=100, seconds=seconds, first_s=0.05)))
 
 
 class Leadership:
@@ -114,7 +112,7 @@ def leading(config: RunConfig, folder: Path, leadership: Leadership | None) -> I
 
 
 def _first_election(config: RunConfig, folder: Path) -> LogAppender:
-    log = shared_log(config, folder.name, config.fleet.lease_s)
+    log = opened(f"{str(config.fleet.shared_log).rstrip('/')}/{folder.name}", config.fleet.lease_s)
     own, known = identity(folder).encode(), log.file(ID)
     if known is not None and known != own:
         raise UserError(f"fleet.shared_log: {log.place} holds another run; give this one another --name")

@@ -12,13 +12,11 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from planaria.common.errors import RunStopped, UserError
-from planaria.common.object_store import Retry, Store
 from planaria.common.stdio import Notify
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.failover import MAX_FAILED_CONTROLLERS, FailoverState, failover_state
@@ -32,9 +30,11 @@ from planaria.runtime.engine.prepare import PreparedRun, prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
 from planaria.runtime.execution import Callbacks, Succession, execute_run, mirror_of
-from planaria.runtime.leadership import SHARED_FILES, Leadership
+from planaria.runtime.leadership import SHARED_FILES, Leadership, opened
 from planaria.runtime.run import Run
 
+FOLLOW_S = 10.0
+"""seconds in which a failing look at the shared log is repeated; then it counts as not answering"""
 COPY = ".standby"
 """marks a folder as a standby's copy of a log, which has not led"""
 _LOOKS = 5
@@ -43,7 +43,7 @@ _JITTER = 0.15
 """largest random delay before an election, as a share of ``fleet.lease_s``"""
 
 
-def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks, out: Path | None = None) -> Run | None:
+def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) -> Run | None:
     """Follow the run whose shared log is at ``location``, and lead it if its controller is lost; None if it ends.
 
     :param location: ``fleet.shared_log`` and the run's name
@@ -51,8 +51,9 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks, 
     :param key: file with the run's key
     :raises UserError: if there is no such run, or this machine cannot lead it.
     """
-    log = SharedLog(Store(location, "join", Retry(tries=100, seconds=10.0, first_s=0.05)))
-    with _copied(log, out) as folder, run_folders.locked_for_training(folder):
+    log = opened(location, FOLLOW_S, "join")
+    folder = _copied(log)
+    with run_folders.locked_for_training(folder):
         config = _own_config(run_folders.config_of(folder, *run_folders.KEPT), at, key)
         prepared = prepare(config, None, begins=False, samples=START.total_samples(config))
         require_same_data(folder, prepared)
@@ -62,9 +63,9 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks, 
             callbacks.notify("the run is over")
             return None
         (folder / COPY).unlink()
-        retry = Retry(tries=100, seconds=config.fleet.lease_s, first_s=0.05)
-        leadership = Leadership(replace(appender, log=SharedLog(Store(location, "join", retry))), config.fleet.lease_s)
-        return _lead(prepared, folder, leadership, follower, callbacks)
+        lease_s = config.fleet.lease_s
+        with closing(Leadership(replace(appender, log=opened(location, lease_s)), lease_s)) as leadership:
+            return _lead(prepared, folder, leadership, follower, callbacks)
 
 
 def _lead(
@@ -113,16 +114,15 @@ def _own_config(config: RunConfig, at: str, key: Path) -> RunConfig:
     return config.model_copy(update={"fleet": fleet})
 
 
-@contextmanager
-def _copied(log: SharedLog, out: Path | None) -> Iterator[Path]:
-    """Yield a new folder with the run's files; an older copy of this run that has not led is replaced.
+def _copied(log: SharedLog) -> Path:
+    """Return a new folder with the run's files; an older copy of this run that has not led is replaced.
 
     :raises UserError: if the log is no run's, or the folder holds something else.
     """
     identity, name = log.file(ID), log.place.rstrip("/").rpartition("/")[2]
     if identity is None or log.file(run_folders.CONFIG) is None:
         raise UserError(f"join {log.place} --standby: no run has its shared log there; give fleet.shared_log/NAME")
-    folder = (out or Path("runs")) / name
+    folder = Path("runs") / name
     if folder.exists():
         if not (folder / COPY).is_file():
             raise UserError(f"{folder} exists already; start the standby in another directory, or remove it")
@@ -135,7 +135,7 @@ def _copied(log: SharedLog, out: Path | None) -> Iterator[Path]:
     for file in SHARED_FILES:
         if (content := log.file(file)) is not None:
             (folder / file).write_bytes(content)
-    yield folder
+    return folder
 
 
 class LogFollower:
@@ -158,7 +158,7 @@ class LogFollower:
         While the store does not answer, the controller cannot lead either: both wait for it.
 
         :raises RunStopped: if the store does not answer for ``fleet.orphan_s``.
-        :raises UserError: if the log is damaged for so long.
+        :raises UserError: if the log is damaged during that time.
         """
         answered = time.monotonic()
         while not self._over:

@@ -40,7 +40,7 @@ def shared(folder: Path, standbys: int = 1, **sections: Any) -> RunConfig:
 
 
 class Machines:
-    """The other machines of a run: each has a directory of its own."""
+    """The other machines of a run: each has its own directory."""
 
     def __init__(self, config: RunConfig, folder: Path, running: ExitStack) -> None:
         self.config, self._folder, self._running = config, folder, running
@@ -73,6 +73,12 @@ def led(config: RunConfig, folder: Path) -> Iterator[tuple[Live, Machines]]:
         yield run, Machines(config, folder, running)
 
 
+def lose_machine(run: Live) -> None:
+    """Kill the first controller's machine after some steps."""
+    run.wait_until(lambda record: steps(record) >= 8)
+    os.killpg(run.process.pid, signal.SIGKILL)
+
+
 def undisturbed(config: RunConfig) -> dict[int, float]:
     """Return the losses of the same run in one process."""
     alone = FleetConfig(spares=config.fleet.spares)
@@ -89,8 +95,7 @@ def test_another_machine_leads_without_losing_a_step(tmp_path: Path) -> None:
     with led(config, tmp_path) as (run, machines):
         standby, there = machines.standby()
         machines.workers("worker", 5)
-        run.wait_until(lambda record: steps(record) >= 8)
-        os.killpg(run.process.pid, signal.SIGKILL)
+        lose_machine(run)
         output, _ = standby.communicate(timeout=100)
     assert "controller lost (machine); continuing as term 2" in output
     record = record_of(there)
@@ -125,8 +130,7 @@ def test_the_workers_of_the_lost_machine_are_replaced(tmp_path: Path) -> None:
     with led(config, tmp_path) as (run, machines):
         standby, there = machines.standby()
         machines.workers("worker", 5)
-        run.wait_until(lambda record: steps(record) >= 8)
-        os.killpg(run.process.pid, signal.SIGKILL)
+        lose_machine(run)
         standby.communicate(timeout=100)
     record = record_of(there)
     assert [lost.worker for lost in facts(record, e.WorkerLost)] == ["w0"]
@@ -160,8 +164,7 @@ def test_two_machines_are_lost_one_after_the_other(tmp_path: Path) -> None:
         first, there = machines.standby(0)
         second, elsewhere = machines.standby(1)
         machines.workers("worker", 5)
-        run.wait_until(lambda record: steps(record) >= 8)
-        os.killpg(run.process.pid, signal.SIGKILL)
+        lose_machine(run)
         while "continuing as term 2" not in first.line():
             pass
         Live(there, first).wait_until(lambda record: steps(record) >= 20)

@@ -26,7 +26,7 @@ from planaria.runtime.engine.run_files import local_workplace
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.devices import require_devices
 from planaria.runtime.fleet.host_memory import free_memory
-from planaria.runtime.fleet.joined_machine import Ending, RunMembership
+from planaria.runtime.fleet.joined_machine import Ending, Rejected, RunMembership
 from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, RunAddress, read_door, read_key
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from planaria.runtime.prediction.memory import require_room
@@ -268,11 +268,11 @@ class _Stay:
             try:
                 door = RunAddress(at=address, key=before.key.hex())
                 self._visit = RunMembership(door, self._terms.workers, self._terms.reach, returning=host)
-            except UserError as error:
+            except Rejected as error:
                 self._say(f"{address}: {error}; joining again")
                 self.next_entrance = NextEntrance(address, Path(), door)
                 return False
-            except OSError as error:
+            except (OSError, UserError) as error:
                 log.debug("%s: does not lead: %s", address, error)
                 time.sleep(_FOLLOW_S)
             else:

@@ -36,6 +36,10 @@ _PATIENCE_S = 10.0
 """seconds for the answer to the join request"""
 
 
+class Rejected(UserError):
+    """The run does not accept this machine."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """The end of a visit."""
@@ -100,7 +104,7 @@ class RunMembership:
         if isinstance(answer, joining.Goodbye) and answer.again:
             raise OSError(answer.reason)
         if isinstance(answer, joining.Goodbye):
-            raise UserError(f"rejected: {answer.reason}")
+            raise Rejected(f"rejected: {answer.reason}")
         if not isinstance(answer, joining.Welcome):
             raise OSError("no answer")
         self.welcome = answer
