@@ -186,6 +186,8 @@ def test_a_rejected_machine_exits_with_an_error(
     class Stay:
         """Without workers."""
 
+        next_entrance = None
+
         def __init__(self, visit: RunMembership, *_: object) -> None:
             self._visit = visit
 
