@@ -33,8 +33,8 @@ from planaria.pipeline.network.costs import MessageCosts, message_bytes
 from planaria.pipeline.plan.clock import PlanSimulation
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.runtime.engine.requirements import device_needs
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.devices import VISIBLE, inventory
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.runner import StageRunner
 
 

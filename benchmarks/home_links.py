@@ -28,8 +28,8 @@ from planaria.pipeline.codecs.registry import codec_of
 from planaria.pipeline.network.costs import MBIT, Costs, message_bytes
 from planaria.pipeline.plan.actions import Action, Key, StepPlan
 from planaria.pipeline.plan.build import visits
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.simulate import simulate
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.sleeping_runner import new_runner
 
 RANKS, SEQUENCES, CONTEXT, WIDTH = 8, 512, 1024, 1024

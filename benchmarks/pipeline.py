@@ -25,9 +25,9 @@ from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_byt
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import plan_for
 from planaria.pipeline.routing import full, routes
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.copy_costs import costs_of_copies
 from planaria.runtime.prediction.simulate import simulate
+from planaria.runtime.resolved_config import ResolvedRun
 
 DIM, CONTEXT = 32, 128
 MESSAGE_BYTES = DIM * CONTEXT * 4

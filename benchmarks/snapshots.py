@@ -34,8 +34,8 @@ from planaria.recovery.stream import stream
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.copy_costs import costs_of_copies, settle
+from planaria.runtime.resolved_config import ResolvedRun
 
 STAGES, SKIP, STEPS = 4, 3, 12
 LINKS = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}

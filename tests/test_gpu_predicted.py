@@ -12,7 +12,7 @@ from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.llama_stages import flops_per_token
 from planaria.pipeline.plan.clock import PlanSimulation
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 
 GIVEN = predicted.flags().parse_args([])
 

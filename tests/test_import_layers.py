@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
-INJECTORS = ("checks", "injector", "worker")
-"""modules of ``faults`` that wrap parts of an engine"""
+INJECTORS = ("checks", "injector")
+"""modules of ``faults`` that wrap parts of an engine, beside its worker's"""
 ENTRY = (
     "chat", "configuration", "complete", "import_export", "execution", "leadership", "remote_standby", "run", "standby",
     "training",
@@ -38,12 +38,11 @@ LEVELS = (
         "exchange.robust.exclusion_decisions",
     ),
     ("runtime.fleet", "runtime.checkpoint"),
+    ("runtime.custom_classes", "runtime.resolved_config"),
+    ("runtime.controller", "runtime.worker", "exchange.coded.coded_worker", "faults.worker"),
     (
         "runtime.engine",
-        "runtime.worker",
         "runtime.prediction",
-        "exchange.coded.coded_worker",
-        "runtime.controller",
         *(f"faults.{name}" for name in INJECTORS),
     ),
     ("lab.trials", "lab.inline"),

@@ -26,7 +26,7 @@ from planaria.recovery.codes import CODES
 from planaria.recovery.echo import Echo
 from planaria.report.observe.trackers import TRACKERS
 from planaria.runtime.configuration import merge_settings
-from planaria.runtime.engine.custom_classes import own_classes
+from planaria.runtime.custom_classes import own_classes
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import CHECKS
 from planaria.swarm.policy import POLICIES

@@ -13,8 +13,8 @@ from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
 from planaria.faults.trace import Fault, Trace
 from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.unused_settings import RULES, require_used, without_effect
+from planaria.runtime.resolved_config import ResolvedRun
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"
 

@@ -9,8 +9,8 @@ from planaria.config.schema import RunConfig
 from planaria.control.replica import ReplicaState
 from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started
+from planaria.runtime.resolved_config import ResolvedRun
 
 
 def neighbours(resolved: ResolvedRun, node: int) -> set[int]:

@@ -25,11 +25,11 @@ from planaria.report.observe.watch import RunWatch
 from planaria.report.run.report import write_report
 from planaria.runtime.controller.controller import Controller
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
 from planaria.runtime.fleet.joinable_fleet import JoinableFleet, JoinInfo
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.address import Reach
 from planaria.runtime.worker.setup import CHECKPOINTS, SETUP, Setup
 

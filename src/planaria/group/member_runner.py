@@ -16,7 +16,7 @@ from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family
 from planaria.models.state import StageState
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.plan_execution import combine_gradients
 from planaria.runtime.worker.runner import StageRunner

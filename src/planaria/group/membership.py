@@ -24,9 +24,9 @@ from planaria.control import events as e
 from planaria.group.member_runner import MemberRunner, OwnerLoopSteps
 from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.control_connections import call
 from planaria.runtime.fleet.joined_machine import Ending, RunMembership
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port

@@ -22,7 +22,7 @@ from planaria.lab.inline.engine import InlineEngine
 from planaria.lab.trials.spread import seeds_shown
 from planaria.report.phrases import counted
 from planaria.report.tables import Table, show
-from planaria.runtime.engine.custom_classes import own_classes
+from planaria.runtime.custom_classes import own_classes
 
 
 def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) -> None:

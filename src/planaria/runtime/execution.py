@@ -35,10 +35,9 @@ from planaria.report.run.report import write_report
 from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.checkpoint.mirror import Mirror, mirrored
 from planaria.runtime.complete import complete
+from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.engine import process_engine, run_folders
-from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.prepare import PreparedRun
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import Origin
 from planaria.runtime.engine.stopping import REQUEST
 from planaria.runtime.fleet.joining import join_command
@@ -47,6 +46,7 @@ from planaria.runtime.fleet.spawner import spawner
 from planaria.runtime.import_export import export_run
 from planaria.runtime.leadership import Leadership, leading
 from planaria.runtime.prediction.preflight_table import table
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.run import MODEL, Run
 from planaria.runtime.worker.log_file import last_error
 

@@ -25,8 +25,8 @@ from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check, read_faults
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.weight_sources import open_weights
+from planaria.runtime.resolved_config import ResolvedRun
 
 Kind = Literal["dcp", "universal"]
 

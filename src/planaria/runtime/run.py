@@ -20,8 +20,8 @@ from planaria.report.run.report import body, write_report
 from planaria.report.run.run_verdict import outcome
 from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.complete import complete
+from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.import_export import export_run
 
 Table = Any

@@ -16,8 +16,8 @@ from planaria.lab.compare.clock import ArmClock, clock_of
 from planaria.lab.compare.race import ArmCourse, race
 from planaria.models.families import stage_parameters
 from planaria.recovery.checkpoint import best_steps, rollback, rollback_mean
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.copy_costs import state_bytes, step_bytes_and_memory
+from planaria.runtime.resolved_config import ResolvedRun
 
 NETWORK = {
     "forward_s": [1.0], "backward_s": [2.0], "bandwidth": 1e9, "store_bandwidth": 1e5, "memory_bandwidth": 1e7,

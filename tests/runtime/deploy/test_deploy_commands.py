@@ -18,7 +18,7 @@ from planaria import cli
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.runtime.engine.join import AddressEntrance, JoinTerms
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 
 SRUN = """#!/bin/sh
 while [ "${1#--}" != "$1" ]; do shift; done

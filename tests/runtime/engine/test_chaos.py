@@ -21,8 +21,8 @@ from planaria.faults.checks import neighbours
 from planaria.faults.injector import TraceChaos
 from planaria.faults.trace import Fault, Trace, write
 from planaria.runtime.engine.config_checks import read_faults
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.unused_settings import without_effect
+from planaria.runtime.resolved_config import ResolvedRun
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
 HOLDERS = {stage: f"w{stage}" for stage in range(5)}

@@ -15,8 +15,8 @@ from planaria.models.state import StageState
 from planaria.pipeline.plan.build import plan_for
 from planaria.pipeline.routing import routes
 from planaria.recovery.chain import RecoveryPlan
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.copy_costs import costs_of_copies
+from planaria.runtime.resolved_config import ResolvedRun
 
 CLOCKED = {"warmup": 5, "schedule": "cosine", "weight_decay": 0.1, "clip": 0.5}
 """an optimizer to which it matters which step it is, how often it has stepped, and what norms it saw"""

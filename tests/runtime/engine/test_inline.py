@@ -16,7 +16,7 @@ from planaria.models.llama_stages import Llama, global_name
 from planaria.pipeline.routing import routes
 from planaria.recovery.chain import RecoveryPlan
 from planaria.recovery.neighbour_average import merge
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.runtime.worker.runner import NonFinite, StageRunner
 from schedules import on_schedule, shape

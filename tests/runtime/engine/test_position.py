@@ -10,7 +10,7 @@ from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, 
 from planaria.control import events as e
 from planaria.control.decisions import PREDECESSOR, BeginRound, Form, Keep, Member
 from planaria.control.events import Fact
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.assignment import Assignment
 
 RECIPE = RunConfig(

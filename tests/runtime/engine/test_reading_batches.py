@@ -26,8 +26,8 @@ from planaria.exchange.update_publisher import UpdatePublisher
 from planaria.faults.trace import Fault, Trace, write
 from planaria.faults.worker import WorkerFaults
 from planaria.runtime.engine.config_checks import read_faults
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.unused_settings import without_effect
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.step_samples import Batch, ReadTimer, batches
 
 LATE_S = 0.02

@@ -9,7 +9,7 @@ from planaria.control.decisions import Replan
 from planaria.control.events import Replanned
 from planaria.runtime.engine import process_engine as replanner
 from planaria.runtime.engine.process_engine import Replanner
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from schedules import on_schedule, shape
 from waiting import until
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import Recipe
 
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.sleeping_runner import SleepingRunner, Slowness, slowdown_factor
 
 

@@ -21,8 +21,8 @@ from planaria.recovery.snapshot import Snapshot
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder, remove_orphaned
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.prepare import prepare
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.unused_settings import without_effect
+from planaria.runtime.resolved_config import ResolvedRun
 from waiting import until
 
 STAGES = 4

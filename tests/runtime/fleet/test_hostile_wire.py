@@ -22,7 +22,7 @@ from harness import ending, facts, tiny, train
 from planaria.control.decisions import BeginRound, Form, Keep, Member, MemberLink, Settle
 from planaria.control.events import REPORT, StageReady, UpdateReceived, UpdateRejected, WorkerFailed
 from planaria.control.logs import RunRecord
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key

@@ -15,8 +15,8 @@ from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control import decisions as d
 from planaria.faults.trace import Fault
+from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.custom_classes import own_classes
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KILLS = [Fault(step=5, stage=2), Fault(step=9, stage=3)]

@@ -22,7 +22,7 @@ from planaria.control.decisions import Form, Keep, Member, MemberLink, Rebuild, 
 from planaria.control.events import REPORT, EdgeBroken
 from planaria.pipeline.codecs.floats import Fp32
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport import edge as edges
 from planaria.runtime.transport.edge import EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived, SocketTransport
 from planaria.runtime.transport.inbox import Inbox

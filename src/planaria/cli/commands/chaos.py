@@ -18,9 +18,9 @@ from planaria.control.state_file import LiveWorker, read_state, start_ticks
 from planaria.faults.checks import require_edges, require_listeners, require_readers
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.control_connections import call
 from planaria.runtime.fleet.joining import Strike, read_door
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.listener import VISITOR
 from planaria.runtime.transport.secure import StrangerError
 

@@ -21,9 +21,9 @@ from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStor
 from planaria.runtime.configuration import configure
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import on_schedule
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.resumption import choose, resumption_of
 from planaria.runtime.import_export import Kind, export_run, export_state, import_run
+from planaria.runtime.resolved_config import ResolvedRun
 
 DIGITS = 12
 """digits of a digest to show"""

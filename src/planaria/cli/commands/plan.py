@@ -9,9 +9,9 @@ from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.clock import draw
 from planaria.planner.paths import loads, tightest_cut
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.prediction.simulate import simulate
+from planaria.runtime.resolved_config import ResolvedRun
 
 
 def describe(config: RunConfig, width: int = 100) -> str:

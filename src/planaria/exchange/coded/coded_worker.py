@@ -22,7 +22,7 @@ from planaria.exchange.coded.base import MiniTask
 from planaria.exchange.coded.coding import Coding, Counted, SentVector, coding_of
 from planaria.exchange.coded.facts import CloseRound, ResultsSent
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.control_link import Superseded
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.plan_execution import execute_plan

@@ -21,8 +21,8 @@ from planaria.lab.compare.experience import Curve, Experience, Range, SwappedSte
 from planaria.models.families import parameters
 from planaria.recovery import names, recovery, with_strategy
 from planaria.recovery.checkpoint import best_interval, rollback_mean
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.copy_costs import step_bytes_and_memory
+from planaria.runtime.resolved_config import ResolvedRun
 
 BREAK_EVEN_SEARCH_FACTOR = 100.0
 """break-evens are searched within this factor of the recipe's own number, both ways"""

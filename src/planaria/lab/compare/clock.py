@@ -15,10 +15,10 @@ from planaria.models.llama_stages import parameter_count
 from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.copy_costs import costs_of_copies, state_bytes
 from planaria.runtime.prediction.simulate import SimulatedStep, simulate
 from planaria.runtime.prediction.traffic import exchange_costs, link_bytes, one_replica
+from planaria.runtime.resolved_config import ResolvedRun
 
 
 @dataclass(frozen=True)

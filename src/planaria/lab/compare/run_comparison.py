@@ -43,12 +43,12 @@ from planaria.pipeline.network.costs import message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.checkpoint import best_steps
 from planaria.report.observe.jobs_progress import JobsProgress
+from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.prepare import epochs, streams
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.copy_costs import settle, step_bytes_and_memory
+from planaria.runtime.resolved_config import ResolvedRun
 
 REPORT, NUMBERS = "report.html", "comparison.json"
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from planaria.config.options import Options
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import Costs, message_bytes
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.prediction.traffic import one_replica
+from planaria.runtime.resolved_config import ResolvedRun
 
 WIRES = ("fp32", "bf16", "8/8", "6/5", "6/4", "5/4", "4/4")
 """codecs to weigh, the largest messages first; the recipe's own is added"""

@@ -25,7 +25,7 @@ from planaria.recovery.base import Moment
 from planaria.recovery.chain import RecoveryPlan as RecoveryPlan
 from planaria.recovery.chain import staleness_by_stage
 from planaria.runtime.engine.config_checks import require_device, require_sound
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.plan_execution import nodes_sharing_parameters
 from planaria.runtime.worker.recovery_copies import StageCopies, rebuild_inputs
 from planaria.runtime.worker.runner import StageRunner, sum_shares

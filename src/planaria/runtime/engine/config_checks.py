@@ -23,9 +23,9 @@ from planaria.pipeline.codecs.registry import codec_of
 from planaria.pipeline.plan.check import require
 from planaria.recovery import RECOVERIES
 from planaria.runtime.engine.requirements import device_needs, require_network
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.fleet.local import devices_here
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.step_work import step_work
 
 

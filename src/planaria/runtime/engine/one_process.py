@@ -20,8 +20,8 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.data.shards import Data
 from planaria.faults.trace import FATAL, LAGGING
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.local import LocalTransport, Rendezvous
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.measurements import peaks

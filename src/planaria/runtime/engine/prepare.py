@@ -22,11 +22,11 @@ from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.guidelines import find_violations
 from planaria.planner.schedule import read as read_schedule
 from planaria.runtime.engine.config_checks import check, read_faults
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.starting_weights import require_tokenizer, starting_weights, weight_warnings
 from planaria.runtime.engine.unused_settings import require_used, without_effect
 from planaria.runtime.prediction.copy_costs import settle
 from planaria.runtime.prediction.memory import fitted_here
+from planaria.runtime.resolved_config import ResolvedRun
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from planaria.runtime.engine.requirements import device_needs, require_answers
 from planaria.runtime.engine.run_files import local_workplace
 from planaria.runtime.engine.run_folders import SCHEDULE
 from planaria.runtime.engine.run_start import START, Origin, run_started
+from planaria.runtime.engine.snapshot_recall import prepare_memory
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.base import Elastic, Fleet, FleetWork, WorkerHost
 from planaria.runtime.fleet.joinable_fleet import JoinableFleet, JoinInfo
@@ -51,7 +52,7 @@ from planaria.runtime.transport.listener import no_answer
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker import process
 from planaria.runtime.worker.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
-from planaria.runtime.worker.snapshots import memory_of, prepare_memory
+from planaria.runtime.worker.snapshots import memory_of
 
 log = logging.getLogger(__name__)
 RETURN_LEASES, MIN_RETURN_S = 3, 10.0

@@ -26,10 +26,10 @@ from planaria.runtime.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import PreparedRun, on_schedule, with_absolute_paths
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import Origin
+from planaria.runtime.engine.snapshot_recall import recall_point
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.learning_rate import learning_rate
-from planaria.runtime.worker.snapshots import recall_point
 
 FIXED = ("seed", "model", "data")
 """settings of a run that cannot change, except for the model's cut and ``vocab``, and the ``epochs`` and location of

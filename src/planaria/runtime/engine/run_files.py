@@ -16,8 +16,8 @@ from planaria.common.cache import cache_folder, locked
 from planaria.common.errors import UserError
 from planaria.common.stdio import Notify
 from planaria.data.dataset import CorruptDataset, open_data, parts_of
+from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.files import Files
 from planaria.runtime.fleet.joining import read_door

@@ -23,7 +23,7 @@ from planaria.control.run_started import Provenance, SnapshotLabel
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.routing import change, routes
 from planaria.runtime.engine.requirements import device_needs, stage_work
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 
 
 def provenance() -> Provenance:

@@ -21,9 +21,9 @@ from planaria.runtime.checkpoint.loading import cut_for
 from planaria.runtime.checkpoint.stage_file import stream_weights
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, stage_name
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, Origin
 from planaria.runtime.engine.weight_sources import FIXED, open_weights, require_dense, require_same
+from planaria.runtime.resolved_config import ResolvedRun
 
 
 def starting_weights(config: RunConfig) -> WeightsFile | None:

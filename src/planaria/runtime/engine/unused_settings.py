@@ -17,7 +17,7 @@ from planaria.exchange.registry import exchange
 from planaria.faults.trace import FATAL, LAGGING, Trace
 from planaria.models.families import build_stage
 from planaria.models.optimizers import optimizer
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 
 Used = Callable[[RunConfig], bool]
 

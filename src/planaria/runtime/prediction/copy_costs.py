@@ -18,8 +18,8 @@ from planaria.models.state import Shapes
 from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import RECOVERIES, names
 from planaria.recovery.base import Copy, CopyCost, MachineProperties, numel
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.simulate import simulate
+from planaria.runtime.resolved_config import ResolvedRun
 
 
 def state_bytes(config: RunConfig) -> int:

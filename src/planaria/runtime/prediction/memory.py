@@ -13,12 +13,12 @@ from planaria.models.families import family, frozen_parameters, trained_paramete
 from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
 from planaria.pipeline.plan.build import in_flight
 from planaria.runtime.engine.requirements import stage_state_bytes
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory, device_of, inventory
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.prediction.copy_costs import copies_held, shadowed_stages
 from planaria.runtime.prediction.traffic import exchange_costs
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.staging import DEPTH
 
 CONTEXT = 800_000_000

@@ -14,7 +14,6 @@ from planaria.models.families import stage_parameters, trained_parameters
 from planaria.models.llama_stages import stage_layers
 from planaria.pipeline.network.costs import Costs, message_bytes
 from planaria.runtime.engine.requirements import stage_state_bytes
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.prediction.memory import (
@@ -27,6 +26,7 @@ from planaria.runtime.prediction.memory import (
 )
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.prediction.traffic import exchange_costs, link_bytes, one_replica
+from planaria.runtime.resolved_config import ResolvedRun
 
 MAX_ROWS = 12
 """lines about stages; if there are more, those in the middle share one"""

@@ -27,13 +27,13 @@ from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.process_engine import opened
 from planaria.runtime.engine.requirements import device_needs, layer_loads, smallest_layout, stage_work
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.resumption import with_flags
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.base import Joined, Reported, WorkerEnded
 from planaria.runtime.fleet.joinable_fleet import JoinableFleet
 from planaria.runtime.prediction.layer_division import WorkerCapacity, divide
+from planaria.runtime.resolved_config import ResolvedRun
 
 Timed = tuple[str, WorkerJoined]
 """machine that joined, or "" for the controller's, and a worker's report from it"""

@@ -6,9 +6,9 @@ from planaria.config.schema import RunConfig
 from planaria.exchange.base import ExchangeCost
 from planaria.exchange.registry import exchange
 from planaria.pipeline.network.costs import UNIT, message_bytes
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.copy_costs import shapes_of
 from planaria.runtime.prediction.simulate import simulate
+from planaria.runtime.resolved_config import ResolvedRun
 
 
 def one_replica(config: RunConfig) -> RunConfig:

@@ -9,7 +9,7 @@ from typing import Any
 from planaria.control import events as e
 from planaria.control.decisions import PREDECESSOR, BeginRound, Form, OpenPrefetchLinks, Settle
 from planaria.control.events import Fact
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 
 log = logging.getLogger(__name__)
 _COMMON_FIELDS = ("worker", "node", "stage", "replica", "generation", "step")

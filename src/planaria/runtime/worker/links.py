@@ -12,7 +12,7 @@ from planaria.models.families import stage_parameters
 from planaria.models.optimizers import optimizer
 from planaria.models.packing import HEADROOM
 from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.edge import EdgeEnd, EdgeSpec, Transport
 from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.wire import State

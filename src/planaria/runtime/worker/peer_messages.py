@@ -15,7 +15,7 @@ from planaria.control.decisions import BeginRound, Commit, Donate, Form, OpenPre
 from planaria.pipeline.codecs.registry import codec_for
 from planaria.pipeline.plan.actions import Action, Key, Kind
 from planaria.recovery.base import Moment
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.edge import EdgeEnd, EdgeFailed, EdgeOpened, FrameArrived, SocketTransport, Transport
 from planaria.runtime.transport.staging import Staging, with_cuda

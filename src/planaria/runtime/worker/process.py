@@ -9,10 +9,10 @@ import torch
 
 from planaria.common import logs
 from planaria.common.memory_pool import keep_freed
-from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.fleet.control_connections import WorkerLine
 from planaria.runtime.fleet.moving_line import MovingLine
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port

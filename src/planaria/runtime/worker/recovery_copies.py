@@ -21,7 +21,7 @@ from planaria.models.state import Shapes, StageState
 from planaria.pipeline.plan.actions import Action
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Copy, Holder, Moment, RebuildInputs, RestoredHolder, Sender
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.step_samples import Masks
 

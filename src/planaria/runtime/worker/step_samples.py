@@ -19,7 +19,7 @@ from planaria.data.stream import Stream
 from planaria.models.llama_layers import mask_of
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.setup import Setup
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]

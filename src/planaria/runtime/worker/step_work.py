@@ -10,7 +10,7 @@ from planaria.control import decisions as d
 from planaria.control.events import Span
 from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.step_samples import Injected, StepData

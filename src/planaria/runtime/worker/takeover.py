@@ -17,7 +17,7 @@ from planaria.models.llama_stages import stage_layers
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.wire import State
 from planaria.runtime.worker.checkpoint_writer import StageFiles
 from planaria.runtime.worker.peer_messages import PeerMessages

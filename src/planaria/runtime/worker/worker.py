@@ -21,9 +21,9 @@ from planaria.exchange.base import UpdateWeights
 from planaria.models.packing import pack
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.custom_classes import own_classes
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.fleet.devices import VISIBLE
+from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport, Transport
 from planaria.runtime.worker.assignment import Assignment
 from planaria.runtime.worker.checkpoint_writer import CheckpointPart, Saver, StageFiles, keeps_for, selected_part
