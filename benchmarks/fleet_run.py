@@ -183,6 +183,9 @@ class Relay:
     def check(self) -> None:
         self._inner.check()
 
+    def when_lost(self, hang_up: Callable[[], object]) -> None:
+        self._inner.when_lost(hang_up)
+
 
 class Once(Relay):
     """Call ``do``, which must be quick, at the first decision of a kind."""

@@ -31,12 +31,6 @@ from planaria.runtime.engine import run_folders
 SKIP = 5
 
 
-def is_awaited(folder: Path) -> bool:
-    """Return whether a standby on this machine waits for the run's lock."""
-    lock = f":{(folder / run_folders.LOCK).stat().st_ino} "
-    return any("->" in line and lock in line for line in Path("/proc/locks").read_text().splitlines())
-
-
 @benchmark("standby", kills=Flag(30), seed=1, **MODEL_FLAGS)
 def run_kills(given: Namespace) -> Measurement:
     """Kill each controller of a run (SIGKILL) once its standby waits, at random moments; the standby leads, and starts
@@ -190,7 +184,7 @@ def _is_led(folder: Path, last: int) -> bool:
     """Return whether a new controller leads the run, and a standby waits."""
     try:
         pid = (folder / run_folders.LOCK).read_text().strip()
-        led = pid.isdigit() and int(pid) != last and is_awaited(folder)
+        led = pid.isdigit() and int(pid) != last and len(run_folders.waiting_standbys(folder)) > 0
         return led and any(metric.step > 2 for metric in read_run(folder).trained)
     except (OSError, ValueError, UserError):
         return False

@@ -35,6 +35,8 @@ class Log:
 
     def check(self) -> None: ...
 
+    def when_lost(self, hang_up: Callable[[], object]) -> None: ...
+
     def all(self, kind: type[object]) -> list[object]:
         """The facts of one kind."""
         return [fact for fact in self.facts if isinstance(fact, kind)]

@@ -16,7 +16,7 @@ INJECTORS = ("checks", "injector")
 """modules of ``faults`` that wrap parts of an engine, beside its worker's"""
 ENTRY = (
     "chat", "configuration", "complete", "import_export", "execution", "leadership", "remote_standby", "run", "standby",
-    "training",
+    "standby_process", "training",
 )  # fmt: skip
 """modules of ``runtime`` that start runs and read them; they may import reports"""
 PROGRAMS = ("lab.codes", "lab.trace", "swarm.settlement")

@@ -11,7 +11,10 @@ from planaria.cli.flags import Run, TabledCommand, command, flag
 from planaria.common.errors import UserError
 from planaria.config.durations import seconds
 
-SIGNALLED = {"kill": "SIGKILL (also to TARGET controller)", "stop": "SIGSTOP (also to TARGET controller)"}
+SIGNALLED = {
+    "kill": "SIGKILL (also to TARGET controller, standby or supervisor)",
+    "stop": "SIGSTOP (also to TARGET controller, standby or supervisor)",
+}
 """faults sent as a signal, at once"""
 INJECTED = {
     "stuck": "hang the worker's main thread",

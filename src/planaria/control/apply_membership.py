@@ -34,7 +34,7 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
     if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
         return run
     run = set_workers(run, {fact.worker: replace(worker, status="dead")})
-    if worker.status == "starting":
+    if worker.status == "starting" and fact.cause != "controller":
         before = run.hosts[worker.host].failed_starts if worker.host else run.failed_starts
         run = failed_starts(run, worker.host, before + 1)
     if run.over:

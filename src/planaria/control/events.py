@@ -53,7 +53,8 @@ class WorkerLost(Fact):
     kind: Literal["worker_lost"] = "worker_lost"
     worker: str
     incarnation: int
-    cause: Literal["connection", "exit", "heartbeat", "stuck"]
+    cause: Literal["connection", "exit", "heartbeat", "stuck", "controller"]
+    """``controller``: lost with the run's controller"""
     detail: str
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from planaria.control import decisions as d
@@ -37,6 +38,10 @@ class Observer(Protocol):
 
     def check(self) -> None:
         """Raise RunStopped if this process may not lead the run any more."""
+        ...
+
+    def when_lost(self, hang_up: Callable[[], object]) -> None:
+        """Call ``hang_up`` in another thread once :meth:`check` would raise, even while :meth:`secure` waits."""
         ...
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from threading import Event
 
@@ -41,17 +38,14 @@ from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.run_start import Origin
 from planaria.runtime.engine.stopping import REQUEST
 from planaria.runtime.fleet.joining import join_command
-from planaria.runtime.fleet.process import outlive_parent
-from planaria.runtime.fleet.spawner import spawner
 from planaria.runtime.import_export import export_run
 from planaria.runtime.leadership import Leadership, leading
 from planaria.runtime.prediction.preflight_table import table
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.run import MODEL, Run
+from planaria.runtime.standby_process import StandbyProcess
 from planaria.runtime.worker.log_file import last_error
 
-_STANDBY_END_S = 5.0
-"""limit for the standby's end"""
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 FolderContext = Callable[[Path], AbstractContextManager[object]]
 """context manager to enter while a run is trained, given its folder"""
@@ -165,8 +159,10 @@ def _train(
     try:
         if succession is not None:
             watch.recall(succession.history, measure=succession.leadership is not None)
-        standby = _with_standby(
-            folder, config.fleet.standby == "auto", callbacks.progress, process_engine.preload_for(config)
+        standby = (
+            closing(StandbyProcess(folder, callbacks.progress, process_engine.preload_for(config)))
+            if config.fleet.standby == "auto"
+            else nullcontext()
         )
         failover = None if succession is None else succession.failover
         with mirrored(mirror, folder, MIRRORED, callbacks.notify), callbacks.context(folder), standby:
@@ -293,27 +289,3 @@ def _report(folder: Path) -> str:
         return str(write_report(folder))
     except UserError as error:
         return f"none: {error}"
-
-
-@contextmanager
-def _with_standby(folder: Path, wanted: bool, progress: bool, preload: Sequence[str]) -> Iterator[None]:
-    """Run a standby for this process, if ``wanted``; it ends with the context.
-
-    :param preload: modules of the fork server, from which the standby is forked
-    """
-    if not wanted:
-        yield
-        return
-    standby = spawner().spawn("planaria standby", partial(_stand_by, folder.absolute(), progress), preload)
-    try:
-        yield
-    finally:
-        standby.signal(signal.SIGTERM)
-        standby.join(_STANDBY_END_S)
-        standby.kill(1.0)
-
-
-def _stand_by(folder: Path, progress: bool) -> None:
-    """Entry point of the standby."""
-    outlive_parent()
-    import_module("planaria.runtime.standby").main(folder, progress)  # it imports this module's users

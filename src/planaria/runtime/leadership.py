@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,15 +30,24 @@ def opened(location: str, seconds: float, setting: str = "fleet.shared_log") -> 
 
 
 class Leadership:
-    """The right of this process to lead a run, as long as it renews its lease; a thread does that."""
+    """The right of this process to lead a run, as long as it renews its lease; a thread does that.
+
+    A call of the store may hang, so another thread watches the lease.
+    """
 
     def __init__(self, appender: LogAppender, lease_s: float) -> None:
         self.appender, self._lease_s = appender, lease_s
         self._renewed = time.monotonic()
-        self._over = threading.Event()
-        self._deposed: int | None = None
+        self._closed = threading.Event()
+        self._guarded = threading.Lock()
+        self._lost: RunStopped | None = None
+        """why this process must not lead any more"""
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
+
+    def when_lost(self, hang_up: Callable[[], object]) -> None:
+        """Let a thread call ``hang_up`` once this process may not lead any more, even if it waits for the store."""
+        threading.Thread(target=self._watch, args=(hang_up,), name="lease watch", daemon=True).start()
 
     def add(self, line: str) -> None:
         """Add a line of the log."""
@@ -46,16 +55,16 @@ class Leadership:
 
     def check(self) -> None:
         """Raise RunStopped if another controller leads, or the lease could not be renewed."""
-        if self._deposed is not None:
-            self._over.set()
-            raise Deposed(self._deposed)
         silent_s = time.monotonic() - self._renewed
         if silent_s > 2 * self._lease_s:
-            self._over.set()
-            raise RunStopped(
-                f"{self.appender.log.place} has not answered for {silent_s:.1f} s (fleet.shared_log); another machine "
-                "may lead the run"
+            self._lose(
+                RunStopped(
+                    f"{self.appender.log.place} has not answered for {silent_s:.1f} s (fleet.shared_log); another "
+                    "machine may lead the run"
+                )
             )
+        if self._lost is not None:
+            raise self._lost
 
     def secure(self) -> None:
         """Append all lines to the shared log.
@@ -66,31 +75,43 @@ class Leadership:
         try:
             self.appender.flush()
         except UserError as error:  # the location of the store has changed
-            self._over.set()
-            raise RunStopped(str(error)) from None
-        except RunStopped:
-            self._over.set()
-            raise
+            self._lose(RunStopped(str(error)))
+        except RunStopped as error:
+            self._lose(error)
+        self.check()
+
+    def _lose(self, why: RunStopped) -> None:
+        """Give up the right to lead for ever."""
+        with self._guarded:
+            self._lost = self._lost or why
+
+    def _watch(self, hang_up: Callable[[], object]) -> None:
+        while not self._closed.wait(self._lease_s / RENEWALS):
+            try:
+                self.check()
+            except RunStopped:
+                hang_up()
+                return
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
         self._thread.join(self._lease_s)
 
     def _renew(self) -> None:
         count = 0
-        while not self._over.is_set():
+        while self._lost is None and not self._closed.is_set():
             began = time.monotonic()
             try:
                 last = self.appender.log.lease()
                 if last is not None and last.term > self.appender.term:
-                    self._deposed = last.term
+                    self._lose(Deposed(last.term))
                     return
                 self.appender.log.renew(Lease(term=self.appender.term, leader=self.appender.leader, count=count))
                 self._renewed = began
             except (RunStopped, UserError, OSError):
                 pass  # the controller stops when that lasts too long
             count += 1
-            self._over.wait(self._lease_s / RENEWALS)
+            self._closed.wait(self._lease_s / RENEWALS)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from planaria.runtime.engine.run_start import START
 from planaria.runtime.execution import Callbacks, Succession, execute_run, mirror_of
 from planaria.runtime.leadership import SHARED_FILES, Leadership, opened
 from planaria.runtime.run import Run
+from planaria.runtime.transport.listener import require_free
 
 FOLLOW_S = 10.0
 """seconds in which a failing look at the shared log is repeated; then it counts as not answering"""
@@ -57,6 +58,7 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) 
         config = _own_config(run_folders.config_of(folder, *run_folders.KEPT), at, key)
         prepared = prepare(config, None, begins=False, samples=START.total_samples(config))
         require_same_data(folder, prepared)
+        require_free(config.fleet.host, config.fleet.port)
         callbacks.notify(f"standby       ready to lead {config.name} at {at} (pid {os.getpid()}, folder {folder})")
         follower = LogFollower(log, folder, config.fleet, config.fleet.standby_addresses.index(at), callbacks.notify)
         if (appender := follower.follow()) is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import every_page
 import synthetic_replicas as r
 import test_compression
+import test_failovers
 import test_stage_holders
 import test_trust
 from synthetic_comparison import HELD, Manner, compared
@@ -39,6 +40,7 @@ def bodies(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
     yield "run", report.body(resumed())
     yield "run", report.body(test_trust.record(*test_trust.FACTS, test_trust.compared(5, {0: 1.0}, {"krum": {0: 0.5}})))
     yield "run", report.body(coded())
+    yield "run", report.body(test_failovers.record((1.0, test_failovers.led(2)), (2.0, test_failovers.commit(0))))
     yield "swarm", voted(folder)
     yield "drill", drill_report.body(every_page.drilled().model_copy(update={"repairs": [repaired()]}))
     yield "experts", experts_report.body(every_page.mixed().model_copy(update={"worst": weighed()}))

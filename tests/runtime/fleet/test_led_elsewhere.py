@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -259,3 +260,13 @@ def test_a_standby_that_could_not_lead_is_refused(tmp_path: Path, words: list[st
     given = [word.format(log=config.fleet.shared_log, key=config.fleet.key) for word in words]
     done = planaria("join", *given, cwd=tmp_path)
     assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_standby_whose_port_is_taken_is_refused(tmp_path: Path) -> None:
+    config = shared(tmp_path, steps=60)
+    host, _, port = config.fleet.standby_at.rpartition(":")
+    with led(config, tmp_path) as (_, machines), socket.create_server((host, int(port))):
+        words = f"{config.fleet.shared_log}/{config.name}", "--standby", "--at", f"{host}:{port}"
+        (elsewhere := tmp_path / "elsewhere").mkdir()
+        done = planaria("join", *words, "--key-file", machines.key, cwd=elsewhere)
+    assert done.returncode == 2 and f"fleet.port = {port}: cannot listen there" in done.stderr, done.stderr

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.standby import is_awaited
 from mortal import Moment, lead
 
 from harness import assert_no_orphans, checked, ending, facts, folder_of, live, losses, newest, pids, steps, tiny, train
@@ -92,6 +91,35 @@ def test_a_standby_of_its_own_takes_over_with_the_controller_and_a_worker_killed
     assert [lost.worker for lost in facts(record, e.WorkerLost)] == ["w2"]
     assert_no_orphans(run.folder)
     assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
+
+
+def test_a_lost_standby_is_replaced_and_leads_when_the_controller_is_lost(tmp_path: Path) -> None:
+    config = survivable(tmp_path, "auto", steps=80)
+    with live(config) as run:
+        run.wait_until(lambda record: steps(record) >= 4)
+        first = until_ready(run.folder)
+        answer = planaria("run", "chaos", run.folder, "--kill", "standby")
+        assert answer.stdout == f"SIGKILL to the standby (pid {first})\n", answer
+        until_ready(run.folder, other_than=first)
+        answer = planaria("run", "chaos", run.folder, "--kill", "controller")
+        assert answer.stdout == f"SIGKILL to the controller (pid {run.process.pid})\n", answer
+        assert run.process.wait(30.0) == -signal.SIGKILL
+        record = until_over(run.folder)
+    assert [led.term for led in facts(record, e.LeaderStarted)] == [2]
+    assert_no_orphans(run.folder)
+    assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
+
+
+def test_faults_reach_the_supervisor_and_an_absent_standby_is_an_error(tmp_path: Path) -> None:
+    with live(survivable(tmp_path, steps=FOREVER)) as run:
+        run.wait_until(lambda record: steps(record) >= 2)
+        answer = planaria("run", "chaos", run.folder, "--kill", "standby")
+        assert answer.returncode == 2 and "no standby waits on this machine" in answer.stderr
+        answer = planaria("run", "chaos", run.folder, "--kill", "supervisor")
+        assert answer.stdout.startswith("SIGKILL to the supervisor (pid "), answer
+        assert run.process.wait(30.0) not in (0, None)
+    assert not has_supervisor(run.folder)
+    assert_no_orphans(run.folder)
 
 
 def test_a_stopped_controller_is_killed_and_replaced(tmp_path: Path) -> None:
@@ -184,12 +212,12 @@ def test_flags_of_workers_are_refused_for_a_standby(tmp_path: Path, flags: list[
     assert output.returncode == 2 and f"{flags[0]}: a standby adds no workers" in output.stderr
 
 
-def until_ready(folder: Path) -> None:
-    """Wait until a standby waits for the lock."""
+def until_ready(folder: Path, other_than: int | None = None) -> int:
+    """Wait until a standby waits for the lock; return its process id."""
     until = time.monotonic() + 30.0
     while time.monotonic() < until:
-        if is_awaited(folder):
-            return
+        if (waiting := run_folders.waiting_standbys(folder)) and waiting != [other_than]:
+            return waiting[0]
         time.sleep(0.02)
     raise AssertionError("no standby waits for the lock")
 

@@ -20,25 +20,30 @@ from planaria.faults.trace import Fault
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.control_connections import call
 from planaria.runtime.fleet.joining import Strike, read_door
+from planaria.runtime.fleet.supervised_fleet import supervisor_pid
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.listener import VISITOR
 from planaria.runtime.transport.secure import StrangerError
 
 _PATIENCE_S = 10.0
+PROCESSES = ("controller", "standby", "supervisor")
+"""processes of a run that hold no stage"""
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def strike(folder: Path, action: str, target: str, resume_after_s: float | None = None) -> str:
-    """Send ``action``'s signal to ``target`` ('stage=2', 'node=2', 'worker=w3', 'controller'); return a description.
+    """Send ``action``'s signal to ``target``; return a description.
 
+    ``target``: 'stage=2', 'node=2', 'worker=w3', or one of :data:`PROCESSES`.
     With ``resume_after_s``, wait and send SIGCONT; another worker may have the stage by then.
     :raises UserError: if the run is not live, or has no such target.
     """
     _live(folder, target)
+    if target in PROCESSES:
+        pid = _process(folder, target)
+        _send(pid, SIGNALS[action], folder)
+        return f"{SIGNALS[action].name} to the {target} (pid {pid})"
     state = read_state(folder)
-    if target == "controller":
-        _send(state.controller, SIGNALS[action], folder)
-        return f"{SIGNALS[action].name} to the controller (pid {state.controller})"
     worker = _find(state.workers, target, folder)
     if worker.start_ticks != start_ticks(worker.pid):
         raise UserError(f"{folder}: {worker.worker} (pid {worker.pid}) has exited already; the run may be over")
@@ -95,11 +100,22 @@ def _live(folder: Path, target: str) -> RunConfig:
     config = run_folders.config_of(folder)
     if not run_folders.is_held(folder):
         raise UserError(f"{folder}: it is not being trained")
-    if config.engine == "inline" and target != "controller":
+    if config.engine == "inline" and target not in PROCESSES:
         raise UserError(
             f"{folder}: its workers share one process, so a signal would end the run; use a trace (chaos.trace)"
         )
     return config
+
+
+def _process(folder: Path, target: str) -> int:
+    """Return the process id of a controller, standby or supervisor on this machine; UserError if there is none."""
+    if target == "controller":
+        return read_state(folder).controller
+    if target == "supervisor":
+        return supervisor_pid(folder)
+    if waiting := run_folders.waiting_standbys(folder):
+        return waiting[0]
+    raise UserError(f"{folder}: no standby waits on this machine; see fleet.standby")
 
 
 def require_incarnation(folder: Path, worker: str, incarnation: int) -> None:
@@ -112,7 +128,9 @@ def require_incarnation(folder: Path, worker: str, incarnation: int) -> None:
 def _find(workers: list[LiveWorker], target: str, folder: Path) -> LiveWorker:
     kind, _, value = target.partition("=")
     if kind not in ("stage", "node", "worker") or not value:
-        raise UserError(f"{target!r}: not a target; write stage=2, node=2, worker=w3 or controller")
+        raise UserError(
+            f"{target!r}: not a target; write stage=2, node=2, worker=w3, controller, standby or supervisor"
+        )
     for worker in workers:
         if value == str(getattr(worker, kind)):
             return worker

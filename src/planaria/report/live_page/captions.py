@@ -58,6 +58,7 @@ CAUSES = {
     "exit": "its process ended",
     "heartbeat": "it sent no heartbeat",
     "stuck": "it made no progress",
+    "controller": "it was lost with the run's controller",
 }
 
 

@@ -107,6 +107,10 @@ class RunTally:
         """durations of recoveries whose end is known"""
         self.lost: Counter[str] = Counter()
         """lost workers by cause"""
+        self.term = 0
+        """term of the controller that leads; 0 before the run starts"""
+        self.lost_controllers: Counter[str] = Counter()
+        """by cause"""
         self.rounds = 0
         """number of rounds settled by groups of replicas"""
         self.sent = Counter(stages=0, replicas=0)
@@ -129,6 +133,10 @@ class RunTally:
         match fact:
             case e.RunStarted():
                 self._epoch, self.outcome, self._starting = fact.wall_time - t, "", set()
+                self.term = 1
+            case e.LeaderStarted():
+                self.term = fact.term
+                self.lost_controllers[fact.cause] += 1
             case d.Spawn():
                 self._starting.add(fact.worker)
             case e.WorkerJoined():

@@ -83,6 +83,9 @@ class SharedHistory(Protocol):
     def check(self) -> None:
         """Raise RunStopped if this process may not lead any more."""
 
+    def when_lost(self, hang_up: Callable[[], object]) -> None:
+        """Call ``hang_up`` in another thread once that is so."""
+
 
 class RunWatch:
     """Logs and displays a run.
@@ -176,6 +179,10 @@ class RunWatch:
     def check(self) -> None:
         if self._shared is not None:
             self._shared.check()
+
+    def when_lost(self, hang_up: Callable[[], object]) -> None:
+        if self._shared is not None:
+            self._shared.when_lost(hang_up)
 
     @property
     def lost(self) -> bool:

@@ -29,7 +29,13 @@ SLOWNESS: dict[str, Tone] = {
     "reroute": "relink",
     "cleared": "note",
 }
-CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat", "stuck": "stuck"}
+CAUSES = {
+    "connection": "connection closed",
+    "exit": "process ended",
+    "heartbeat": "no heartbeat",
+    "stuck": "stuck",
+    "controller": "lost with the controller",
+}
 
 
 class EventLine(NamedTuple):

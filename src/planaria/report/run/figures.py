@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
@@ -25,6 +25,8 @@ PARTS = {"notice": RED, "decide": ORANGE, "relink": VIOLET, "transfer": BLUE, "r
 
 Curve = list[tuple[int, float]]
 """(step, value) in order"""
+PhaseBar = tuple[str, Mapping[str, float | None], float | None]
+"""name, seconds by phase, and total seconds"""
 
 
 def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, EventLine]]) -> go.Figure:
@@ -105,26 +107,33 @@ def _near(curve: Curve, step: int) -> float:
 
 
 def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
+    """Draw the :data:`RECOVERIES_DRAWN` longest recoveries by phase."""
+    names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
+    bars = [(name, timing.parts, timing.total) for name, timing in zip(names, timings, strict=True)]
+    return phase_figure(bars, PARTS)
+
+
+def phase_figure(bars: Sequence[PhaseBar], colours: Mapping[str, str]) -> go.Figure:
     """Draw a stacked bar of phases per recovery, in milliseconds; a diamond marks the total.
 
-    Shows the :data:`RECOVERIES_DRAWN` longest.
+    Shows the :data:`RECOVERIES_DRAWN` longest. ``colours``: phase → its colour, in order.
     """
-    names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
-    longest = sorted(range(len(timings)), key=lambda index: timings[index].total or 0.0)[-RECOVERIES_DRAWN:]
-    rows, timings = [names[index] for index in sorted(longest)], [timings[index] for index in sorted(longest)]
+    longest = sorted(range(len(bars)), key=lambda index: bars[index][2] or 0.0)[-RECOVERIES_DRAWN:]
+    bars = [bars[index] for index in sorted(longest)]
+    rows = [name for name, _, _ in bars]
     fig = figure(110 + ROW * len(rows), x="milliseconds", barmode="stack", bargap=0.35)
-    for name, colour in PARTS.items():
+    for phase, colour in colours.items():
         fig.add_bar(
             y=rows,
-            x=[1000 * (timing.parts[name] or 0.0) for timing in timings],
-            name=name,
+            x=[1000 * (parts[phase] or 0.0) for _, parts, _ in bars],
+            name=phase,
             orientation="h",
             marker={"color": colour},
-            hovertemplate=f"{name}: %{{x:.1f}} ms<extra></extra>",
+            hovertemplate=f"{phase}: %{{x:.1f}} ms<extra></extra>",
         )
     fig.add_scatter(
         y=rows,
-        x=[None if t.total is None else 1000 * t.total for t in timings],
+        x=[None if total is None else 1000 * total for _, _, total in bars],
         name="total",
         mode="markers",
         marker=theme.symbol("diamond", INK),

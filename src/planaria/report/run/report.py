@@ -15,7 +15,7 @@ from planaria.control.events import RunStarted
 from planaria.control.logs import RunRecord, read_run
 from planaria.report import page
 from planaria.report.phrases import counted
-from planaria.report.run import diagnosis, features, snapshots, stage_peaks
+from planaria.report.run import diagnosis, failovers, features, snapshots, stage_peaks
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.event_lines import story
 from planaria.report.run.figures import (
@@ -81,6 +81,7 @@ def body(record: RunRecord) -> Iterator[str]:
     yield from machine_section(record, naming_of(record))
     yield from _pipeline(record)
     yield from _recoveries(record, timings)
+    yield from failovers.section(record)
     yield from snapshots.section(record, timings)
     yield from _holders_and_bytes(record, timings)
     yield from stage_peaks.section(record)

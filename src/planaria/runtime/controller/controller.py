@@ -145,14 +145,14 @@ class Controller:
         lost = [(name, w.incarnation) for name, w in self.state.workers.items() if w.host and w.status != "dead"]
         return [
             *(e.HostLeft(host=host, detail=detail) for host in left),
-            *(e.WorkerLost(worker=w, incarnation=n, cause="connection", detail=detail) for w, n in lost),
+            *(e.WorkerLost(worker=w, incarnation=n, cause="controller", detail=detail) for w, n in lost),
         ]
 
     def _lost_workers(self) -> list[e.WorkerLost]:
         """Return the loss of the workers of the former controller's machine, and of those that had not started."""
         detail = "lost with the controller's machine"
         return [
-            e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="connection", detail=detail)
+            e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="controller", detail=detail)
             for name, worker in self.state.workers.items()
             if worker.status == "starting" or (worker.status != "dead" and not worker.host)
         ]

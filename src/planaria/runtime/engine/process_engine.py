@@ -106,6 +106,8 @@ def train(
         chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, next_fault)
         relays = _relay_watch(config)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner, relays, failover)
+        if config.fleet.shared_log is not None and isinstance(fleet, JoinableFleet):
+            observer.when_lost(fleet.abandon)
         try:
             finish = controller.run(requested)
         except RunStopped:

@@ -213,6 +213,13 @@ def is_held(folder: Path) -> bool:
         return False
 
 
+def waiting_standbys(folder: Path) -> list[int]:
+    """Return the processes of this machine that wait for the run's lock."""
+    inode = f":{(folder / LOCK).stat().st_ino}"
+    entries = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return [int(entry[5]) for entry in entries if entry[1] == "->" and entry[6].endswith(inode)]
+
+
 LOCK = "lock"
 """locked by the process that leads the run, and holds its process id"""
 

@@ -266,8 +266,8 @@ class RemoteFleet:
         return next((w for w in self._everyone if _name(w) == (worker, incarnation)), None)
 
     def hang_up(self) -> None:
-        """Close the connections of all workers; their processes continue."""
-        for worker in self._everyone:
+        """Close the connections of all workers; their processes continue. Any thread may call this."""
+        for worker in [*self._everyone]:
             if worker.line is not None:
                 worker.line.hang_up()
 

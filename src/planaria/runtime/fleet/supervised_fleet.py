@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,6 +37,8 @@ from planaria.runtime.fleet.supervisor import (
     reachable,
 )
 
+_CREDENTIALS = struct.Struct("iII")
+"""process, user and group of a socket's peer"""
 _ANSWER_S = 10.0
 """limit for the supervisor's answer to a controller"""
 
@@ -166,6 +169,14 @@ def has_supervisor(folder: Path) -> bool:
     except UserError:
         return False
     return True
+
+
+def supervisor_pid(folder: Path) -> int:
+    """Return the process of the run's supervisor; UserError if none answers."""
+    with _connected(folder) as line, socket.socket(fileno=os.dup(line.fileno())) as peer:
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, _, _ = _CREDENTIALS.unpack(credentials)
+    return int(pid)
 
 
 def _connected(folder: Path) -> Connection:

@@ -66,6 +66,7 @@ PROBE_S = 3.0
 _AGAIN_S = 0.05
 """seconds between attempts without a free descriptor"""
 
+
 OnGreeting = Callable[[bytes, ssl.SSLSocket], None]
 """called with a caller's greeting and connection, in a separate thread"""
 
@@ -78,11 +79,7 @@ class EdgeListener:
 
         :raises UserError: if the port is taken or the host is not an address of this machine.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._server = socket.create_server((host, port), family=family, backlog=128)
-        except (OSError, OverflowError) as error:
-            raise UserError(f"fleet.host = {host!r}, fleet.port = {port}: cannot listen there {_fix(error)}") from None
+        self._server = _bound(host, port)
         self.host, self.port = self._server.getsockname()[:2]
         self._key, self._greeted = key, greeted
         self._unproven: dict[ssl.SSLSocket, float] = {}
@@ -174,6 +171,19 @@ class EdgeListener:
             with self._guarded:
                 self._unproven.pop(caller, None)
         self._greeted(greeting, caller)
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise UserError if a process cannot listen at ``host``:``port`` now."""
+    _bound(host, port).close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"fleet.host = {host!r}, fleet.port = {port}: cannot listen there {_fix(error)}") from None
 
 
 def _fix(error: OSError | OverflowError) -> str:

@@ -1,0 +1,108 @@
+"""Failovers of a run: how long each loss of the controller took until training went on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.run_record import RunRecord
+from planaria.report import page
+from planaria.report.run.figures import phase_figure
+from planaria.report.theme import BLUE, GREEN, ORANGE, RED
+
+PHASES = {"unnoticed": RED, "replace": ORANGE, "order": BLUE, "commit": GREEN}
+"""phases of a failover with their colours"""
+
+
+@dataclass
+class Failover:
+    """One loss of the controller, from its last log line to the next committed step. Times are in seconds."""
+
+    started: e.LeaderStarted
+    led_t: float
+    """when the next controller led"""
+    ordered_t: float | None = None
+    """time of its first decision"""
+    committed_t: float | None = None
+    """time of its first commit"""
+    repeated: set[tuple[int, int]] = field(default_factory=set)
+    """replica and number of each training step that was ordered again"""
+
+    @property
+    def parts(self) -> dict[str, float | None]:
+        """Seconds by phase, in order."""
+        return {
+            "unnoticed": max(0.0, self.started.silent_s - self.started.lost_s),
+            "replace": self.started.lost_s,
+            "order": None if self.ordered_t is None else self.ordered_t - self.led_t,
+            "commit": None if self.committed_t is None else self.committed_t - (self.ordered_t or self.led_t),
+        }
+
+    @property
+    def total(self) -> float | None:
+        """Seconds from the former controller's last log line to the next commit; None if none followed."""
+        return None if self.committed_t is None else self.started.silent_s + self.committed_t - self.led_t
+
+
+def failovers(record: RunRecord) -> list[Failover]:
+    """Return the failovers of a run, in order."""
+    found: list[Failover] = []
+    uncommitted: dict[int, int] = {}
+    before: dict[int, int] = {}
+    for t, fact in record.turns:
+        if isinstance(fact, e.RunStarted):
+            uncommitted, before = {}, {}
+        elif isinstance(fact, e.LeaderStarted):
+            found.append(Failover(fact, t))
+            before = dict(uncommitted)
+        elif d.is_decision(fact):
+            if found:
+                _note(found[-1], t, fact, before)
+            if isinstance(fact, d.RunStep) and fact.mode == "train":
+                uncommitted[fact.replica] = fact.step
+            elif isinstance(fact, d.Commit):
+                uncommitted.pop(fact.replica, None)
+                before.pop(fact.replica, None)
+    return found
+
+
+def _note(failover: Failover, t: float, decision: d.Decision, before: dict[int, int]) -> None:
+    """Add a later decision; ``before``: replica → step that was in progress when the controller was lost."""
+    if failover.ordered_t is None:
+        failover.ordered_t = t
+    if failover.committed_t is None and isinstance(decision, d.Commit):
+        failover.committed_t = t
+    if isinstance(decision, d.RunStep) and decision.mode == "train" and before.get(decision.replica) == decision.step:
+        failover.repeated.add((decision.replica, decision.step))
+
+
+def section(record: RunRecord) -> Iterator[str]:
+    """Yield the report's section on lost controllers, if any was lost."""
+    found = failovers(record)
+    if not found:
+        return
+    bars = [(f"term {failover.started.term}", failover.parts, failover.total) for failover in found]
+    head = ["next controller", "the former one", "steps repeated", *PHASES, "total"]
+    yield page.section(
+        "Lost controllers",
+        "Unnoticed: from the controller's last log line, which may precede its loss, until a standby noticed. Replace: "
+        "until that standby led. Order: to its first decision. Commit: to its first committed step; workers continue "
+        "with their step meanwhile, unless the controller's machine was lost. Times in milliseconds.",
+        page.chart(phase_figure(bars, PHASES), "failovers"),
+        page.table("failover-times", head, [_row(failover) for failover in found], numbers_from=2),
+    )
+
+
+_ENDS = {"exited": "exited", "stopped": "was stopped", "machine": "was lost with its machine"}
+
+
+def _row(failover: Failover) -> list[str]:
+    seconds = (*failover.parts.values(), failover.total)
+    return [
+        f"term {failover.started.term}",
+        _ENDS[failover.started.cause],
+        str(len(failover.repeated)),
+        *("–" if value is None else f"{1000 * value:.0f}" for value in seconds),
+    ]

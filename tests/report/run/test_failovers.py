@@ -1,0 +1,59 @@
+"""Failovers folded from synthetic logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planaria.config.schema import RunConfig
+from planaria.control.decisions import Commit, Decision, RunStep
+from planaria.control.events import Event, LeaderStarted, RunStarted
+from planaria.control.logs import RunRecord
+from planaria.report.run.failovers import failovers, section
+
+STARTED = RunStarted(name="x", seed=1, stages=2, steps=9, first_step=0, samples_per_step=4, wall_time=0.0)
+
+
+def record(*history: tuple[float, Event | Decision]) -> RunRecord:
+    return RunRecord(Path("x"), RunConfig(), [(0.0, STARTED), *history], [], [])
+
+
+def led(term: int, cause: str = "exited", silent_s: float = 0.5, lost_s: float = 0.2) -> LeaderStarted:
+    return LeaderStarted.model_validate(
+        {"term": term, "pid": 1, "cause": cause, "silent_s": silent_s, "lost_s": lost_s, "wall_time": 0.0}
+    )
+
+
+def step(number: int, replica: int = 0, mode: str = "train") -> RunStep:
+    return RunStep.model_validate({"generation": 1, "step": number, "replica": replica, "mode": mode})
+
+
+def commit(number: int, replica: int = 0) -> Commit:
+    return Commit.model_validate({"generation": 1, "step": number, "replica": replica, "progress": number + 1})
+
+
+def test_phases_add_up_to_the_time_until_the_next_commit() -> None:
+    (found,) = failovers(record((1.0, step(3)), (2.0, led(2)), (2.1, commit(3)), (2.2, step(4)), (2.9, commit(4))))
+    assert found.parts == pytest.approx({"unnoticed": 0.3, "replace": 0.2, "order": 0.1, "commit": 0.0})
+    assert found.total == pytest.approx(0.6) == pytest.approx(sum(v for v in found.parts.values() if v is not None))
+    assert not found.repeated, "workers finished the step meanwhile"
+
+
+def test_only_steps_that_were_in_progress_count_as_repeated() -> None:
+    before = [(0.1, step(3)), (0.2, step(3, replica=1)), (0.3, commit(3, replica=1))]
+    after = [(1.1, step(3)), (1.2, step(4, replica=1)), (1.3, step(3, mode="evaluate")), (1.4, commit(3))]
+    (found,) = failovers(record(*before, (1.0, led(2, "machine")), *after, (1.5, step(4))))
+    assert found.repeated == {(0, 3)}
+    assert found.parts["commit"] == pytest.approx(0.3)
+
+
+def test_a_failover_without_a_later_commit_has_no_total() -> None:
+    first, second = failovers(record((1.0, led(2)), (2.0, led(3))))
+    assert [first.total, second.total, second.parts["order"]] == [None, None, None]
+
+
+def test_the_section_has_a_row_per_failover_and_is_left_out_without_one() -> None:
+    assert not [*section(record((1.0, step(0)), (1.5, commit(0))))]
+    (html,) = section(record((1.0, step(0)), (2.0, led(2, "stopped")), (2.5, commit(0)), (3.0, led(3))))
+    assert "Lost controllers" in html and "was stopped" in html and "term 3" in html
