@@ -65,10 +65,10 @@ def _cut_off(replica: ReplicaState) -> ReplicaState:
 
 @handles
 def _(fact: e.WorkerJoined, run: RunState) -> RunState:
-    born = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
-    timed = replace(born, memory=fact.memory, layer_s=fact.layer_s)
+    known = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
+    timed = replace(known, memory=fact.memory, layer_s=fact.layer_s)
     spare = replace(timed, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
-    run = failed_starts(set_workers(run, {fact.worker: spare}), born.host, 0)
+    run = failed_starts(set_workers(run, {fact.worker: spare}), known.host, 0)
     for replica in run.live.values():
         # With one more worker, the plan in search may not be needed.
         run = with_replica(run, replace(replica, phase="idle")) if replica.phase == "replan" else run
@@ -219,12 +219,12 @@ def _(fact: e.RetryDue, run: RunState) -> RunState:
 @handles
 def _(fact: e.UpdateReceived | e.UpdateRejected, run: RunState) -> RunState:
     if isinstance(fact, e.UpdateRejected) and not run.rule.interval:
-        return _refused_in_step(fact, run)
+        return _gradient_rejected(fact, run)
     replica = run.replica_of(fact.worker)
     open_round = None if replica is None or replica.generation != fact.generation else replica.open_round
     if replica is None or open_round is None or open_round.round != fact.round:
         return run
-    news = fact.node, fact.replica
+    update = fact.node, fact.replica
     if isinstance(fact, e.UpdateReceived):
         if (
             run.rule.weighing is not None
@@ -238,11 +238,11 @@ def _(fact: e.UpdateReceived | e.UpdateRejected, run: RunState) -> RunState:
         )
     # An update rejected by one member is not used by the others.
     return with_replica(
-        reconsider_all(run), updated(replica, open_round=replace(open_round, refused=open_round.refused | {news}))
+        reconsider_all(run), updated(replica, open_round=replace(open_round, refused=open_round.refused | {update}))
     )
 
 
-def _refused_in_step(fact: e.UpdateRejected, run: RunState) -> RunState:
+def _gradient_rejected(fact: e.UpdateRejected, run: RunState) -> RunState:
     replica = replica_answered_by(run, fact, "run")
     if replica is None or fact.round != replica.step:
         return run

@@ -80,13 +80,13 @@ def _(fact: d.Commit, run: RunState) -> RunState:
     if replica.origins:  # of vacant nodes: their initial state is obsolete
         replica = replace(replica, lost=replica.lost | replica.origins.keys(), origins=freeze({}))
     copies = replica.settings.pairs_of(replica.number)
-    staleness, rested = after_commit(replica.staleness, replica.missed_steps, replica.skipped, copies)
+    staleness, missed_steps = after_commit(replica.staleness, replica.missed_steps, replica.skipped, copies)
     waiting = WorkerSet(replica.holders.values())
     changes = {
         "phase": "commit",
         "waiting": waiting,
         "staleness": freeze(dict(staleness)),
-        "missed_steps": rested,
+        "missed_steps": missed_steps,
         "last_edge_failure": "",
     }
     return with_replica(run, updated(replica, **changes))
@@ -100,19 +100,20 @@ def _(fact: d.BeginRound, run: RunState) -> RunState:
         open_round = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
         run = with_replica(run, updated(replica, open_round=open_round, rounds=fact.round + 1, steps_since_round=0))
     # Some may have been in this round before and timed out.
-    met = {(number, fact.round) for number in fact.members}
-    return replace(run, expired_round_waits=frozenset(key for key in run.expired_round_waits if key[:2] not in met))
+    over = {(number, fact.round) for number in fact.members}
+    return replace(run, expired_round_waits=frozenset(key for key in run.expired_round_waits if key[:2] not in over))
 
 
 @handles
 def _(fact: d.Settle, run: RunState) -> RunState:
-    meetings = {
+    open_rounds = {
         number: open_round for number in fact.members if (open_round := run.replicas[number].open_round) is not None
     }
-    refused = {number: {other for _, other in m.refused} | {*fact.byzantine} for number, m in meetings.items()}
+    refused = {number: {other for _, other in m.refused} | {*fact.byzantine} for number, m in open_rounds.items()}
     run = replace(run, suspicion=run.suspicion.ended(fact.round, {n: of for n, of in refused.items() if of}, run.rule))
-    met = {n for open_round in meetings.values() for n in open_round.members}
-    run = reconsider(run, [run.replicas[number] for number in met])  # remaining members may continue, possibly alone
+    participants = {n for open_round in open_rounds.values() for n in open_round.members}
+    # Remaining members may continue, possibly alone.
+    run = reconsider(run, [run.replicas[number] for number in participants])
     for number in fact.members:
         replica = run.replicas[number]
         inner = replica.steps_since_round if replica.open_round else 0
@@ -158,8 +159,8 @@ def _(fact: d.Save, run: RunState) -> RunState:
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
             run = with_replica(run, updated(other, saved=-1))
-    standing = out_of_round(replica).position  # saved states do not know the current round
-    positions = freeze({**run.positions, fact.replica: standing})
+    position = out_of_round(replica).position  # saved states do not know the current round
+    positions = freeze({**run.positions, fact.replica: position})
     run = reconsider_all(
         replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), positions=positions)
     )
@@ -222,7 +223,7 @@ def _(fact: d.Disband, run: RunState) -> RunState:
         leavers=freeze({}),
         origins=freeze({}),
     )
-    positions = {number: standing for number, standing in run.positions.items() if number != fact.replica}
+    positions = {number: position for number, position in run.positions.items() if number != fact.replica}
     run = with_replica(run, left)
     return reconsider_all(
         replace(run, allotment=run.allotment.remove_replica(fact.replica), positions=freeze(positions))

@@ -46,12 +46,12 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
     if fact.worker in run.writing:
         run = _unwritten(run, fact.worker)
     for other in run.live.values():
-        if (left := _without_giver(other, fact.worker)) is not other:
+        if (left := _without_sender(other, fact.worker)) is not other:
             run = with_replica(run, left)
     return run
 
 
-def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
+def _without_sender(replica: ReplicaState, worker: str) -> ReplicaState:
     """Return the replica after a worker died that may have been about to transfer a state to it."""
     handing = {node for node, leaver in replica.leavers.items() if leaver == worker}
     if handing:
@@ -126,7 +126,7 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
     open_round = replica.open_round
     links = {pair: link for pair, link in replica.links.items() if pair not in replica.broken_edges}
     if links.keys() != replica.links.keys():  # workers drop received updates when they form
-        replica = replace(out_of_round(replica), links=freeze(links), avoided_relays=_shunned(replica))
+        replica = replace(out_of_round(replica), links=freeze(links), avoided_relays=_avoided_relays(replica))
     handing = {node: w for node, w in replica.leavers.items() if (d.PREDECESSOR, node) not in replica.broken_edges}
     replica = replace(replica, leavers=freeze(handing))
     # An edge that transferred a state may be blamed after the transfer is complete: nothing is lost. A commit uses no
@@ -168,7 +168,7 @@ def _(fact: e.RelaysGivenUp, run: RunState) -> RunState:
     return reconsider_all(replace(run, relays_given_up=True))
 
 
-def _shunned(replica: ReplicaState) -> frozenset[str]:
+def _avoided_relays(replica: ReplicaState) -> frozenset[str]:
     """Return the relays to avoid, after edges over some of them failed: all blamed ones, or only these if that were
     all."""
     blamed = frozenset(replica.relay_of_edge[pair] for pair in replica.broken_edges if pair in replica.relay_of_edge)
@@ -194,13 +194,13 @@ def _(fact: d.Form, run: RunState) -> RunState:
         unsaved = run.unsaved and replace(run.unsaved, since=-1, rested=True)
         saved, allotment = min(run.saved, run.durable.step), run.allotment.roll_back(fact.replica)
         run = give_up_save(replace(run, allotment=allotment, saved=saved, unsaved=unsaved))
-        run = _follow(run, replica)
+        run = _roll_back_dependents(run, replica)
     elif fact.outcome == "recalled":
         run = give_up_save(replace(run, allotment=run.allotment.undo_since_snapshot(fact.replica)))
     return with_replica(run, replica)
 
 
-def _follow(run: RunState, leader: ReplicaState) -> RunState:
+def _roll_back_dependents(run: RunState, leader: ReplicaState) -> RunState:
     """Roll back with a replica that lost a stage of which no copy was left.
 
     Synchronised replicas that also lack the stage and have settled no more rounds copy the leader whole, since their

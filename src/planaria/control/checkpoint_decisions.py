@@ -189,8 +189,8 @@ def _positions(run: RunState) -> dict[int, ReplicaPosition]:
     """Return the positions of several replicas."""
     if run.settings.lockstep_replicas:
         every, step = run.rule.interval, run.positions[0].step
-        standing = ReplicaPosition(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
-        return dict.fromkeys(range(run.settings.lockstep_replicas), standing)
+        position = ReplicaPosition(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
+        return dict.fromkeys(range(run.settings.lockstep_replicas), position)
     return dict(run.positions) if run.settings.most_replicas > 1 else {}
 
 

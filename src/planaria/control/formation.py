@@ -39,47 +39,86 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """
     if run.cut_off:
         return _without_relays(run, replica)
-    of, alive = replica.arrangement.stage, replica.stateful
-    # Nodes of one stage hold the same state: if one starts from seed or disk, so does another one that was lost.
-    stages_with_origin = {of[node] for node in replica.origins if node in replica.holders}
-    # A stage is lost with the last node that had its state; until then, its nodes copy each other. A worker that should
-    # hand it over may still have it.
-    lost = (
-        frozenset(of[node] for node in replica.lost - replica.leavers.keys()) - set(alive.stages) - stages_with_origin
-    )
+    lost = _lost_stages(replica)
     lent = lending_replicas(run, replica, lost)
     if lent is None:
         return None
-    synchronised, plan = run.rule.synchronised, run.settings.chain.plan
-    if synchronised and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):
-        return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
-    answer = plan(
-        lost - lent.keys(),
-        staleness_by_stage(replica.arrangement, alive, replica.staleness),
-        _stages_with_snapshot(replica),
-    )
-    if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_copyable(run, replica):
-        return d.Adopt(replica=replica.number, reason="no replica that settled as many rounds has the lost state")
+    rebuilt_here = lost - lent.keys()
+    staleness = staleness_by_stage(replica.arrangement, replica.stateful, replica.staleness)
+    answer = run.settings.chain.plan(rebuilt_here, staleness, _stages_with_snapshot(replica))
+    if run.rule.synchronised and (adoption := _adoption(run, replica, lent, answer)) is not None:
+        return adoption
     if (answer.rollback == "disk" or answer.reason) and is_being_written(run):
         return None
-    if answer.reason:
-        return end_replica(run, replica, answer.reason, sorted(lost))
-    if answer.rollback and run.settings.start_from_first_worker:  # other first weights would be another model
-        return end_replica(run, replica, "all members with the group's weights are lost", sorted(lost))
+    if reason := _why_impossible(run, answer):
+        return end_replica(run, replica, reason, sorted(lost))
     holders = fill_vacancies(run, replica)
     short = len(holders) < len(replica.holders) + len(replica.vacant)
     if short and (answer.rollback or not _may_skip(run, replica)):
         return end_if_unstaffed(run, replica)
+    if answer.rollback:
+        return _go_back(run, replica, holders, answer, lost)
+    return _continue_from(run, replica, holders, lent, answer)
+
+
+def _lost_stages(replica: ReplicaState) -> frozenset[int]:
+    """Return the stages whose state no worker of the replica has, and none can start again from seed or disk.
+
+    A stage is lost with the last node that had its state; until then, its nodes copy each other. A worker that should
+    hand it over may still have it.
+    """
+    stage_of = replica.arrangement.stage
+    # Nodes of one stage hold the same state: if one starts from seed or disk, so does another one that was lost.
+    stages_with_origin = {stage_of[node] for node in replica.origins if node in replica.holders}
+    missing = frozenset(stage_of[node] for node in replica.lost - replica.leavers.keys())
+    return missing - set(replica.stateful.stages) - stages_with_origin
+
+
+def _adoption(
+    run: RunState, replica: ReplicaState, lent: Mapping[int, ReplicaState], answer: RecoveryPlan
+) -> d.Adopt | None:
+    """Return a decision to start the replica again as another's copy, where that loses less than ``answer``."""
+    if not replica.stateful.stages:
+        return None
+    if any(lender.rounds > replica.rounds for lender in lent.values()):
+        return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
+    if (answer.rollback or answer.reason) and _any_copyable(run, replica):
+        return d.Adopt(replica=replica.number, reason="no replica that settled as many rounds has the lost state")
+    return None
+
+
+def _why_impossible(run: RunState, answer: RecoveryPlan) -> str:
+    """Return why the replica cannot continue from ``answer``; empty if it can."""
+    if answer.rollback and not answer.reason and run.settings.start_from_first_worker:
+        return "all members with the group's weights are lost"  # other first weights would be another model
+    return answer.reason
+
+
+def _go_back(
+    run: RunState, replica: ReplicaState, holders: dict[int, str], answer: RecoveryPlan, lost: frozenset[int]
+) -> d.Decision | None:
+    """Return to a snapshot in memory, or to the newest checkpoint."""
     if answer.rollback == "memory" and _is_snapshot_newer(replica, run.durable):
         return _recall(run, replica, holders, answer)
-    if answer.rollback and not run.durable.sources:
+    if not run.durable.sources:
         reason = "its checkpoints were on the controller's machine, which was lost; give the run a checkpoint.store"
         return end_replica(run, replica, reason, sorted(lost))
-    if answer.rollback:
-        return _roll_back(run, replica, holders, run.durable)
+    return _roll_back(run, replica, holders, run.durable)
+
+
+def _continue_from(
+    run: RunState,
+    replica: ReplicaState,
+    holders: dict[int, str],
+    lent: Mapping[int, ReplicaState],
+    answer: RecoveryPlan,
+) -> d.Decision:
+    """Rebuild or copy the lost stages, and continue at the same step."""
+    stages = replica.arrangement.stage
     sources = _sources(replica, holders, lent, answer.rebuilt)
-    position, outcome = replica.position, "skipping" if len(holders) < len(of) else _outcome(replica)
-    if lent.keys() == set(of.values()):  # it continues as the other's copy
+    outcome = "skipping" if len(holders) < len(stages) else _outcome(replica)
+    position = replica.position
+    if lent.keys() == set(stages.values()):  # it continues as the other's copy
         position = _position_after_orders(lent[0])
     return _form_or_replan(run, replica, holders, sources, position.model_copy(update={"step": replica.step}), outcome)
 

@@ -18,53 +18,57 @@ from planaria.pipeline.routing.arrangement import Arrangement, Pair
 
 
 def after_commit(
-    staleness: Mapping[int, int], rested: frozenset[int], skipped: Collection[int], copies: Iterable[tuple[int, int]]
+    staleness: Mapping[int, int],
+    missed_steps: frozenset[int],
+    skipped: Collection[int],
+    copies: Iterable[tuple[int, int]],
 ) -> tuple[Mapping[int, int], frozenset[int]]:
-    """Return ``staleness`` and ``rested`` after a step is committed.
+    """Return ``staleness`` and ``missed_steps`` after a step is committed.
 
     :param staleness: node → commits during which its current or last holder kept its copies of others up to date.
-    :param rested: nodes skipped since the last commit of all nodes: their copies have missed steps.
+    :param missed_steps: nodes skipped since the last commit of all nodes: their copies have missed steps.
     :param skipped: nodes skipped in this step; copies of them, and copies that they hold, do not age.
     :param copies: pairs of nodes, one of which keeps a copy of the other.
     """
-    rested = rested | frozenset(skipped)
+    missed_steps = missed_steps | frozenset(skipped)
     if skipped:
-        return staleness, rested
-    # A copy that missed steps may be partly renewed: its keeper's count restarts.
-    anew = {node for pair in copies if rested & set(pair) for node in pair}
-    return {node: 1 if node in anew else age + 1 for node, age in staleness.items()}, frozenset()
+        return staleness, missed_steps
+    # A copy that missed steps may be partly renewed: its holder's count restarts.
+    restarted = {node for pair in copies if missed_steps & set(pair) for node in pair}
+    return {node: 1 if node in restarted else age + 1 for node, age in staleness.items()}, frozenset()
 
 
 class WorkerSet(Set[str]):
     """An immutable set, stored as bits: removing a worker costs one bit per initial member."""
 
-    __slots__ = ("_missing", "_places")
+    __slots__ = ("_index_of", "_present")
 
     def __init__(self, workers: Iterable[str] = ()) -> None:
-        self._places: Mapping[str, int] = {worker: index for index, worker in enumerate(dict.fromkeys(workers))}
-        self._missing = (1 << len(self._places)) - 1
+        self._index_of: Mapping[str, int] = {worker: index for index, worker in enumerate(dict.fromkeys(workers))}
+        self._present = (1 << len(self._index_of)) - 1
 
     def without(self, worker: str) -> WorkerSet:
         """Return the set without ``worker``."""
-        index = self._places.get(worker)
-        if index is None or not self._missing >> index & 1:
+        index = self._index_of.get(worker)
+        if index is None or not self._present >> index & 1:
             return self
-        less = object.__new__(WorkerSet)
-        less._places, less._missing = self._places, self._missing ^ 1 << index
-        return less
+        others = object.__new__(WorkerSet)
+        others._index_of = self._index_of
+        others._present = self._present ^ 1 << index
+        return others
 
     def __contains__(self, worker: object) -> bool:
-        place = self._places.get(worker)  # type: ignore[call-overload]
-        return place is not None and bool(self._missing >> place & 1)
+        index = self._index_of.get(worker)  # type: ignore[call-overload]
+        return index is not None and bool(self._present >> index & 1)
 
     def __bool__(self) -> bool:
-        return bool(self._missing)
+        return bool(self._present)
 
     def __len__(self) -> int:
-        return self._missing.bit_count()
+        return self._present.bit_count()
 
     def __iter__(self) -> Iterator[str]:
-        return (worker for worker, index in self._places.items() if self._missing >> index & 1)
+        return (worker for worker, index in self._index_of.items() if self._present >> index & 1)
 
     def __hash__(self) -> int:
         return self._hash()

@@ -109,20 +109,20 @@ def has_quorum(run: RunState, replica: ReplicaState) -> bool:
     return enough < len(others) and sum(map(replica.has_received, others)) >= enough
 
 
-def _at_rest(run: RunState, replica: ReplicaState) -> bool:
+def _is_idle(run: RunState, replica: ReplicaState) -> bool:
     return replica.phase == "idle" and run.can_save(replica)
 
 
 def _is_ready_to_settle(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has completed its round, as far as it can."""
-    if not replica.open_round or not _at_rest(run, replica):
+    if not replica.open_round or not _is_idle(run, replica):
         return False
     return replica.step >= replica.open_round.settle_at or bool(run.stopping) or next_block(run, replica) is None
 
 
 def _has_reached_next_round(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has reached its next round."""
-    return _at_rest(run, replica) and is_round_due(run, replica)
+    return _is_idle(run, replica) and is_round_due(run, replica)
 
 
 def _begin_round(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -133,7 +133,7 @@ def _begin_round(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if round not in run.groups and not rule.synchronised:
         return _draw(run, round)
     group = tuple(live) if rule.synchronised else _group(run.groups[round], replica.number)
-    expected = [n for n in group if n in live and live[n].rounds <= round and _will_come(run, live[n])]
+    expected = [n for n in group if n in live and live[n].rounds <= round and _can_reach_round(run, live[n])]
     present = [n for n in expected if live[n].rounds == round and _has_reached_next_round(run, live[n])]
     if present != expected and not any((n, round, False) in run.expired_round_waits for n in present):
         return None
@@ -178,10 +178,10 @@ def _group(groups: tuple[Group, ...], replica: int) -> Group:
     return next((group for group in groups if replica in group), (replica,))
 
 
-def _will_come(run: RunState, replica: ReplicaState) -> bool:
+def _can_reach_round(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has samples left to reach its next round."""
-    resting = _at_rest(run, replica) and not is_round_due(run, replica)
-    return not (resting and next_block(run, replica) is None)
+    idle = _is_idle(run, replica) and not is_round_due(run, replica)
+    return not (idle and next_block(run, replica) is None)
 
 
 def _links(run: RunState, round: int, members: list[int]) -> list[d.MemberLink]:
@@ -201,33 +201,33 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """End a round with all remaining members or, after a timeout, with a consistent subset."""
     open_round, live = replica.open_round, run.live
     assert open_round is not None
-    party = [
+    members = [
         n
         for n in open_round.members
         if n in live and (m := live[n].open_round) is not None and m.round == open_round.round
     ]
     if run.rule.synchronised:
-        rest = [live[n] for n in open_round.members if n in live and n not in party]
+        rest = [live[n] for n in open_round.members if n in live and n not in members]
         if ahead := [r for r in rest if r.rounds > open_round.round and not r.is_stateless]:
             return _catch_up(replica, open_round.round, ahead)
     excluded = excluded_replicas(run)
-    party = [n for n in _accepted(run, party) if n not in excluded] or [replica.number]
-    if replica.number not in party:  # the others continue first, without its update
+    members = [n for n in _accepted(run, members) if n not in excluded] or [replica.number]
+    if replica.number not in members:  # the others continue first, without its update
         return None
-    resting = [n for n in party if _is_ready_to_settle(run, live[n])]
-    late = any((n, open_round.round, True) in run.expired_round_waits for n in party)
-    if late and resting:
-        party = _all_received(run, resting)
-    elif resting != party or _all_received(run, party) != party:
+    ready = [n for n in members if _is_ready_to_settle(run, live[n])]
+    late = any((n, open_round.round, True) in run.expired_round_waits for n in members)
+    if late and ready:
+        members = _all_received(run, ready)
+    elif ready != members or _all_received(run, members) != members:
         return None
-    result = equivocating_replicas(run, party)
-    party = [n for n in party if n not in result.left_out] or [replica.number]
-    excluded = {n: why for n, why in excluded.items() if n in open_round.members and n not in party}
-    coefficients, rivals = settle_weights(run, open_round.round, party)
+    result = equivocating_replicas(run, members)
+    members = [n for n in members if n not in result.left_out] or [replica.number]
+    excluded = {n: why for n, why in excluded.items() if n in open_round.members and n not in members}
+    coefficients, rivals = settle_weights(run, open_round.round, members)
     return d.Settle(
         round=open_round.round,
-        members=party,
-        generations=[live[n].generation for n in party],
+        members=members,
+        generations=[live[n].generation for n in members],
         left_out={**result.left_out, **excluded},
         byzantine=sorted({*result.byzantine, *excluded}),
         counted=coefficients,
@@ -235,37 +235,37 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     )
 
 
-def _accepted(run: RunState, party: list[int]) -> list[int]:
-    """Return a subset of ``party`` in which no member rejected another's update.
+def _accepted(run: RunState, members: list[int]) -> list[int]:
+    """Return a subset of ``members`` in which no member rejected another's update.
 
     Members in conflict with most others are removed first, then those rejected by most. A member that rejects everyone
     is excluded like one rejected by everyone.
     """
     refusals = {
-        n: {of for _, of in open_round.refused} for n in party if (open_round := run.live[n].open_round) is not None
+        n: {of for _, of in open_round.refused} for n in members if (open_round := run.live[n].open_round) is not None
     }
-    while any(refusals[n] for n in party):
-        refused = {n: sum(n in refusals[other] for other in party) for n in party}
-        conflicts = {n: sum(n in refusals[other] or other in refusals[n] for other in party) for n in party}
-        worst = max(party, key=lambda n: (conflicts[n], refused[n], n))
+    while any(refusals[n] for n in members):
+        refused = {n: sum(n in refusals[other] for other in members) for n in members}
+        conflicts = {n: sum(n in refusals[other] or other in refusals[n] for other in members) for n in members}
+        worst = max(members, key=lambda n: (conflicts[n], refused[n], n))
         if not conflicts[worst]:
             break
-        party = [n for n in party if n != worst]
-    return party
+        members = [n for n in members if n != worst]
+    return members
 
 
-def _all_received(run: RunState, party: list[int]) -> list[int]:
-    """Return a subset of ``party`` whose members have all received each other's updates; those that lack most go first.
+def _all_received(run: RunState, members: list[int]) -> list[int]:
+    """Return a subset of ``members`` that have all received each other's updates; those that lack most leave first.
 
     Members whose reports are compared or weighted must also have reported their own update.
     """
     while True:
-        required = {n: [other for other in party if other != n or _reports_own(run, n)] for n in party}
-        lacks = {n: sum(not _received(run, n, other) for other in required[n]) for n in party}
-        worst = max(party, key=lambda n: (lacks[n], n))
-        if not lacks[worst] or len(party) == 1:
-            return party
-        party = [n for n in party if n != worst]
+        required = {n: [other for other in members if other != n or _reports_own(run, n)] for n in members}
+        lacks = {n: sum(not _received(run, n, other) for other in required[n]) for n in members}
+        worst = max(members, key=lambda n: (lacks[n], n))
+        if not lacks[worst] or len(members) == 1:
+            return members
+        members = [n for n in members if n != worst]
 
 
 def _received(run: RunState, one: int, other: int) -> bool:
