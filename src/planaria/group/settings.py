@@ -60,47 +60,17 @@ def group_config(host: HostSettings, agreed: ExchangeSettings, data: SharedData,
 
     :raises UserError: for the first invalid setting.
     """
-    together = agreed.kind == "allreduce"
-    model = {
-        "numbers": owned.parameter_count,
-        "tensors": len(owned.parameters),
-        "layout": owned.layout,
-        "optimizer": owned.optimizer_kind,
-        "state_bytes": owned.most_bytes,
-        "blocks": data.blocks,
-        "samples": data.samples,
-    }
-    most = {} if together else {"max_replicas": max(2, host.members, host.max_members)}
+    one_gradient = agreed.kind == "allreduce"
     sections = {
         "name": host.name,
         "out": str(Path(host.out)),
         "seed": host.seed,
-        "model": {"family": GROUP, "options": model, "context": 1},
+        "model": {"family": GROUP, "options": _model_options(owned, data), "context": 1},
         "pipeline": {"stages": 0, "microbatches": 1, "microbatch_size": data.block_samples, "wire": "fp32"},
         "train": {"steps": math.ceil(data.blocks / host.members), "eval_every": 0},
-        "recovery": {"strategy": "checkpoint", "meanwhile": "skip" if together else "wait"},
-        "exchange": {
-            "kind": agreed.kind,
-            "options": agreed.options,
-            "compress": agreed.compress,
-            "robust": agreed.robust,
-            "patience_s": host.patience_s,
-            "replicas": host.members,
-            **most,
-        },
-        "fleet": {
-            "local_workers": 0,
-            "spares": 0,
-            "replace": False,
-            "host": host.host,
-            "port": host.port,
-            "advertise": host.advertise,
-            "join_s": max(60.0, host.patience_s),
-            "timeout_s": host.step_timeout_s,
-            "heartbeat_s": 0.5,
-            "missed_heartbeats": 8,
-            "diagnose": "report",
-        },
+        "recovery": {"strategy": "checkpoint", "meanwhile": "skip" if one_gradient else "wait"},
+        "exchange": _exchange_section(host, agreed, one_gradient),
+        "fleet": _fleet_section(host),
         "checkpoint": {"every": 0},
         "observe": {"trackers": ""},
     }
@@ -110,3 +80,45 @@ def group_config(host: HostSettings, agreed: ExchangeSettings, data: SharedData,
         raise UserError(f"group: {first(error)}") from None
     exchange(config.exchange)
     return config
+
+
+def _model_options(owned: MemberState, data: SharedData) -> dict[str, Any]:
+    return {
+        "numbers": owned.parameter_count,
+        "tensors": len(owned.parameters),
+        "layout": owned.layout,
+        "optimizer": owned.optimizer_kind,
+        "state_bytes": owned.most_bytes,
+        "blocks": data.blocks,
+        "samples": data.samples,
+    }
+
+
+def _exchange_section(host: HostSettings, agreed: ExchangeSettings, one_gradient: bool) -> dict[str, Any]:
+    """``one_gradient``: members share the gradient of each step, so their number is fixed."""
+    limit = {} if one_gradient else {"max_replicas": max(2, host.members, host.max_members)}
+    return {
+        "kind": agreed.kind,
+        "options": agreed.options,
+        "compress": agreed.compress,
+        "robust": agreed.robust,
+        "patience_s": host.patience_s,
+        "replicas": host.members,
+        **limit,
+    }
+
+
+def _fleet_section(host: HostSettings) -> dict[str, Any]:
+    return {
+        "local_workers": 0,
+        "spares": 0,
+        "replace": False,
+        "host": host.host,
+        "port": host.port,
+        "advertise": host.advertise,
+        "join_s": max(60.0, host.patience_s),
+        "timeout_s": host.step_timeout_s,
+        "heartbeat_s": 0.5,
+        "missed_heartbeats": 8,
+        "diagnose": "report",
+    }

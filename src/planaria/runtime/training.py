@@ -25,7 +25,7 @@ from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.configuration import Recipe, Settings, configure, merge_settings
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import on_schedule, prepare
-from planaria.runtime.engine.resumption import require_same_data, resumption_of
+from planaria.runtime.engine.resumption import Resumption, require_same_data, resumption_of
 from planaria.runtime.engine.run_start import START, Origin
 from planaria.runtime.engine.starting_weights import branch_off, starting_weights
 from planaria.runtime.execution import (
@@ -170,29 +170,40 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
     A run whose workers still wait for a controller continues with them.
     """
     if has_supervisor(folder) and not run_folders.is_held(folder):
-        changes = {**changes, **({} if checkpoint is None else {"checkpoint": checkpoint})}
-        if changes:
-            raise UserError(
-                f"{folder}: its workers are alive and continue with its own settings; resume it without "
-                f"--{next(iter(changes))}, or wait until they end (fleet.orphan_s)"
-            )
-        return stand_by(folder, callbacks) or Run(folder)
+        given = changes if checkpoint is None else {**changes, "checkpoint": checkpoint}
+        return _lead_waiting_workers(folder, given, callbacks)
     changes = resumed_layers(folder, changes, callbacks.notify, callbacks.stopped)
-    there = resumption_of(folder, changes, checkpoint, callbacks.notify)
-    config, saved, origin = there.config, there.saved, there.origin
+    resumption = resumption_of(folder, changes, checkpoint, callbacks.notify)
+    saved = resumption.saved
+    if not resumption.done:
+        return _train_on(folder, resumption, callbacks)
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
-    if there.done and unexported and (auto or not changes):
-        with run_folders.locked_for_training(folder):  # it was killed before its export
+    if unexported and (auto or not changes):  # it was killed before its export
+        with run_folders.locked_for_training(folder):
             DiskReserve(folder).release()
-            conclude(config, folder, callbacks.notify)
+            conclude(resumption.config, folder, callbacks.notify)
         return require_complete(folder)
-    if there.done:
-        steps = config.train.steps
-        done = f"{folder}: all {steps} steps are done; give more with --train.steps {2 * steps}"
-        if not auto:
-            raise UserError(done)
-        callbacks.notify(done)
-        return Run(folder)
+    steps = resumption.config.train.steps
+    done = f"{folder}: all {steps} steps are done; give more with --train.steps {2 * steps}"
+    if not auto:
+        raise UserError(done)
+    callbacks.notify(done)
+    return Run(folder)
+
+
+def _lead_waiting_workers(folder: Path, changes: Settings, callbacks: Callbacks) -> Run:
+    """Lead the living workers of a run whose controllers were lost; UserError if a setting would change."""
+    if changes:
+        raise UserError(
+            f"{folder}: its workers are alive and continue with its own settings; resume it without "
+            f"--{next(iter(changes))}, or wait until they end (fleet.orphan_s)"
+        )
+    return stand_by(folder, callbacks) or Run(folder)
+
+
+def _train_on(folder: Path, resumption: Resumption, callbacks: Callbacks) -> Run:
+    """Train the steps that are left."""
+    config, saved, origin = resumption.config, resumption.saved, resumption.origin
     prepared = prepare(config, callbacks.of_data, begins=False, samples=origin.total_samples(config))
     require_same_data(folder, prepared)
     for line in prepared.notes:
@@ -204,9 +215,9 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
         if given is not None and Path(given) != kept:
             digests.put(folder, {run_folders.SCHEDULE: documents.data(Path(given), SCHEDULE_BYTES)})
             prepared = prepared.with_config(on_schedule(config, kept))
-        there.store.discard_unfinished()
+        resumption.store.discard_unfinished()
         if saved is not None:
-            there.store.set_aside_after(saved)
+            resumption.store.set_aside_after(saved)
         if parent is not None:
             origin = replace(branch_off(parent, folder, config), generation=origin.generation)
         return execute_run(prepared, folder, origin, mirror, callbacks)
