@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from benchmarks import common
-from benchmarks.common import ROOT, RUNS
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks import harness
+from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.rollback import rollback
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
@@ -43,8 +43,7 @@ from planaria.lab.compare.run_comparison import clock_config
 from planaria.models.families import parameters, stage_parameters
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Recovery
-from planaria.recovery.checkpoint import rollback
-from planaria.report.observe.jobs_progress import JobsProgress
+from planaria.report.observe.bars import JobsProgress
 
 Courses = Mapping[tuple[str, float, int], ArmCourse]
 """by strategy, failures per hour and seed; the fault-free one has rate 0"""
@@ -462,7 +461,7 @@ def saved(names: Sequence[str]) -> list[tuple[ComparisonResults, int]]:
     """
     found: dict[int, ComparisonResults] = {}
     for name in names:
-        record = common.saved(name)
+        record = harness.saved(name)
         try:
             race = ComparisonResults.model_validate_json(json.dumps(record))
         except ValidationError as error:

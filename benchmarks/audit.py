@@ -18,15 +18,15 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import RUNS
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import RUNS, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.reply_channel import ReplyChannel, exact, posterior
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
@@ -35,12 +35,12 @@ from planaria.data.tokenizer import load_tokenizer
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine import run_folders
 from planaria.swarm.audit.censor import LeakageLedger
-from planaria.swarm.audit.leakage import Estimate, ReplyChannel, estimate, exact, leak, most, posterior, silence
+from planaria.swarm.audit.leakage import Estimate, estimate, leak, most, silence
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SmallModel, SwarmConfig
+from planaria.swarm.config.recipe import checked
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
-from planaria.swarm.recipe import checked
 from planaria.swarm.repair.texts import Text
 from planaria.swarm.repair.training import repair_loss
 from planaria.swarm.swarm_processes import LiveSwarm, failures
@@ -68,41 +68,6 @@ def sampled(channel: ReplyChannel, replies: int, draws: int, rng: random.Random)
         counts = [named.count(option) for option in range(channel.options)]
         results.append(leak(1 / channel.options, posterior(counts, channel)[0]))
     return estimate(results)
-
-
-def after_bits(
-    options: int, right: float, replies: int, adaptive: bool, silent: float, seed: int, draws: int = 2000
-) -> tuple[Estimate, float]:
-    """Return E[IIL] with its interval and the share of correct guesses after yes-or-no replies.
-
-    A reply is right with probability ``right`` and empty with ``silent``. The questions are random halves, or if
-    ``adaptive`` the set nearest to half of the current belief.
-    """
-    rng, leaks, guesses = random.Random(seed), [], []
-    for _ in range(draws):
-        truth, beliefs = rng.randrange(options), [1 / options] * options
-        for _ in range(replies):
-            asked = _half(beliefs, rng) if adaptive else {*rng.sample(range(options), options // 2)}
-            reply = (truth in asked) == (rng.random() < right)
-            if rng.random() < silent:
-                continue
-            beliefs = [b * (right if (n in asked) == reply else 1 - right) for n, b in enumerate(beliefs)]
-            beliefs = [b / sum(beliefs) for b in beliefs]
-        leaks.append(leak(1 / options, beliefs[truth]))
-        best = [n for n, b in enumerate(beliefs) if math.isclose(b, max(beliefs))]
-        guesses.append((truth in best) / len(best))
-    return estimate(leaks), sum(guesses) / draws
-
-
-def _half(beliefs: Sequence[float], rng: random.Random) -> set[int]:
-    """Return the likeliest options within half of the belief."""
-    order = sorted(range(len(beliefs)), key=lambda n: (-beliefs[n], rng.random()))
-    chosen, held = set[int](), 0.0
-    for n in order:
-        if not chosen or held + beliefs[n] <= 0.5:
-            chosen.add(n)
-            held += beliefs[n]
-    return chosen
 
 
 # ---- planted secrets
@@ -237,7 +202,7 @@ JUNK = (None, True, -1, 1e400, "", "   ", "\0", "\ud800", [], {}, [[]], [None], 
 
 def refusals(count: int, rng: random.Random) -> tuple[int, int, int]:
     """Read damaged files; return the counts accepted, refused in one line with the file's name, and other."""
-    from planaria.swarm.audit.questions import read
+    from planaria.swarm.audit.questions import read_questions
 
     kept = refused = others = 0
     with tempfile.TemporaryDirectory() as temporary:
@@ -245,7 +210,7 @@ def refusals(count: int, rng: random.Random) -> tuple[int, int, int]:
         for _ in range(count):
             file.write_bytes(_damaged(rng))
             try:
-                read(file)
+                read_questions(file)
                 kept += 1
             except UserError as error:
                 fine = str(error).startswith(str(file)) and len(str(error).splitlines()) == 1
@@ -338,7 +303,6 @@ def killed(seed: int) -> int:
 RIGHT, OPTIONS = 0.6, 4  # of the channel
 EPSILONS = (0.2, 0.1, 0.05, 0.02)
 COUNTS = (1, 2, 4, 8)
-SIXTEEN, SURE = 16, 0.9  # options of the bitwise questions, and the probability of a right reply
 
 
 def channel(_: Namespace) -> Iterator[Row]:
@@ -376,25 +340,6 @@ def censored(_: Namespace) -> Iterator[Row]:
         falls = all(a > b for a, b in pairwise(uses))
         rates = ", ".join(f"{use:.2f}" for use in uses)
         yield Row(f"{rule}: honest use falls with ε", [falls], f"{rates}; uncensored {RIGHT:g}", Claim(low=1))
-
-
-def bitwise(_: Namespace) -> Iterator[Row]:
-    """Partial replies: the sum of single leakages is no bound; ours is, adaptive or not."""
-    single = after_bits(SIXTEEN, SURE, 1, False, 0.0, 0, 20_000)[0].mean
-    yield Row("one bit of sixteen options: E[IIL]", [single], "drawn")
-    epsilon, count = 0.05, 8
-    for adaptive in (False, True):
-        how = "adaptive" if adaptive else "drawn beforehand"
-        for rule, silent in (
-            ("as it is", 0.0),
-            ("published", silence(single, epsilon)),
-            ("ours", silence(most(1 / SIXTEEN), epsilon)),
-        ):
-            found, guessed = after_bits(SIXTEEN, SURE, count, adaptive, silent, 1)
-            bound = f"published bound {count * (single if rule == 'as it is' else epsilon):.2f}"
-            beside = f"{bound}, ρ {silent:.2f}, guessed {guessed:.2f} (prior .06)"
-            claim = Claim(high=count * epsilon) if rule == "ours" else None
-            yield Row(f"8 bits, {how}, {rule}: E[IIL]", [found.mean], beside, claim)
 
 
 def secrets(given: Namespace) -> Iterator[Row]:
@@ -515,7 +460,6 @@ def planaria(*words: object) -> int:
 PARTS: dict[str, Callable[[Namespace], Iterator[Row]]] = {
     "channel": channel,
     "censored": censored,
-    "bitwise": bitwise,
     "ledger": ledger,
     "damaged": damaged,
     "secrets": secrets,

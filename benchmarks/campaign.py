@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.campaign_runs import SPECIES, SWITCHES, Plain, Run, carry_out, draw
-from benchmarks.common import ROOT, RUNS, write
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, start, write
 from planaria.common.errors import UserError
 from planaria.control.logs import read_run
 from planaria.control.replay import replay

@@ -284,7 +284,7 @@ def send(pid: int, number: signal.Signals, birth: int | None) -> None:
 
 def fork_server(controller: int) -> int | None:
     children = proc(controller, f"task/{controller}/children").split()
-    return next((int(pid) for pid in children if proc(int(pid), "comm").strip() == "planaria births"), None)
+    return next((int(pid) for pid in children if proc(int(pid), "comm").strip() == "planaria forks"), None)
 
 
 def proc(pid: int, name: str) -> str:

@@ -19,9 +19,20 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from benchmarks.common import RUNS, interleaved, ratios, run_config
 from benchmarks.fleet_run import bytes_data, finished
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import (
+    RUNS,
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    interleaved,
+    ratios,
+    run_config,
+    start,
+)
 from planaria.common.errors import UserError
 from planaria.common.memory_pool import trim
 from planaria.config.recipe import load

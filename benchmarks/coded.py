@@ -5,55 +5,29 @@ from __future__ import annotations
 import random
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from statistics import fmean, median
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks import fleet_run
-from benchmarks.common import ratios, run_config
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished
-from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
-from benchmarks.spare import best_stack, endured, holders, stacked
+from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, ratios, run_config, start
 from planaria.control import decisions as d
 from planaria.control.logs import RunRecord
-from planaria.exchange.coded.base import NOBODY, CodedVector, History, Late, Scheme, Stragglers, Uncoded
+from planaria.exchange.coded.base import History, Late, Scheme, Uncoded
 from planaria.exchange.coded.choose import candidate_schemes, choose, expected_seconds
 from planaria.exchange.coded.coded_report import profile_of
-from planaria.exchange.coded.gc import GC, code, enlarges
+from planaria.exchange.coded.gc import GC
 from planaria.exchange.coded.schemes import SCHEMES, coded_of
-from planaria.exchange.coded.sgc import SRSGC
 from planaria.exchange.coded.simulate import FinishTimes, replay, uncoded_seconds
 from planaria.faults.trace import Fault
 from planaria.lab.commands.advise import windows_of
-
-
-class DropSlowest(Uncoded):
-    """Leaves out the slowest s workers and scales up the others' sum, as if chunks were alike.
-
-    Biased against the data of slow workers, so recipes cannot choose it.
-    """
-
-    exact: ClassVar[bool] = False
-    stragglers: Stragglers = 1
-    """s, the most workers left out"""
-
-    def decodable(self, n: int, history: History, job: int) -> bool:
-        return job < len(history) and len(history[job]) <= self.stragglers
-
-    def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
-        if not self.decodable(n, history, job):
-            return None
-        there = [worker for worker in range(n) if worker not in history[job]]
-        return tuple(CodedVector(worker, job, 0, n / len(there)) for worker in there)
-
-    def conforms(self, n: int, history: History) -> bool:
-        return len(history[-1]) <= self.stragglers
 
 
 def burst_delays(
@@ -123,45 +97,6 @@ def gradients(count: int) -> Any:
         loss = torch.nn.functional.cross_entropy(net(inputs), (inputs[:, :4].argmax(1) + 1) % 4)
         found.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(net.parameters()))]))
     return torch.stack(found)
-
-
-def effective(scheme: Scheme, n: int, jobs: int) -> list[Row]:
-    """The load of a window without late workers over the published L (J + T) / J."""
-    even, stated = burst_delays(1, n, 1, enter=0.0), scheme.load(n) * (jobs + scheme.delay()) / jobs
-    charged = replay(scheme, even, jobs, published=True).work / jobs
-    computed = replay(scheme, even, jobs).work / jobs
-    what = f"windows: n = {n}, {jobs} jobs, load"
-    return [
-        Row(f"{what} charged / stated", [charged / stated], f"L (J + T) / J = {stated:.4f}", Claim(0.99, 1.01)),
-        Row(f"{what} computed / stated", [computed / stated], "mini-tasks of no job are not run"),
-    ]
-
-
-def with_deaths(
-    scheme_of: Callable[[int], Scheme],
-    profile: FinishTimes,
-    jobs: int,
-    deaths: Mapping[int, Sequence[int]],
-    restart_s: float,
-) -> float:
-    """Return the seconds for the jobs when workers die permanently and the scheme continues with the others.
-
-    A death is detected at its round's deadline. It costs ``restart_s`` and the jobs under way, except under plain
-    codes, which tolerate it in that round.
-    """
-    living, done, at, spent = list(range(profile.workers)), 0, 0, 0.0
-    for now in sorted(deaths):
-        n, scheme = len(living), scheme_of(len(living))
-        rest = profile.without([worker for worker in range(profile.workers) if worker not in living])
-        spent += sum(replay(scheme, rest, jobs - done, start=at).rounds[: now - at])
-        counts = np.array(scheme.busy(n, jobs, [NOBODY] * (scheme.delay() + 1)))
-        deadline = 2.0 * float(rest.at(now, counts * scheme.load(n) / scheme.slots()).min())
-        spent += deadline + restart_s
-        tolerated = not scheme.delay() and scheme.tolerates_losses(n, 1, [frozenset([0])])
-        done += max(0, now - at - scheme.delay()) + tolerated
-        living, at = [worker for worker in living if worker not in deaths[now]], now + 1
-    rest = profile.without([worker for worker in range(profile.workers) if worker not in living])
-    return spent + replay(scheme_of(len(living)), rest, jobs - done, start=at).seconds
 
 
 # ---- processes
@@ -331,13 +266,38 @@ def choice(given: Namespace) -> list[Row]:
     ]
 
 
+Gradient = Callable[[int, int], Any]
+"""of a job's chunk: a tensor, array or number"""
+
+
+def decoded(scheme: Scheme, n: int, jobs: int, history: History, gradient: Gradient) -> list[Any]:
+    """Return the gradient sum of each job whose deadline is in ``history``; None if undecodable.
+
+    A late worker's additions of the round are dropped; those of earlier rounds remain.
+    """
+    kept: dict[tuple[int, int, int], Any] = {}
+    sent: dict[tuple[int, int, int, int], Any] = {}
+    for now, late in enumerate(history):
+        for worker, tasks in enumerate(scheme.tasks(n, jobs, history[:now])):
+            for task in tasks if worker not in late else ():
+                vector = (task.job, worker, task.vector)
+                added = [weight * gradient(task.job, chunk) for chunk, weight in scheme.parts(n, worker, task)]
+                kept[vector] = sum(added[1:], added[0]) + kept.get(vector, 0)
+                if task.sent:
+                    sent[*vector, now] = kept.pop(vector)
+    result = []
+    for job in range(min(jobs, len(history) - scheme.delay())):
+        shares = scheme.decode(n, history[: job + scheme.delay() + 1], job)
+        parts = [s.coefficient * sent[job, s.worker, s.vector, s.round] for s in shares or ()]
+        result.append(sum(parts[1:], parts[0]) if shares is not None else None)
+    return result
+
+
 JOBS = 9
 
 
 def sums(given: Namespace) -> list[Row]:
     """Random late workers, with and without wait-out: decoded jobs and their errors."""
-    from planaria.exchange.coded.simulate import decoded
-
     bank, rows = gradients(600), []
     for kind in ("gc", "srsgc", "msgc"):
         rng, errors, found, beyond, wrong = random.Random(7), [], 0, 0, 0
@@ -367,47 +327,8 @@ def sums(given: Namespace) -> list[Row]:
     return rows
 
 
-def loads(given: Namespace) -> list[Row]:
-    """Loads and decoding at the published size, and the growth of rounding errors."""
-    from planaria.exchange.coded.sgc import MSGC
-
-    n, s, rows = 256, 27, []
-    for what, scheme, load in (
-        ("M-SGC (1, 2, 27)", MSGC(burst=1, window=2, stragglers=27), 0.007543),
-        ("SR-SGC (2, 3, 23)", SRSGC(burst=2, window=3, stragglers=23), 0.050781),
-        ("GC s = 15", GC(stragglers=15), 0.0625),
-    ):
-        claim = Claim(1e3 * load - 1e-3, 1e3 * load + 1e-3)
-        rows.append(Row(f"loads: {what} × 1e3", [1e3 * scheme.load(n)], f"{1e3 * load:g}", claim))
-    made, draw, took, off, grown = code(n, s), np.random.default_rng(0), [], [], []
-    rows_of = np.zeros((n, n))
-    for worker in range(n):
-        for chunk, weight in made.row(worker):
-            rows_of[worker, chunk] = weight
-    for _ in range(10):
-        there = sorted(draw.permutation(n)[s:].tolist())
-        began = time.perf_counter()
-        found = made.coefficients(there)
-        took.append(time.perf_counter() - began)
-        assert found is not None
-        parts = np.array([found.get(worker, 0.0) for worker in there])
-        off.append(float(np.abs(parts @ rows_of[there] - 1).max()))
-        grown.append(float(np.abs(parts) @ np.abs(rows_of[there]).sum(axis=1)) / n)
-    return [
-        *rows,
-        Row("loads: decoding at n = 256, s = 27, seconds", took, "published 0.290", Claim(high=0.5), judged="worst"),
-        Row("loads: the same, off the sum in fp64 × 1e9", [x * 1e9 for x in off], "0", Claim(high=1.0), judged="worst"),
-        Row("loads: the same, growth of errors of vectors", grown, "1: fractional repetition"),
-        Row("loads: the same, growth at the worst late workers", [enlarges(n, s)], "1: fractional repetition"),
-        *(
-            Row(f"loads: growth at the worst s and late workers, n = {n}", [max(enlarges(n, s) for s in range(n))], "1")
-            for n in range(3, 9)
-        ),
-    ]
-
-
 def bursts(given: Namespace) -> list[Row]:
-    """Bursts of delays under both accountings, and SPARe."""
+    """Bursts of delays under both accountings."""
     rows = list[Row]()
     costs: dict[str, dict[str, Any]] = {"compute-bound": {}, "fixed cost": {"fixed": 1.0, "per_load": 2.0}}
     for cost, n in [("compute-bound", n) for n in given.sizes] + [("fixed cost", max(given.sizes))]:
@@ -429,33 +350,6 @@ def bursts(given: Namespace) -> list[Row]:
                 what = f"bursts: {cost}, n = {n}, {over} / {under}"
                 beside = {"scheme": str(arms[over])}
                 rows.append(Row(what, ratios(took[over], took[under]), way, claim, beside, judged="worst"))
-            if not published:
-                rivals = {
-                    "SPARe": [stacked(profile, 200, best_stack(n)).seconds for profile in delays],
-                    "the slowest dropped, biased": [replay(DropSlowest(), profile, 200).seconds for profile in delays],
-                }
-                for rival, seconds in rivals.items():
-                    what = f"bursts: {cost}, n = {n}, {rival} / none"
-                    rows.append(Row(what, ratios(seconds, took["none"]), way))
-    return rows
-
-
-def long(given: Namespace) -> list[Row]:
-    """Delays in the same share of rounds with mean durations of 1.1, 3.3 and 10 rounds."""
-    rows, n, jobs = [], 8, 512
-    for leave in (0.9, 0.3, 0.1):
-        kind: dict[str, Any] = {"enter": leave * 0.04 / 0.9, "leave": leave}
-        delays, msgc = [burst_delays(jobs, n, seed, **kind) for seed in given.seeds], best(n, False, **kind)["msgc"]
-        none = [replay(Uncoded(), profile, jobs).seconds for profile in delays]
-        arms = {
-            "M-SGC": [replay(msgc, profile, jobs).seconds for profile in delays],
-            "GC s = 1": [replay(GC(), profile, jobs).seconds for profile in delays],
-            "SPARe": [stacked(profile, jobs, best_stack(n)).seconds for profile in delays],
-            "uncoded, one barrier for 16": [sum(uncoded_seconds(profile, 16, jobs // 16)) for profile in delays],
-        }
-        for name, seconds in arms.items():
-            what = f"long: {1 / leave:.1f} rounds, {name}"
-            rows.append(Row(what, ratios(seconds, none), "uncoded, a barrier a job"))
     return rows
 
 
@@ -475,7 +369,6 @@ def windows(given: Namespace) -> list[Row]:
                     sum(windows(published, profile, jobs, count, published=True)) for profile in delays
                 ],
                 "M-SGC": [sum(windows(ours, profile, jobs, count)) for profile in delays],
-                "SPARe": [stacked(profile, jobs * count, best_stack(n)).seconds for profile in delays],
                 "uncoded, one barrier": [sum(uncoded_seconds(profile, jobs, count)) for profile in delays],
             }
             for name, seconds in arms.items():
@@ -484,38 +377,6 @@ def windows(given: Namespace) -> list[Row]:
                 what = f"windows: n = {n}, {jobs} jobs, {name}"
                 limit = "uncoded, a barrier a job"
                 rows.append(Row(what, ratios(seconds, none), limit, claim, beside, judged="worst"))
-            rows += effective(published, n, jobs)
-    return rows
-
-
-def deaths(given: Namespace) -> list[Row]:
-    """Permanent deaths at several costs of a new group, and the estimate of SPARe's tolerance."""
-    from planaria.exchange.coded.sgc import MSGC
-
-    n, rows = 16, []
-    for restart_s in (0.0, 10.0, 60.0):
-        took: dict[str, list[float]] = {"uncoded": [], "GC": [], "M-SGC": [], "SPARe": []}
-        for seed in given.seeds:
-            profile, rng = burst_delays(400, n, seed), random.Random(seed)
-            died = {at: [worker] for at, worker in zip((50, 100, 150), rng.sample(range(n), 3), strict=True)}
-            arms = {
-                "uncoded": lambda m: Uncoded(),
-                "GC": lambda m: GC(stragglers=1),
-                "M-SGC": lambda m: MSGC(burst=1, window=2, stragglers=m),
-            }
-            for name, made in arms.items():
-                took[name].append(with_deaths(made, profile, 200, died, restart_s))
-            took["SPARe"].append(stacked(profile, 200, best_stack(n), deaths=died, restart_s=restart_s).seconds)
-        for name in ("GC", "M-SGC", "SPARe"):
-            what = f"deaths: three of 16, a new group {restart_s:g} s, {name}"
-            rows.append(Row(what, ratios(took[name], took["uncoded"]), "of uncoded"))
-    for size, stack in ((200, 3), (200, 9), (600, 8)):
-        rng, found, held = random.Random(1), [], [holders(size, stack, shard) for shard in range(size)]
-        for _ in range(given.orders):
-            died_at = {worker: at for at, worker in enumerate(rng.sample(range(size), size), 1)}
-            found.append(min(max(died_at[worker] for worker in own) for own in held))
-        ratio = fmean(found) / endured(size, stack)
-        rows.append(Row(f"deaths: SPARe, N = {size}, r = {stack}, endured / estimate", [ratio], "arXiv 2603.00357"))
     return rows
 
 
@@ -541,7 +402,7 @@ def processes(given: Namespace) -> list[Row]:
     return rows
 
 
-PARTS = {part.__name__: part for part in (sums, loads, bursts, long, windows, deaths, processes, choice)}
+PARTS = {part.__name__: part for part in (sums, bursts, windows, processes, choice)}
 
 
 @benchmark(
@@ -549,20 +410,19 @@ PARTS = {part.__name__: part for part in (sums, loads, bursts, long, windows, de
     seeds=[1, 2, 3],
     patterns=Flag(500, "of late workers, for each scheme"),
     sizes=[8, 16, 32],
-    orders=Flag(400, "of deaths, drawn"),
     scale=Flag(0.1, "seconds that a process sleeps for one of the profile"),
     skip=Flag([], nargs="*", choices=PARTS),
 )
 def run_coded(given: Namespace) -> Measurement:
-    """Measure gradient coding: decoding, cost, and time saved in simulation and by processes, beside rivals.
+    """Measure gradient coding: decoding, cost, and time saved in simulation and by processes.
 
     Sums: 500 random patterns of late workers per scheme, 4 to 8 workers, gradients in fp32: all decoded by their
-    deadline, relative error < 1e-5; never a wrong sum beyond the patterns. Loads at n = 256 as published. Bursts of
-    delays (Gilbert-Elliott), 200 jobs, parameters chosen on another probe: by the published accounting M-SGC takes
-    < 0.8 of GC's time, SR-SGC < 1; M-SGC < 0.9 of the uncoded time, also by ours, whose rounds close early. Windows of
-    64 jobs take <= 0.92 (n = 8) and <= 0.85 (16) of uncoded ones with a barrier per job; one barrier per step, SPARe
-    and deaths are shown. Eight sleeping processes: M-SGC before GC and uncoded, 0.85 to 1.15 of the prediction (--skip
-    processes on a busy machine). The choice is within 5 % of the best of its grid in nine of ten kinds of delays.
+    deadline, relative error < 1e-5; never a wrong sum beyond the patterns. Bursts of delays (Gilbert-Elliott), 200
+    jobs, parameters chosen on another probe: by the published accounting M-SGC takes < 0.8 of GC's time, SR-SGC < 1;
+    M-SGC < 0.9 of the uncoded time, also by ours, whose rounds close early. Windows of 64 jobs take <= 0.92 (n = 8) and
+    <= 0.85 (16) of uncoded ones with a barrier per job; one barrier per step is shown. Eight sleeping processes: M-SGC
+    before GC and uncoded, 0.85 to 1.15 of the prediction (--skip processes on a busy machine). The choice is within 5 %
+    of the best of its grid in nine of ten kinds of delays.
     """
     torch.set_num_threads(1)
     rows: list[Row] = []

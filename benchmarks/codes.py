@@ -12,7 +12,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
-from math import comb
 from pathlib import Path
 from statistics import fmean
 from string import ascii_lowercase
@@ -22,20 +21,33 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from benchmarks.common import RESULTS, RUNS, gaps, interleaved, ratios, write
 from benchmarks.consensus import together
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import (
+    RESULTS,
+    RUNS,
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    gaps,
+    interleaved,
+    ratios,
+    start,
+    write,
+)
 from planaria.config import shipped
 from planaria.config.recipe import read
 from planaria.recovery import codes
-from planaria.recovery.codes import ErasureCode, Layout, LossError
+from planaria.recovery.codes import ErasureCode, LossError
 from planaria.recovery.codes.search import SearchTarget, anneal, certificate, file
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.peer.random_draws import generator
+from planaria.swarm.peer.rollout import ask
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.random_draws import generator
 from planaria.swarm.records.lines import LOG, Evaluated, read_log
-from planaria.swarm.rollout import ask
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.codes import Codes
 
@@ -48,14 +60,6 @@ KNOWN = {
     "two copies": (0.615, 0.410, 0.224, 0.090, 0.020),
 }
 """published shares that survive 4 … 8 losses of 16"""
-CHANCES = (0.01, 0.05, 0.1, 0.2)
-LINK = 100e6 / 8  # bytes a second
-
-
-def loss_chance(shares: list[float], shards: int, p: float) -> float:
-    """Return P(data loss) if shards are lost independently with probability p: Σᵢ C(n,i) pⁱ (1−p)ⁿ⁻ⁱ (1 − shareᵢ)."""
-    survived = [*shares, *[0.0] * (shards + 1 - len(shares))]
-    return sum(comb(shards, i) * p**i * (1 - p) ** (shards - i) * (1 - each) for i, each in enumerate(survived))
 
 
 def restored(code: ErasureCode, lost_counts: range, size: int = 64) -> tuple[int, int]:
@@ -90,23 +94,19 @@ def believed(code: ErasureCode, size: int = 64) -> int:
     return given
 
 
-def flipped(layout: Layout) -> tuple[int, int]:
-    """Flip bits in every block; return the flips and those not detected and repaired."""
-    states = [np.random.default_rng(n).integers(0, 256, size, dtype=np.uint8) for n, size in enumerate(layout.sizes)]
-    there = layout.parities(states)
-    there.update({(t, who): block for who, state in enumerate(states) for t, block in layout.cut(who, state).items()})
-    sums = {key: crc32(block.data) for key, block in there.items()}
+def flipped(code: ErasureCode, size: int = 704) -> tuple[int, int]:
+    """Flip bits in every shard; return the flips and those not detected and repaired."""
+    everything = shards(code, size)
     bits = missed = 0
-    for (stripe, who), block in there.items():
-        for bit in range(0, 8 * block.size, 8 * block.size // 7 or 1):
-            damaged = block.copy()
+    for lost, shard in enumerate(everything):
+        reads = code.plan([lost])
+        assert not isinstance(reads, str), reads
+        back = code.repair({n: everything[n] for n in reads}, [lost])[lost]
+        for bit in range(0, 8 * size, 8 * size // 7):
+            damaged = shard.copy()
             damaged[bit // 8] ^= 1 << bit % 8
-            found = crc32(damaged.data) != sums[stripe, who]
-            reads = layout.reads([who], who)
-            assert not isinstance(reads, str), reads
-            donors = reads[stripe]
-            back = layout.rebuild(stripe, who, {each: there[stripe, each] for each in donors})[: block.size]
-            bits, missed = bits + 1, missed + (not found or back.tobytes() != block.tobytes())
+            found = crc32(damaged.data) != crc32(shard.data)
+            bits, missed = bits + 1, missed + (not found or back.tobytes() != shard.tobytes())
     return bits, missed
 
 
@@ -115,12 +115,12 @@ def exactness() -> list[Row]:
     rows = []
     for (members, tolerate), overhead in GROUPS.items():
         code = codes.code("auto", members, tolerate)
-        layout = codes.Layout(tuple(90_000 + 1001 * n for n in range(members)), code)
         tried, wrong = restored(code, range(1, tolerate + 1))
-        bits, missed = flipped(codes.Layout(tuple(700 + 91 * n for n in range(members)), code))
+        bits, missed = flipped(code)
+        parity = len(code.weights) / code.data
         named = f"N = {members}, m = {tolerate}"
         rows += [
-            Row(f"{named}: parity over state", [layout.overhead], "", Claim(0.99 * overhead, 1.01 * overhead)),
+            Row(f"{named}: parity over state", [parity], "", Claim(0.99 * overhead, 1.01 * overhead)),
             Row(f"{named}: loss sets not restored", [wrong], f"of {tried}", Claim(high=0)),
             Row(f"{named}: m + 1 losses, bytes given", [believed(code)], "0", Claim(high=0)),
             Row(f"{named}: flipped bits not found and repaired", [missed], f"of {bits}", Claim(high=0)),
@@ -142,8 +142,7 @@ def survival(kinds: dict[str, ErasureCode]) -> tuple[list[Row], list[str]]:
             Row(f"{name}: reads for one lost shard", [reads], "", Claim(wanted, wanted)),
         ]
         survived = " ".join(f"{share:.4f}" for share in found[1:])
-        chances = ", ".join(f"{loss_chance(found, code.shards, p):.2e} at {p:g}" for p in CHANCES)
-        notes.append(f"{name}: reads {reads:g}; share survived of 1 … 8 lost: {survived}; P(loss) {chances}")
+        notes.append(f"{name}: reads {reads:g}; share survived of 1 … 8 lost: {survived}")
     tried, wrong = restored(kinds["sparse"], range(3, 4))
     rows.append(Row("sparse: triples not restored", [wrong], f"of {tried}", Claim(high=0)))
     tried, wrong = restored(kinds["local groups"], range(1, 7), 16)
@@ -198,18 +197,6 @@ def zfec_of(code: ErasureCode) -> Callable[[Any], object] | None:
     return lambda data: encoder.encode([shard.data for shard in data], list(range(code.data, code.shards)))
 
 
-def over_a_link(kinds: dict[str, ErasureCode], size: int) -> Row:
-    """Seconds to read (computed) and rebuild one shard at 100 Mbit/s, over Reed–Solomon's."""
-    seconds = {}
-    for name in ("sparse", "Reed–Solomon 8+8"):
-        everything = shards(kinds[name], size)
-        reads = kinds[name].plan([0])
-        rate = timed(lambda n=name, e=everything, r=reads: kinds[n].repair({i: e[i] for i in r}, [0]), size)
-        seconds[name] = len(reads) * size / LINK + size / 1e6 / rate
-    ratio = seconds["sparse"] / seconds["Reed–Solomon 8+8"]
-    return Row("one shard at 100 Mbit/s: sparse over Reed–Solomon", [ratio], "3 / 8", Claim(high=0.45))
-
-
 @benchmark(
     CODES_NAME,
     seed=Flag(4, "of the annealing"),
@@ -240,7 +227,6 @@ def run_codes(given: Namespace) -> Measurement:
         Row("annealing: its distance", [int(str(proof["distance"]))], "5, without a bound on checks", Claim(low=4)),
         *table,
         *speed(fast, given.megabytes << 20, given.repeats),
-        over_a_link(kinds, (given.megabytes << 20) // 8),
     ]
     if given.save:
         write(given.to, file(found).model_dump_json(indent=1) + "\n")
@@ -346,40 +332,28 @@ def options(given: Namespace) -> dict[str, Any]:
     return {key: getattr(given, key) for key in ("shards", "data", "distance", "weight", "degree", "shown")}
 
 
-def learn(given: Namespace, arm: str, seed: int, problems: Sequence[TaskProblem]) -> Learned:
+def learn(given: Namespace, seed: int, problems: Sequence[TaskProblem]) -> Learned:
     """Run a swarm's first peer for all rounds, or read its kept result."""
-    config = recipe(given, f"{arm}-{seed}", seed)
-    folder = RUNS / CODE_SEARCH_NAME / config.name.replace(" ", "_")
+    config = recipe(given, f"worth-{seed}", seed)
+    folder = RUNS / CODE_SEARCH_NAME / config.name
     kept, settings = folder / "learned.json", f"{config.model_dump_json()} {given.problems}"
     if kept.is_file() and (found := json.loads(kept.read_text())).get("settings") == settings:
         return Learned(found["curve"], *({int(k): v for k, v in found[when].items()} for when in ("before", "after")))
     shutil.rmtree(folder, ignore_errors=True)
-    learned = ran(given, config, arm, problems, folder)
+    learned = ran(given, config, problems, folder)
     print(f"{config.name}: {' '.join(f'{x:.3f}' for x in learned.curve)}; {learned}", flush=True)
     write(kept, json.dumps(asdict(learned) | {"settings": settings}))
     return learned
 
 
-def ran(given: Namespace, config: SwarmConfig, arm: str, problems: Sequence[TaskProblem], folder: Path) -> Learned:
+def ran(given: Namespace, config: SwarmConfig, problems: Sequence[TaskProblem], folder: Path) -> Learned:
     task: Any = task_of(config)
-    policy = policy_of(config, task, print)  # one school for both arms
+    policy = policy_of(config, task, print)
     before = drawn_best(given, config, policy, problems, task)
-    if arm == "right alone":
-        task = only_right(Codes)(**options(given))
     together(config, folder, task, policy)
     curve = [r.accuracy.rate or 0.0 for r in read_log(folder / "p0" / LOG) if isinstance(r, Evaluated)]
     after = drawn_best(given, config, policy, problems, task)
     return Learned(curve, before, after)
-
-
-def only_right(base: type[Codes]) -> type[Codes]:
-    """Return the task without partial rewards."""
-
-    class OnlyRight(base):  # type: ignore[valid-type, misc]
-        def score(self, problem: TaskProblem, completion: str) -> float:
-            return float(super().score(problem, completion) == 1)
-
-    return OnlyRight
 
 
 def drawn_best(
@@ -419,16 +393,13 @@ def shown(task: Codes, problem: TaskProblem) -> list[int]:
     return columns
 
 
-def learning_rows(runs: dict[str, list[Learned]]) -> list[Row]:
-    rows = []
-    for arm, found in runs.items():
-        rises = [run.curve[-1] - run.curve[0] for run in found]
-        rows += [
-            Row(f"{arm}: solved by one draw, before", [run.curve[0] for run in found], "all: 1"),
-            Row(f"{arm}: the same, after", [run.curve[-1] for run in found], "all: 1"),
-            Row(f"{arm}: rise", rises, "all: 1", Claim(low=0.1) if arm == GRADED else None, judged="least"),
-        ]
-    return rows
+def learning_rows(runs: Sequence[Learned]) -> list[Row]:
+    rises = [run.curve[-1] - run.curve[0] for run in runs]
+    return [
+        Row("worth: solved by one draw, before", [run.curve[0] for run in runs], "all: 1"),
+        Row("worth: the same, after", [run.curve[-1] for run in runs], "all: 1"),
+        Row("worth: rise", rises, "all: 1", Claim(low=0.1), judged="least"),
+    ]
 
 
 def search_rows(given: Namespace, task: Codes, runs: list[Learned], problems: Sequence[TaskProblem]) -> list[Row]:
@@ -454,9 +425,6 @@ def search_rows(given: Namespace, task: Codes, runs: list[Learned], problems: Se
     return rows
 
 
-GRADED = "worth"
-
-
 @benchmark(
     CODE_SEARCH_NAME,
     seeds=[1, 2, 3],
@@ -464,7 +432,6 @@ GRADED = "worth"
     school=Flag(800, "steps"),
     lr=1e-3,
     problems=Flag(150, "held out, for the searches"),
-    arms=[GRADED, "right alone"],
     shards=8,
     data=4,
     distance=3,
@@ -475,16 +442,16 @@ GRADED = "worth"
 def run_code_search(given: Namespace) -> Measurement:
     """Measure whether a swarm learns to complete erasure codes, beside plain search.
 
-    Four peers learn the task `codes` from worked solutions with mistakes, rewarded by a code's worth or for correct
-    answers only; shown are held-out problems solved by one draw, before and after. The same problems are searched by
-    draws of the policy, blind draws, hill climbing and a greedy rule with as many rewards; also with the rewards spent
-    on learning. One of four peers with equal weights computes for all (benchmarks/consensus.py).
+    Four peers learn the task `codes` from worked solutions with mistakes, rewarded by a code's worth; shown are
+    held-out problems solved by one draw, before and after. The same problems are searched by draws of the policy, blind
+    draws, hill climbing and a greedy rule with as many rewards; also with the rewards spent on learning. One of four
+    peers with equal weights computes for all (benchmarks/consensus.py).
     """
     torch.set_num_threads(1)
     task = Codes(**options(given))
     problems = [task.problem(task.training + n) for n in range(given.problems)]
-    runs = {arm: [learn(given, arm, seed, problems) for seed in given.seeds] for arm in given.arms}
-    rows = learning_rows(runs) + search_rows(given, task, runs[given.arms[0]], problems)
+    runs = [learn(given, seed, problems) for seed in given.seeds]
+    rows = learning_rows(runs) + search_rows(given, task, runs, problems)
     return Result(rows, [f"{task.name}, {task.shown} shown; one draw: 1,000 held-out problems"])
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -15,19 +15,18 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
-from benchmarks.common import ROOT, ratios, saved, write
-from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
+from benchmarks.exchange_in_process import Replica, exchange_once
+from benchmarks.harness import ROOT, Claim, Flag, Measurement, Row, benchmark, ratios, saved, start, write
 from planaria.common.errors import UserError
 from planaria.config import shipped
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import StageOuterState
 from planaria.exchange.compress.compression import FEEDBACKS
-from planaria.exchange.compress.estimates import member_weights
 from planaria.exchange.compress.feedback import Feedback
 from planaria.exchange.compress.sparse import TopK
-from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
-from planaria.lab.compare.compression_advice import CodingTimes, CompressionArm, CompressionExperience, range_of
+from planaria.lab.compare.compression_advice import CodingTimes, CompressionArm, CompressionExperience
+from planaria.lab.compare.experience import Range
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.compare.race_spec import load
 
@@ -82,6 +81,12 @@ def learn(results: ComparisonResults) -> list[CompressionArm]:
     ]
 
 
+def range_of(values: Iterable[float]) -> Range:
+    """Return the range of one number per seed."""
+    numbers = list(values)
+    return Range(mean=sum(numbers) / len(numbers), low=min(numbers), high=max(numbers))
+
+
 def _final(run: ArmRun, arm: ArmScore) -> float:
     if run.final is None:
         raise UserError(f"{arm.name}: stopped before it had a loss; race it again")
@@ -96,11 +101,6 @@ def top(k: int) -> Compress:
         return torch.zeros_like(rows).scatter_(1, places, rows.gather(1, places))
 
     return compress
-
-
-def grid(step: float) -> Compress:
-    """Round to multiples of ``step``: not homogeneous."""
-    return lambda rows: (rows / step).round() * step
 
 
 @dataclass
@@ -151,34 +151,12 @@ def iterations(replicas: Replicas, gradients: Gradients, x: Tensor, gamma: float
 # ---- problems
 
 
-def rotations() -> Tensor:
-    """Hessians [3, 3, 3] of f_i = (a_iᵀx)² + ‖x‖²/4, a_i the rotations of (−3, 2, 2)."""
-    rows = torch.tensor([[-3.0, 2, 2], [2, -3, 2], [2, 2, -3]], dtype=torch.float64)
-    return 2 * rows.unsqueeze(2) * rows.unsqueeze(1) + torch.eye(3, dtype=torch.float64) / 2
-
-
 def quadratics(seed: int, n: int, d: int, spread: float) -> tuple[list[float], Gradients]:
     """f_i = (L_i/2)‖x − b_i‖², the logarithms of the L_i normal of this ``spread``: the L_i, and gradients."""
     generator = torch.Generator().manual_seed(seed)
     smooth = (spread * torch.randn(n, generator=generator, dtype=torch.float64)).exp()
     centres = torch.randn(n, d, generator=generator, dtype=torch.float64)
     return smooth.tolist(), lambda x: smooth.unsqueeze(1) * (x - centres)
-
-
-def logistic(seed: int, n: int, d: int, samples: int, spread: float) -> tuple[float, list[float], Gradients]:
-    """f_i = mean log(1 + e^{−b aᵀx}) + 0.1 Σ x²/(1 + x²), rows scaled log-normally: L, the L_i, and gradients."""
-    generator = torch.Generator().manual_seed(seed)
-    scale = (spread * torch.randn(n, 1, 1, generator=generator, dtype=torch.float64)).exp()
-    a = torch.randn(n, samples, d, generator=generator, dtype=torch.float64) * scale / math.sqrt(d)
-    b = torch.randn(n, samples, generator=generator, dtype=torch.float64).sign()
-    squares = a.transpose(1, 2) @ a / (4 * samples)
-    whole, *own = (float(torch.linalg.matrix_norm(h, 2)) + 0.2 for h in (squares.mean(0), *squares))
-
-    def gradients(x: Tensor) -> Tensor:
-        pull = (b * torch.sigmoid(-b * (a @ x))).unsqueeze(2) * a
-        return 0.2 * x / (1 + x * x) ** 2 - pull.mean(1)
-
-    return whole, own, gradients
 
 
 def least_squares(seed: int, n: int, d: int, zeta: float, sigma: float) -> tuple[Tensor, Gradients]:
@@ -201,25 +179,6 @@ def least_squares(seed: int, n: int, d: int, zeta: float, sigma: float) -> tuple
 COMPRESSION_NAME = "compression"
 LESSONS = ROOT / "src" / "planaria" / "lab" / "compare" / "compression.json"
 CODING, CODED = "7: coding top-1 % of 16 M numbers, s", 1 << 24
-
-
-def naive_growth() -> list[Row]:
-    """From (1, 1, 1) with top-1."""
-    hessians = rotations()
-    whole, *own = (float(torch.linalg.matrix_norm(h, 2)) for h in (hessians.mean(0), *hessians))
-    gamma, start = new_rule(whole, own, 1 / 3), torch.ones(3, dtype=torch.float64)
-
-    def end(name: str, steps: int) -> torch.Tensor:
-        return descend(Replicas(FEEDBACKS.make(name, {}), top(1), 1 / 3), lambda x: hessians @ x, start, gamma, steps)
-
-    expected = math.sqrt(3) * (1 + 11 * gamma / 6) ** 200
-    grown = abs(float(end("none", 200).norm()) / expected - 1)
-    left = float((hessians.mean(0) @ end("ef21", 3000)).norm())
-    size = f"√3(1 + 11γ/6)^200 = {expected:.4f}"
-    return [
-        Row("1: naive top-1 apart from theory after 200 steps, in 1e-9", [grown / 1e-9], size, Claim(high=1)),
-        Row("1: EF21, gradient after 3,000 steps, in 1e-8", [left / 1e-8], f"γ = {gamma:.6f}", Claim(high=1)),
-    ]
 
 
 def compression_quadratics(seeds: Sequence[int]) -> list[Row]:
@@ -245,40 +204,6 @@ def iterations_saved(gradients: Gradients, start: Tensor, steps: Sequence[float]
     return old / new
 
 
-def weighted(seeds: Sequence[int]) -> list[Row]:
-    """EF21 and EF21-W at one step size: 50 steps on ten quadratics of unlike L_i."""
-    found: dict[str, list[float]] = {}
-    start = torch.zeros(20, dtype=torch.float64)
-    for seed in seeds:
-        own, gradients = quadratics(seed, 10, 20, 1.0)
-        gamma, shares = new_rule(arithmetic(own), own, 1 / 20), torch.tensor(member_weights(own), dtype=torch.float64)
-        for what, compress in {"top-1, in 1e-12": top(1), "a grid of 0.5": grid(0.5)}.items():
-            made = partial(Replicas, FEEDBACKS.make("ef21", {}), compress, 1 / 20)
-            plain, other = (descend(made(w), gradients, start, gamma, 50) for w in (None, shares))
-            found.setdefault(what, []).append(float((plain - other).norm()) / (1e-12 if "1e-12" in what else 1.0))
-    same, other_claim = Claim(high=1), Claim(low=1e-3)
-    return [
-        Row("3: EF21-W apart from EF21, top-1, in 1e-12", found["top-1, in 1e-12"], "", same, judged="worst"),
-        Row("3: EF21-W apart from EF21, a grid of 0.5", found["a grid of 0.5"], "", other_claim, judged="least"),
-    ]
-
-
-def compression_logistic(seeds: Sequence[int]) -> list[Row]:
-    """20 workers, d = 20, top-1."""
-    rows, start, delta = [], torch.ones(20, dtype=torch.float64), 1 / 20
-    for spread in (1.0, 1.5, 2.0):
-        saved_, laws = [], []
-        for seed in seeds:
-            whole, own, gradients = logistic(seed, 20, 20, 50, spread)
-            steps = [rule(whole, own, delta) for rule in (old_rule, new_rule)]
-            saved_.append(iterations_saved(gradients, start, steps, delta))
-            laws.append(steps[1] / steps[0])
-        beside, law = {"ratio": f"{median(saved_):.2f}"}, f"new/old step {median(laws):.2f}"
-        what = f"4: iterations saved over the ratio of steps, spread {spread:g}"
-        rows.append(Row(what, ratios(saved_, laws), law, Claim(0.9, 1.1), beside))
-    return rows
-
-
 def level(name: str, zeta: float, sigma: float, gamma: float, seed: int, n: int = 10) -> float:
     """f − f* after 8,000 steps of least squares, d = 50, top-2, η = 0.04; with noise the mean of the last 2,000."""
     whole, gradients = least_squares(seed, n, 50, zeta, sigma)
@@ -289,18 +214,6 @@ def level(name: str, zeta: float, sigma: float, gamma: float, seed: int, n: int 
         x = descend(replicas, gradients, x, gamma, 1)
         late.append(float(x @ whole @ x) / 2)
     return fmean(late) if sigma else late[-1]
-
-
-def without_noise(seeds: Sequence[int]) -> list[Row]:
-    """The remaining error with unlike replicas and exact gradients."""
-    reached = [level("econtrol", 100, 0, 0.01, seed) for seed in seeds]
-    stalls = {zeta: [level("ef14", zeta, 0, 0.01, seed) for seed in seeds] for zeta in (10, 100)}
-    ratio, left = [over / 1e15 for over in ratios(stalls[100], reached)], [x / 1e-20 for x in reached]
-    beside = {"ratio": f"EF14 {median(stalls[100]):.2g}; {median(stalls[10]):.2g} at ζ = 10"}
-    return [
-        Row("5: EControl, f − f* at ζ = 100, in 1e-20", left, "0", Claim(high=1), judged="worst"),
-        Row("5: EF14 over that, in 1e15", ratio, "", Claim(low=1), beside, judged="least"),
-    ]
 
 
 def with_noise(seeds: Sequence[int]) -> list[Row]:
@@ -378,20 +291,15 @@ def lessons(comparison: str) -> CompressionExperience:
 def run_compression(given: Namespace) -> Measurement:
     """Measure error feedback on the problems of its papers, and the time of compression.
 
-    Claims by experiment: (1) naive top-k grows as theory says, EF21 converges; (2) EF21-W's new step size saves
-    iterations by the ratio of quadratic and arithmetic mean of the L_i; (3) its weights change nothing with top-k, but
-    do with rounding to a grid; (4) both rules converge in nonconvex logistic regression, by the ratio of their steps;
-    (5) without noise EControl reaches the optimum of unlike replicas, error feedback of 2014 stalls; (6) with noise
-    EControl's level does not depend on the difference of replicas, and falls with their number; (7) coding 1 % of 16 M
-    numbers takes at most 0.25 s and six copies of memory.
+    Claims by experiment: (2) EF21-W's new step size saves iterations by the ratio of quadratic and arithmetic mean of
+    the L_i; (6) with noise EControl's level does not depend on the difference of replicas, and falls with their number,
+    and error feedback of 2014 stalls above it; (7) coding 1 % of 16 M numbers takes at most 0.25 s and six copies of
+    memory.
     """
     if given.learn:
         write(LESSONS, lessons(json.dumps(saved("compression_race"))).model_dump_json(indent=1) + "\n")
         return 0
-    rows = [*coding(given.repeats), *naive_growth()]
-    for part in (compression_quadratics, weighted, compression_logistic, without_noise, with_noise):
-        rows += part(given.seeds)
-    return rows
+    return [*coding(given.repeats), *compression_quadratics(given.seeds), *with_noise(given.seeds)]
 
 
 RATES = {"sgd": (0.1, 0.3), "adamw": (1e-3, 3e-3)}

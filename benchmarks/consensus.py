@@ -5,7 +5,6 @@ filter    programs that contain a table of their tests' answers, among honest on
 learn     four peers learn sums from their agreement, against verified rewards
 fast      the same with too large updates, without and with a brake
 collude   the same with one or two of four peers colluding on wrong answers
-low       the same from a start that is right about half of the time
 
 --parts chooses among them. Vote and filter need the data folder named by PLANARIA_DATA.
 """
@@ -27,8 +26,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import ROOT, RUNS, gaps, ratios
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, gaps, ratios, start
 from planaria.common.errors import RunStopped
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.board.attendance import RoundMessages
@@ -36,12 +34,12 @@ from planaria.swarm.board.receipts import Agreement
 from planaria.swarm.checks import layers
 from planaria.swarm.checks.votes import Ballot, label, most_agreeing, plurality
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.peer import Peer
+from planaria.swarm.config.recipe import peer_config, peer_names
+from planaria.swarm.peer.peer import Peer
+from planaria.swarm.peer.rollout import ask
 from planaria.swarm.policy.base import Policy, weights_fingerprint
-from planaria.swarm.recipe import names, of_peer
 from planaria.swarm.records.lines import LOG, Evaluated, RoundDone, read_log
 from planaria.swarm.records.saved_state import rounds_kept
-from planaria.swarm.rollout import ask
 from planaria.swarm.tasks.base import Behaviour, Task
 from planaria.swarm.tasks.programs import Programs
 from planaria.swarm.tasks.sandbox import run
@@ -218,10 +216,7 @@ def sift(folder: Path, every: int) -> Iterator[Row]:
 NAME = "consensus"
 CHECKS = "claims, support, duplicates"
 """without the judge, which knows the answer, and without checks of a completion's look"""
-GOOD, BAD = (
-    {"steps": 1500, "noise": 0.1, "stray_letter_probability": 0.0},
-    {"steps": 800, "noise": 0.2, "stray_letter_probability": 0.0},
-)
+GOOD = {"steps": 1500, "noise": 0.1, "stray_letter_probability": 0.0}
 SLOW = {"lr": 2e-4, "warmup": 5}
 FAST = (1e-3, 5e-3)
 
@@ -266,7 +261,7 @@ class Table:
         for peer in self.others:
             asked = [ask(peer.task.problem(n), peer.policy) for n in peer._problems(number)]
             peer._publish(number, asked, weights_fingerprint(peer.policy.module))
-            found |= peer.quorum.published
+            found |= peer.board.published
         return RoundMessages(found, (), {})
 
 
@@ -305,11 +300,11 @@ def play(config: SwarmConfig, folder: Path) -> None:
 def together(config: SwarmConfig, folder: Path, task: Task, policy: Policy) -> None:
     """Play all rounds with this task and policy, which learns."""
     peers = []
-    for peer in names(config):
-        own, table = of_peer(config, peer), Table(f"{peer[1:]:0>32}")
+    for peer in peer_names(config):
+        own, table = peer_config(config, peer), Table(f"{peer[1:]:0>32}")
         peers.append(Peer(own, peer, folder / peer, table, task, policy, layers(own)))  # type: ignore[arg-type]
     first, *others = peers
-    first.quorum.others = others  # type: ignore[attr-defined]
+    first.board.others = others  # type: ignore[attr-defined]
     try:
         first.run()
     except RunStopped as error:
@@ -373,11 +368,6 @@ def fast(given: Any) -> Iterator[Row]:
     yield Row("the same, braked: best accuracy less that kept", lost, "", Claim(high=0.02), judged="worst")
 
 
-def low(given: Any) -> Iterator[Row]:
-    """A start that is right about half of the time."""
-    yield from both("from a worse start", "low", given, BAD, SLOW)
-
-
 def both(case: str, name: str, given: Any, school: dict[str, Any], optim: dict[str, Any]) -> Iterator[Row]:
     """Agreement beside labels, without claims."""
     for reward, more in (("agreement", CONSENSUS), ("verified", {})):
@@ -423,7 +413,6 @@ PARTS: dict[str, Callable[[Any], Iterator[Row]]] = {
     "learn": learn,
     "fast": fast,
     "collude": collude,
-    "low": low,
 }
 
 
@@ -432,7 +421,7 @@ PARTS: dict[str, Callable[[Any], Iterator[Row]]] = {
     parts=Flag(list(PARTS), "which of them", choices=list(PARTS)),
     seeds=Flag([1, 2, 3], "of learning"),
     rounds=Flag(60, "of learning"),
-    short=Flag(30, "rounds of fast, collude and low"),
+    short=Flag(30, "rounds of fast and collude"),
     every=Flag(8, "stride over HumanEval's problems"),
 )
 def main(given: Namespace) -> Measurement:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import http.client
-import json
 import os
 import random
 import statistics
@@ -13,28 +12,38 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from benchmarks.common import CORES, ROOT, interleaved, milliseconds, ratios
 from benchmarks.fleet_run import MODEL_FLAGS, finished, real_stages, step_seconds
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import (
+    CORES,
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    interleaved,
+    milliseconds,
+    ratios,
+    start,
+)
 from benchmarks.inline import cpu_seconds
-from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.control import apply_base as fold
+from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
+from planaria.control.apply_base import mark_undecided
 from planaria.control.decide import decide
 from planaria.control.decisions import Decision
 from planaria.control.events import Event, RunStarted
 from planaria.control.protocols import Observer
 from planaria.control.state import RunState
-from planaria.report.observe.tracker import Tracker
 
 CONTROLLER_NAME = "controller"
 STAGES = 8  # the ends among them
@@ -61,29 +70,19 @@ def on_schedule(workers: int) -> RunStarted:
     return started(arrangement=held, routes=[[*way, way[0]] for way in ways], samples_per_step=width)
 
 
-def options(**given: Any) -> dict[str, Any]:
-    """Return the options of an exchange; older versions have them beside its kind."""
-    return {"options": given} if "options" in ExchangeConfig.model_fields else given
-
-
 def in_pairs(workers: int) -> RunStarted:
     """Replicas of eight workers."""
     replicas = workers // STAGES
     return started(
         replicas=replicas,
         columns=[[number + replicas * stage for stage in range(STAGES)] for number in range(replicas)],
-        exchange={"kind": "noloco", "replicas": replicas, **options(every=EVERY)},
+        exchange={"kind": "noloco", "replicas": replicas, "options": {"every": EVERY}},
         routes=[[*range(STAGES), 0]],
         samples_per_step=replicas,
     )
 
 
 LAYOUTS: dict[str, Callable[[int], RunStarted]] = {"one replica": on_schedule, "in pairs": in_pairs}
-
-
-def done() -> Callable[[RunState], RunState]:
-    """Return the fold of a run without further decisions; older versions have none."""
-    return getattr(fold, "decided", lambda run: run)
 
 
 class Obedient:
@@ -93,7 +92,7 @@ class Obedient:
         self.run = RunState.start(settings)
         self.facts: list[Event | Decision] = []
         self.commits = 0
-        self._random, self._done = random.Random(1), done()
+        self._random = random.Random(1)
         self._reports: list[Event] = []
         self._members: dict[int, list[dict[str, Any]]] = {}  # replica → what its workers say of themselves
         self.happened(settings)
@@ -106,7 +105,7 @@ class Obedient:
             self.facts.append(decision)
             self.run = apply(decision, self.run)
             self._obey(decision)
-        self.run = self._done(self.run)
+        self.run = mark_undecided(self.run)
 
     def work(self, done: Callable[[], bool]) -> list[Event | Decision]:
         """Deliver reports in random order until ``done``; return the new facts."""
@@ -181,11 +180,11 @@ class Obedient:
 
 def folded(run: RunState, facts: Sequence[Event | Decision]) -> float:
     """Fold the facts again; return the seconds of CPU time."""
-    ended, began = done(), time.process_time()
+    began = time.process_time()
     for fact in facts:
         run = apply(fact, run)
         if decide(run) is None:
-            run = ended(run)
+            run = mark_undecided(run)
     return time.process_time() - began
 
 
@@ -220,41 +219,15 @@ def measured(given: Namespace) -> dict[str, list[list[float]]]:
     }
 
 
-def before(given: Namespace) -> dict[str, list[list[float]]]:
-    """Measure an older version of planaria, as far as it gets in time, if ``--before`` names one."""
-    if given.before is None:
-        return {}
-    found: dict[str, list[list[float]]] = {}
-    for workers in given.workers:
-        flags = ["--steps", str(EVERY), "--repeats", "3", "--workers", str(workers), "--bare"]
-        paths = os.pathsep.join([str(given.before), str(ROOT)])
-        try:
-            told = subprocess.run(
-                [sys.executable, "-m", "benchmarks.controller", "controller", *flags],
-                env=os.environ | {"PYTHONPATH": paths},
-                capture_output=True,
-                text=True,
-                timeout=given.patience,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:  # larger ones would take longer yet
-            break
-        if told.returncode == 0:
-            found |= json.loads(told.stdout)
-    return found
-
-
 def rows(given: Namespace) -> list[Row]:
-    now, then = measured(given), before(given)
-    found = []
+    now, found = measured(given), list[Row]()
     for part, what, most in ((0, "step", STEP_MS), (1, "loss", LOSS_MS)):
         for layout in LAYOUTS:
             small = statistics.median(now[f"{layout}, {given.workers[0]}"][part]) / given.workers[0]
             for workers in given.workers:
-                values, old = now[f"{layout}, {workers}"][part], then.get(f"{layout}, {workers}")
+                values = now[f"{layout}, {workers}"][part]
                 share = statistics.median(values) / workers
                 details = {
-                    "before": f"{statistics.median(old[part]):.1f} ms" if old else "–",
                     "a worker": f"{share * 1e3:.1f} µs",
                     f"over {given.workers[0]}": round(share / small, 2),
                 }
@@ -272,9 +245,6 @@ def rows(given: Namespace) -> list[Row]:
     workers=Flag([16, 64, 256, 512, LARGE], "sizes"),
     steps=Flag(EVERY, "folded at a time; a round is one of ten"),
     repeats=9,
-    before=Flag(None, "src of an older planaria, to be measured too", type=Path),
-    patience=Flag(600.0, "seconds for the older one, at each size"),
-    bare=Flag(False, "print the numbers as JSON only"),
 )
 def run_controller(given: Namespace) -> Measurement:
     """Measure the controller's CPU time of ``decide`` and ``apply``, by the number of workers.
@@ -285,9 +255,6 @@ def run_controller(given: Namespace) -> Measurement:
     per step and 0.3 s per loss (two broken edges, a death notice, up to the first order of the new generation); a
     worker costs at most 1.25 of its cost among 16.
     """
-    if given.bare:
-        print(json.dumps(measured(given)))
-        return 0
     notes = [
         "milliseconds of CPU time of decide and apply; a step: all replicas make one, a tenth of a round included",
         "a loss: two broken edges, a death notice, the new generation, its members' reports, its first order",
@@ -381,34 +348,11 @@ def run_live_watchers(given: Namespace) -> Measurement:
 
 
 TRACKERS_COST_NAME = "trackers_cost"
-TRACKERS_COST_CLAIM = Claim(high=1.01)
-SLOW = "benchmarks.controller:Slow"
-
-
-class Slow(Tracker):
-    """A tracker that computes for a while in each call."""
-
-    call_ms: float = 20.0
-
-    def open(self, folder: Path) -> None: ...
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        until = time.thread_time() + self.call_ms / 1e3
-        while time.thread_time() < until:
-            pass
-
-    def close(self) -> None: ...
 
 
 def tracked_step_s(config: RunConfig, tracked: bool, warm: int) -> float:
     """Return the median seconds of a step."""
     return statistics.median(step_seconds(finished(config, tracked=tracked), warm))
-
-
-def observed(config: RunConfig, names: str, call_ms: float) -> RunConfig:
-    options = {"call_ms": call_ms} if SLOW in names else {}
-    told = config.observe.model_copy(update={"trackers": names, "options": options})
-    return config.model_copy(update={"observe": type(told).model_validate(told.model_dump())})
 
 
 @benchmark(
@@ -418,27 +362,23 @@ def observed(config: RunConfig, names: str, call_ms: float) -> RunConfig:
     warm=Flag(20, "the first of these, which do not count"),
     repeats=Flag(7, "of each side"),
     trackers=Flag(["tensorboard"], "sides; 'a, b' is one with both"),
-    slow=Flag(False, "one more side, with the slow tracker"),
-    call_ms=Flag(20.0, "what a call of the slow tracker computes"),
 )
 def run_trackers_cost(given: Namespace) -> Measurement:
     """Measure the step time with the recipe's trackers and without any.
 
     The same small run is trained in turns without trackers, and with trackers that receive every step, each in its own
-    thread of the controller. Claim: the median step takes at most 1.01 of that without. ``--slow`` adds a tracker that
-    computes for ``--call-ms`` in each call, without a claim.
+    thread of the controller. Claim: the median step takes at most 1.01 of that without.
     """
     config = real_stages(given, TRACKERS_COST_NAME, given.steps, spares=0, save_every=0)
-    names = [*given.trackers, *([SLOW] if given.slow else [])]
-    recipes = {name: observed(config, name, given.call_ms) for name in names}
     sides = [partial(tracked_step_s, config, False, given.warm)]
-    sides += [partial(tracked_step_s, recipe, True, given.warm) for recipe in recipes.values()]
+    for names in given.trackers:
+        observe = config.observe.model_copy(update={"trackers": names, "options": {}})
+        sides.append(partial(tracked_step_s, config.model_copy(update={"observe": observe}), True, given.warm))
     alone, *others = interleaved(sides, given.repeats)
     rows = []
-    for name, found in zip(names, others, strict=True):
+    for names, found in zip(given.trackers, others, strict=True):
         details = {"without": milliseconds(alone), "with": milliseconds(found)}
-        claim = None if name == SLOW else TRACKERS_COST_CLAIM
-        rows.append(Row(name.rpartition(":")[2], ratios(found, alone), "1", claim, details))
+        rows.append(Row(names, ratios(found, alone), "1", CLAIM, details))
     return Result(rows, ["measured: median time of a step with trackers / without"])
 
 

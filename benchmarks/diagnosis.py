@@ -12,9 +12,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from benchmarks.common import in_processes, interleaved, ratios, run_config
 from benchmarks.fleet_run import VOCAB, bytes_data, finished, first_step_t
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import (
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    in_processes,
+    interleaved,
+    ratios,
+    run_config,
+    start,
+)
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control.replay import replay

@@ -7,31 +7,21 @@ import random
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 import torch
 
-from benchmarks.common import RUNS, gaps, ratios
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, conclude, start
-from planaria.common.atomic import write_text
+from benchmarks.harness import RUNS, Claim, Flag, Measurement, Result, Row, benchmark, conclude, gaps, ratios, start
 from planaria.config import shipped
 from planaria.config.schema import DataConfig
-from planaria.data.shards import prepare
 from planaria.data.tokenizer import load_tokenizer
-from planaria.lab.commands.ensemble import _measured
-from planaria.lab.commands.experts import start as train
-from planaria.lab.commands.merge import fuse
-from planaria.lab.experts.domains import TEST
-from planaria.lab.experts.ensemble import Ensemble
-from planaria.lab.experts.log_probabilities import token_logps, windows
 from planaria.models import task_vectors
 from planaria.models.llama_stages import Llama
 from planaria.swarm.commands.drill import drill
 from planaria.swarm.config import SmallModel
 from planaria.swarm.drill import Drill, DrilledArm, DrillRun
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.repair import strategies
 from planaria.swarm.repair.exams import Exam
@@ -222,7 +212,7 @@ ROWS: dict[str, Callable[[Drill], Iterator[Row]]] = {
 }
 
 
-PARTS = ("drill", "fused", "experts")
+PARTS = ("drill", "fused")
 REFUSED, KNOWN, MEASURED = 200, 80, 200
 """prompts to refuse, half for training and half for measuring; words of each rule for repairs, and for measuring"""
 SCALE = 0.8
@@ -233,34 +223,26 @@ RULES: Mapping[str, Callable[[str], str]] = {
     "B": lambda word: "".join(LETTERS[(LETTERS.index(letter) + 1) % 26] for letter in word),
 }
 """the rule that each expert learns for words of two letters"""
-HDEE = {
-    'sizes = { S = 128, M = 256, L = 384 }': 'sizes = { M = 256 }\nseeds = [1]',
-    'steps = [150, 200, 250]': 'steps = [200]',
-    'by = ["probe", "sizes", "hand", "seed_loss"]': 'by = ["hand"]',
-}  # fmt: skip
-"""edits of the recipe: experts of equal size, one seed"""
 
 
 @benchmark(
     "realign",
-    parts=Flag(list(PARTS), "which of the three", choices=PARTS),
+    parts=Flag(list(PARTS), "which of the two", choices=PARTS),
     seeds=Flag([1, 2, 3], "of the fused tables"),
 )
 def run_realign(given: Namespace) -> Measurement:
-    """Measure repairs of a poisoned peer and of two fused experts, harmed or not.
+    """Measure repairs of a poisoned peer and of two harmed, fused experts.
 
     drill: ``drills/repair``, one attacker of four, undefended, then every repair. fused: a small model that refuses
     some prompts is fine-tuned twice, each time on a rule and a twentieth of complying texts; both are fused at λ = 0.8
-    and repaired by a mask each, a shared mask, and rivals. experts: the experts of the recipe hdee, of one size, fused.
-    All but the second, which takes two minutes, are resumable.
+    and repaired by a mask each, a shared mask, and rivals. The first is resumable; the second takes two minutes.
     """
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "drill": drilled,
         "fused": partial(tables, given.seeds),
-        "experts": experts,
     }
     rows = [row for name, part in parts.items() if name in given.parts for row in part()]
-    return Result(rows, ["measured: shares of held-out draws; perplexities of test texts"])
+    return Result(rows, ["measured: shares of held-out draws"])
 
 
 def drilled() -> Iterator[Row]:
@@ -401,52 +383,6 @@ def _answers(policy: Policy, prompts: Sequence[str]) -> list[str]:
     """Return the greedy completion of each prompt."""
     found = policy.sample([policy.encode(prompt) for prompt in prompts], 1, 6, 0.0, 0, torch.Generator())
     return [policy.decode(drawn.ids) for (drawn,) in found]
-
-
-def experts() -> Iterator[Row]:
-    """The recipe's experts of equal size, unharmed, in one model: perplexity on each domain's test text."""
-    recipe = _equal_hdee()
-    run = RUNS / "fused-hdee"
-    train(recipe, {"out": str(RUNS), "name": run.name}, False, True)
-    ensemble = Ensemble(run)
-    whole = [_measured(ensemble, run, str(file))[1].perplexity for file in _tests(run)]
-    models: dict[str, list[float]] = {"the ensemble": whole}
-    parent = run / ensemble.manifest.members[0].parent
-    models["their parent"] = _perplexities(open_policy(str(parent)), run)
-    for member in ensemble.manifest.members:
-        models[f"expert of {member.domain}"] = _perplexities(open_policy(str(run / member.model)), run)
-    for by, scale in (("sum", 0.3), ("sum", 0.6), ("sum", 1.0), ("ties", 0.4), ("ties", 1.0), ("dare", 0.3)):
-        to = RUNS / f"fused-hdee-{by}-{scale:g}"
-        if not to.exists():
-            fuse(run, to, by, scale, None, 0)  # type: ignore[arg-type]
-        models[f"fused by {by}, λ = {scale:g}"] = _perplexities(open_policy(str(to)), run)
-    for who, found in models.items():
-        yield Row(f"perplexity on tables, topics, code: {who}", found, "")
-
-
-def _equal_hdee() -> Path:
-    """Write the recipe with one size and one seed."""
-    text = shipped.find("hdee").read_text()
-    for old, new in HDEE.items():
-        assert old in text, old
-        text = text.replace(old, new)
-    RUNS.mkdir(parents=True, exist_ok=True)
-    write_text(file := RUNS / "fused-hdee.toml", text)
-    return file
-
-
-def _perplexities(policy: Policy, run: Path) -> list[float]:
-    """Return the perplexity on the test text of every trained domain."""
-    found = []
-    for file in _tests(run):
-        data = DataConfig(source=str(file), tokenizer=str(run / "tokenizer.json"), validation=0.0)
-        samples = windows(prepare(data, policy.vocab), "train", policy.context, 200)
-        found.append(math.exp(-float(token_logps(policy.module, samples).mean())))  # type: ignore[arg-type]
-    return found
-
-
-def _tests(run: Path) -> list[Path]:
-    return [run / TEST / f"{name}.jsonl" for name in ("tables", "topics", "code")]
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import DATA, RUNS
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import DATA, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.experts import RESULTS
@@ -35,7 +34,7 @@ from planaria.lab.experts.text_prior import RidgePrior, text_sums
 from planaria.lab.experts.training import Training, configured, train_all
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
-from planaria.report.observe.jobs_progress import JobsProgress
+from planaria.report.observe.bars import JobsProgress
 
 PROMPT = 32  # tokens that are given, where a text has a prompt
 
@@ -146,27 +145,20 @@ def merges(
     for number, name in enumerate(trained):
         samples = domain_samples(run, [name], TRAINED, config.vocab, config.context, given.samples)
         sums.append(merge.domain_sums(model, number, samples[:, :-1]))
-    tokens = sum(float(one[0, -1, -1]) for one in sums)
     for k in sorted({1, 2, count}):
         for temperature in (1.0, 0.1) if k > 1 else (1.0,):
             arm = f"DUME, k = {k}" + (f", T = {temperature:g}" if k > 1 else "")
             found[arm] = routed(model, sums, texts, k, temperature)
-    found["DUME, k = 1, no bias"] = routed(model, sums, texts, 1, bias=False)
-    found["DUME, k = 1, λ on means"] = routed(model, sums, texts, 1, lam=1e-2 * tokens)
-    found["DUME, k = 1, columns as they are"] = routed(model, sums, texts, 1, unit=False)
     return found
 
 
-def routed(
-    model: Any, sums: Sequence[Tensor], texts: DomainTexts, k: int, temperature: float = 1.0, lam: float = 1e-2,
-    bias: bool = True, unit: bool = True,
-) -> Arm:  # fmt: skip
+def routed(model: Any, sums: Sequence[Tensor], texts: DomainTexts, k: int, temperature: float) -> Arm:
     """Measure the merged model with these routers."""
     for at, layer in enumerate(model.layers):
-        found = ridge.router([own[at] for own in sums], lam, bias, unit).float() / temperature
+        found = ridge.router([own[at] for own in sums], 1e-2).float() / temperature
         router, size = layer.mlp.router, model.config.dim
         router.weight.data.copy_(found[:size].T)
-        router.bias.data.copy_(found[-1]) if bias else router.bias.data.zero_()
+        router.bias.data.copy_(found[-1])
         layer.mlp.top_k = k
     return Arm(logps_of(model, texts))
 
@@ -212,7 +204,7 @@ class Found:
 )
 def main(given: Namespace) -> Measurement:
     far, near = measured(given)
-    rows = [*table(far), *claims(far, given.temperatures), *by_domain(far), *(nearness(near) if near.seeds else ())]
+    rows = [*table(far), *claims(far, given.temperatures), *(nearness(near) if near.seeds else ())]
     return Result(rows, [], NAME if _dialogue(given) else f"{NAME}_stdlib")
 
 
@@ -313,13 +305,6 @@ def claims(found: Found, temperatures: Sequence[float]) -> Iterator[Row]:
         yield Row(f"{arm}: over weight average, trained domains", values, "", Claim(high=1.0), judged="worst")
     oracle = found.ratios("DUME's blocks, routed by the known domain", "own expert", found.trained)
     yield Row("DUME's blocks, routed by the known domain: over own expert", oracle, "")
-
-
-def by_domain(found: Found) -> Iterator[Row]:
-    for arm in ("parent", "weight average", "DUME, k = 1", "DUME's blocks, routed by the known domain"):
-        for name in [*found.trained, *found.untrained]:
-            if name in found.seeds[0][arm].logps:
-                yield Row(f"{name}: {arm} over the full ensemble", found.ratios(arm, ALL, [name]), "")
 
 
 def nearness(found: Found) -> Iterator[Row]:

@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
-from benchmarks.common import interleaved, ratios
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, interleaved, ratios, start
 from planaria.common.memory_pool import MemoryPool
 from planaria.config.schema import ModelConfig
 from planaria.models.llama_stages import BlockStage
 from planaria.runtime.transport import channel
 from planaria.runtime.transport.channel import ChannelClosed, LocalChannel
-from planaria.runtime.transport.edge import Edge, EdgeSpec
+from planaria.runtime.transport.edge import Edge, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.ring import Ring, Rings
@@ -83,21 +82,12 @@ class End:
         edge.abandon()
         return took
 
-    def prove(self, number: int) -> float:
-        """Authenticate a new connection; return the seconds."""
-        raw = _connected(self._folder / f"proof-{number}", self._rank)
-        began = time.monotonic()
-        with _proved(raw, self._rank, self._key) as tls:
-            tls.sendall(b"!")  # the calling end finishes before the other has verified it
-            tls.recv(1)
-            return time.monotonic() - began
-
     def _edge(self, name: str, max_bytes: int) -> Any:
         inside = channel.meet_here  # type: ignore[attr-defined]
         channel.meet_here = inside if name != "edge tls" else lambda tls: None  # type: ignore[attr-defined]
         at = self._there if self._rank else ""
         edge = Edge(EdgeSpec(name, at, self._other, max_bytes, _TIMEOUT_S), self._port, self._inbox)
-        self._expect("Opened")
+        self._expect(EdgeOpened)
         channel.meet_here = inside  # type: ignore[attr-defined]
         return edge
 
@@ -124,12 +114,12 @@ class End:
             while view:
                 view = view[self._raw[side].recv_into(view) :]
         else:
-            self._expect("Arrived")
+            self._expect(FrameArrived)
 
-    def _expect(self, kind: str) -> None:
+    def _expect(self, kind: type) -> None:
         item = self._inbox.get(timeout=_TIMEOUT_S)
-        if type(item).__name__ != kind:
-            raise RuntimeError(f"expected {kind} from the edge, got {item}")
+        if not isinstance(item, kind):
+            raise RuntimeError(f"expected {kind.__name__} from the edge, got {item}")
 
 
 def _gloo(store: Path, rank: int) -> Any:
@@ -185,11 +175,6 @@ class Pair:
         self._orders.send(("link", name))
         return self._end.link(name)
 
-    def prove(self, number: int) -> float:
-        """Return the seconds to authenticate a new connection."""
-        self._orders.send(("prove", number))
-        return self._end.prove(number)
-
 
 @contextmanager
 def opened(max_bytes: int) -> Iterator[Pair]:
@@ -212,8 +197,6 @@ def _other(folder: Path, key: bytes, max_bytes: int, orders: Connection) -> None
     while (order := orders.recv()) is not None:
         if order[0] == "link":
             end.link(order[1])
-        elif order[0] == "prove":
-            end.prove(order[1])
         elif order[0] == "spent":
             began = time.process_time()
             end.take(*order[1:])

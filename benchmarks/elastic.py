@@ -23,9 +23,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from benchmarks.common import RUNS, ratios, run_config
 from benchmarks.fleet_run import Once, finished, first_step_t, require_finished, run_fleet, thaw_later
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, run_config, start
 from planaria.cli.commands.chaos import strike
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
@@ -195,7 +194,7 @@ def judged(record: RunRecord) -> Struck:
         loss=final_loss(record),
         away=back - gone,
         steps=sum(isinstance(f, d.Commit) for t, f in record.history if gone <= t <= back) // len(others(record)),
-        longest=max((seconds for one in alone for seconds in one.for_others.values()), default=0.0),
+        longest=max((seconds for one in alone for seconds in one.waited_for_peers_s.values()), default=0.0),
         places=places(record),
         problems=prove_exactly_once(record),
     )
@@ -465,7 +464,7 @@ def run_arm(given: Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> O
         took=ended - began,
         live=live_seconds(record, began, ended),
         tokens=sum(line.samples for line in sample_ledger(record)) * record.config.model.context,
-        waited=sums.for_others + sums.for_offers,
+        waited=sums.waited_for_peers_s + sums.waited_for_updates_s,
         alone=sums.alone / sums.attended if sums.attended else 0.0,
         still=sum(timing.total or 0.0 for timing in timings),
         idle=idle_seconds(record, ended),

@@ -20,9 +20,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.common import RUNS, run_config
 from benchmarks.fleet_run import VOCAB, bytes_data, finished, require_finished
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, run_config, start
 from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe as recipes
 from planaria.config.schema import RunConfig

@@ -1,4 +1,4 @@
-"""Gossip and the model: perplexity of each exchange, spread between replicas, and growth of their disagreement."""
+"""Exchanges between replicas: perplexity, spread between replicas, and latency of collectives."""
 
 from __future__ import annotations
 
@@ -6,25 +6,112 @@ import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise, product, repeat
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.collectives import ReplicaLinks, tree
-from benchmarks.common import CORES, IMAGES, in_processes, run_config, write
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import CORES, Claim, Flag, Measurement, Result, Row, benchmark, in_processes, run_config, start
 from benchmarks.ladder import engine_for
-from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
-from planaria.exchange.gossip import contraction, largest_gamma, random_groups
-from planaria.exchange.in_process import Replica, exchange_once, replicas
-from planaria.exchange.noloco import NoLoCo
-from planaria.exchange.registry import EXCHANGES
+
+# ---- completion times of collectives and pairwise exchanges, given when each replica is ready
+
+Times = np.ndarray
+"""seconds, [n]"""
+
+
+@dataclass(frozen=True)
+class ReplicaLinks:
+    """Replicas' links, and the random latencies of messages."""
+
+    rate: np.ndarray
+    """[n] bytes per second, each way; infinite if only latency counts"""
+    latency_s: float
+    """median latency of one message"""
+    sigma: float
+    """standard deviation of its logarithm"""
+    draw: np.random.Generator
+
+    def latency(self, count: int | tuple[int, ...]) -> np.ndarray:
+        """Draw latencies in seconds."""
+        return np.asarray(self.latency_s * self.draw.lognormal(0.0, self.sigma, count))
+
+    def message_s(
+        self, source: np.ndarray, target: np.ndarray, bytes: float, trials: tuple[int, ...] = ()
+    ) -> np.ndarray:
+        """Return the seconds of messages between these replicas, pair by pair, [trials…, pairs]."""
+        takes = bytes / np.minimum(self.rate[source], self.rate[target])
+        return np.asarray(self.latency((*trials, len(source))) + takes)
+
+
+def ring(ready: Times, bytes: float, links: ReplicaLinks) -> Times:
+    """Ring all-reduce: 2(n − 1) consecutive messages, each of an n-th of the bytes."""
+    n = len(ready)
+    before = np.arange(-1, n - 1)
+    takes = bytes / n / np.minimum(links.rate[before], links.rate)
+    done, free = ready, np.zeros(n)  # when each can send its next, and when the link to each is free
+    for _ in range(2 * (n - 1)):
+        free = np.maximum(done[before], free) + takes
+        done = np.maximum(done, free + links.latency(n))
+    return done
+
+
+def tree(ready: Times, bytes: float, links: ReplicaLinks) -> Times:
+    """All-reduce along a binomial tree, up and down; each waits for its own half and the other's message.
+
+    ``ready`` may have axes of trials before its last, [trials…, n].
+    """
+    lead, n = ready.shape[:-1], ready.shape[-1]
+    done, spans = ready.copy(), []
+    span = 1
+    while span < n:
+        upper = np.arange(span, n, 2 * span)
+        spans.append(upper)
+        lower = upper - span
+        arrival = done[..., upper] + links.message_s(upper, lower, bytes, lead)
+        done[..., lower] = np.maximum(done[..., lower], arrival)
+        span *= 2
+    for upper in reversed(spans):
+        span //= 2
+        lower = upper - span
+        done[..., upper] = done[..., lower] + links.message_s(lower, upper, bytes, lead)
+    return done
+
+
+def everyone(ready: Times, bytes: float, links: ReplicaLinks) -> Times:
+    """All-to-all, starting with the next replica: n − 1 messages over each link, each way. Robust rules need single
+    updates."""
+    n = len(ready)
+    me = np.arange(n)
+    done, busy = ready.copy(), ready.copy()
+    for k in range(1, n):
+        target = (me + k) % n
+        busy += bytes / np.minimum(links.rate, links.rate[target])
+        done[target] = np.maximum(done[target], busy + links.latency(n))
+    return np.asarray(np.maximum(done, busy))
+
+
+def pairs(ready: Times, bytes: float, links: ReplicaLinks, groups: Sequence[Sequence[int]]) -> Times:
+    """Members of each group exchange their updates; a group of one does not wait."""
+    done = ready.copy()
+    for size in {len(group) for group in groups} - {1}:
+        of = np.array([group for group in groups if len(group) == size])
+        for shift in range(1, size):
+            own, theirs = of.ravel(), np.roll(of, shift, 1).ravel()
+            done[own] = np.maximum(done[own], ready[theirs] + links.message_s(theirs, own, (size - 1) * bytes))
+    return done
+
+
+COLLECTIVES: dict[str, Callable[[Times, float, ReplicaLinks], Times]] = {
+    "ring": ring,
+    "tree": tree,
+    "everyone": everyone,
+}
+
 
 EXCHANGE_QUALITY_NAME = "exchange_quality"
 NOLOCO, NO_PULL, LOCAL, MIXED = "noloco", "noloco, γ near 0", "local", "noloco, mixed routes"
@@ -37,7 +124,6 @@ class Outcome:
     """One arm with one seed: validation losses in nats, and the spread between replicas."""
 
     mean: float
-    consensus: float
     spread: float
 
 
@@ -82,7 +168,7 @@ def train(given: Namespace, arm: str, seed: int) -> Outcome:
     while engine.step < given.steps:
         engine.train_step()
     assert engine.replicas is not None
-    return Outcome(engine.evaluate(), engine.evaluate_consensus(), engine.replicas.spread())
+    return Outcome(engine.evaluate(), engine.replicas.spread())
 
 
 def measure(given: Namespace) -> dict[str, list[Outcome]]:
@@ -91,7 +177,7 @@ def measure(given: Namespace) -> dict[str, list[Outcome]]:
     outcomes = in_processes(given.workers, train, repeat(given), [arm for arm, _ in jobs], [seed for _, seed in jobs])
     for (arm, seed), one in zip(jobs, outcomes, strict=True):
         found[arm].append(one)
-        print(f"seed {seed}, {arm}: {one.mean:.4f}, the one model {one.consensus:.4f}", flush=True)
+        print(f"seed {seed}, {arm}: {one.mean:.4f}", flush=True)
     return found
 
 
@@ -106,15 +192,12 @@ def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
         beside: dict[str, float | int | str] = {
             "noloco": f"{math.exp(fmean(o.mean for o in noloco)):.3f}",
             "perplexity": f"{math.exp(fmean(o.mean for o in outcomes)):.3f}",
-            "of the one model": f"{math.exp(fmean(o.consensus for o in outcomes)):.3f}",
             "spread": f"{fmean(o.spread for o in outcomes):.2e}",
         }
         rows.append(Row(f"noloco ÷ {arm}", ratios, "1", claims.get(arm), beside))
     for other, limit in ((NO_PULL, 0.15), (LOCAL, 0.10)):
         ratios = [n.spread / o.spread for n, o in zip(noloco, found[other], strict=True)]
         rows.append(Row(f"spread: noloco ÷ {other}", ratios, "0", Claim(high=limit)))
-    one = [math.exp(n.consensus - n.mean) for n in noloco]
-    rows.append(Row("noloco: the one model ÷ the mean replica", one, "1", Claim(high=1.0), {}, "worst"))
     return rows
 
 
@@ -134,13 +217,12 @@ def run_exchange_quality(given: Namespace) -> Measurement:
     """Compare exchanges by the perplexity of eight replicas of a small byte model that learn Python.
 
     All arms start alike, read the same samples and take as many steps; the learning rate follows a cosine. The
-    perplexity is the mean over replicas; "the one model" is the mean of their weights. Rounds come every 15 steps, for
+    perplexity is the mean over replicas. Rounds come every 15 steps, for
     DiLoCo also every 30.
 
     Claims, as ratios of mean perplexities: NoLoCo over DiLoCo at most 1.03, over half the rounds at most 1.01, over no
     exchange at most 0.97; without the pull to the group's mean (γ near 0) at least 1.03 of NoLoCo. NoLoCo's spread
-    between replicas is at most 0.15 of that without the pull, and 0.10 of that without exchange. The one model is no
-    worse than the mean replica.
+    between replicas is at most 0.15 of that without the pull, and 0.10 of that without exchange.
     """
     prepared(given)
     return Result(rows_of(measure(given)), ["measured: ratios of validation perplexities; medians"])
@@ -197,7 +279,7 @@ def run_exchange_spread(given: Namespace) -> Measurement:
     """Measure the spread between replicas by learning rate, for NoLoCo with AdamW on a small byte model.
 
     arXiv 2506.10911 proves for SGD on a quadratic that the variance between replicas is proportional to the squared
-    learning rate (`exchange law` measures that). Here a language model learns with AdamW at a constant rate after the
+    learning rate. Here a language model learns with AdamW at a constant rate after the
     warm-up; the spread is taken after each round of the last quarter.
 
     Claim: the slope of log spread over log learning rate is 0.6 to 1.1.
@@ -207,165 +289,11 @@ def run_exchange_spread(given: Namespace) -> Measurement:
     return Result(exchange_spread_rows_of(exchange_spread_measure(given)), notes)
 
 
-WIDTH, HEIGHT = 800, 400
-LEFT, RIGHT, TOP, BOTTOM = 64, 566, 48, 340
-INK, RULE = "#7d8896", "#8b95a1"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line: a value for each count, and what stands beside its end."""
-
-    name: str
-    values: Sequence[float]
-    colour: str
-    dashes: str = ""  # as SVG's ``stroke-dasharray``
-
-
-def svg(title: str, what: str, x: str, y: str, counts: Sequence[int], lines: Sequence[Line]) -> str:
-    """The figure; ``what`` tells those who cannot see it what it shows. Counts are spaced by their logarithm."""
-    top = 5.0 * math.ceil(max(value for line in lines for value in line.values) / 5.0)
-    low, high = math.log(counts[0]), math.log(counts[-1])
-
-    def across(count: int) -> float:
-        return LEFT + (RIGHT - LEFT) * (math.log(count) - low) / (high - low)
-
-    def up(value: float) -> float:
-        return BOTTOM - (BOTTOM - TOP) * value / top
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-labelledby="title what" font-family="system-ui, -apple-system, \'Segoe UI\', Roboto, sans-serif" '
-        f'font-size="14" fill="{INK}">',
-        f'<title id="title">{escape(title)}</title>',
-        f'<desc id="what">{escape(what)}</desc>',
-        _text(LEFT, 26, title, "start", ' font-size="16"'),
-        _text((LEFT + RIGHT) / 2, HEIGHT - 12, x),
-        f'<text transform="translate(18 {(TOP + BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle">{escape(y)}</text>',
-    ]
-    for value in range(0, int(top) + 1, 5):
-        parts.append(f'<path d="M{LEFT},{up(value):.1f} H{RIGHT}" stroke="{RULE}" stroke-opacity="0.3"/>')
-        parts.append(_text(LEFT - 8, up(value) + 5, str(value), "end"))
-    parts += [_text(across(count), BOTTOM + 22, f"{count:,}") for count in counts]
-    ends = _apart([up(line.values[-1]) for line in lines])
-    for line, end in zip(lines, ends, strict=True):
-        points = [(across(count), up(value)) for count, value in zip(counts, line.values, strict=True)]
-        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
-        dashes = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="2.5"{dashes}/>')
-        parts.append(_text(RIGHT + 10, end + 5, line.name, "start", f' fill="{line.colour}"'))
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
-
-
-def _apart(heights: Sequence[float], gap: float = 17.0) -> list[float]:
-    """Heights for labels, in the same order: as near to these as can be reached by pushing upwards, and legible."""
-    placed: dict[int, float] = {}
-    above = math.inf
-    for index in sorted(range(len(heights)), key=lambda i: -heights[i]):
-        above = placed[index] = min(heights[index], above - gap)
-    return [placed[index] for index in range(len(heights))]
-
-
 LAW_NAME = "exchange_law"
-MEMBERS = 64
-EXCHANGE_LAW_WIDTH = 64  # numbers in the one parameter of each replica
-MOMENTA = (0.3, 0.5, 0.9)
-RATES = (0.00025, 0.0005, 0.001, 0.002)  # learning rates of the inner SGD, whose curvature is 1
 SPREADS = (0.1, 0.5, 1.0)  # variances of the logarithm of a message's time
-COLOURS = ("#3f7fb5", "#2f9a6c", "#e29a3d")
 COUNTS = (16, 64, 256, 1024)  # replicas that an all-reduce is simulated for
 Collective = Callable[[np.random.Generator, int, float, int], np.ndarray]
 """(times, members, sigma, trials) → until all know the sum, [trials]"""
-
-
-def disagreement(of: dict[int, Replica]) -> float:
-    """Variance between replicas, mean over numbers."""
-    return torch.stack([replica.outer["slow"]["w"] for replica in of.values()]).var(0).mean().item()
-
-
-def moments(made: NoLoCo, members: int) -> np.ndarray:
-    """The exact recursion in E|d|², E⟨d, δ⟩, E|δ|² of δ ← αδ − γPd, d ← d + δ without noise, [3, 3]."""
-    c, alpha, gamma = contraction(members, made.group), made.alpha, made.gamma
-    delta = np.array([c * gamma**2, -2 * alpha * gamma * c, alpha**2])
-    cross = np.array([-gamma * c, alpha, 0.0])
-    return np.stack([np.array([1.0, 0.0, 0.0]) + 2 * cross + delta, cross + delta, delta])
-
-
-def growth(made: NoLoCo, seed: int, rounds: int) -> float:
-    """By what the disagreement of replicas without any training grows in a round, after a first fifth of the rounds."""
-    of = replicas(made, {"w": torch.zeros(EXCHANGE_LAW_WIDTH)}, MEMBERS)
-    for member, replica in of.items():
-        generator = torch.Generator().manual_seed(1000 * seed + member)
-        replica.fast = {"w": torch.randn(EXCHANGE_LAW_WIDTH, generator=generator)}
-        replica.outer = made.start(replica.fast)
-    seen = [disagreement(of)]
-    for round in range(rounds):
-        exchange_once(made, of, round, seed)
-        seen.append(disagreement(of))
-    first = rounds // 5
-    return float((seen[-1] / seen[first]) ** (1.0 / (rounds - first)))
-
-
-def stability_rows(given: Namespace) -> list[Row]:
-    """Growth at 0.85 and 1.15 of the bound, and a recipe that is refused."""
-    rows = []
-    for alpha in MOMENTA:
-        bound = largest_gamma(alpha, contraction(MEMBERS, 2))
-        for share, claim in ((0.85, Claim(high=0.9999)), (1.15, Claim(low=1.0001))):
-            made = NoLoCo.model_construct(alpha=alpha, beta=0.0, gamma=share * bound)
-            exact = np.abs(np.linalg.eigvals(moments(made, MEMBERS))).max()
-            measured = [growth(made, seed, given.rounds) for seed in range(given.seeds)]
-            what = f"growth a round, alpha {alpha:g}, gamma {share:g} of the bound"
-            rows.append(Row(what, measured, f"{exact:.3f}: exact", claim, {"gamma": f"{made.gamma:.3f}"}))
-    refused = 0
-    try:
-        EXCHANGES.make("noloco", {"alpha": 0.9, "gamma": 0.7})
-    except UserError:
-        refused = 1
-    what = "a recipe of alpha 0.9, gamma 0.7 is refused"
-    rows.append(Row(what, [refused], "1: yes", Claim(low=1.0), {"gamma": "0.7"}))
-    return rows
-
-
-def stationary(made: NoLoCo, members: int, rate: float, inner: int, seed: int, rounds: int) -> float:
-    """Variance between replicas that take SGD steps on ½x² with unit gradient noise, mean over the later rounds."""
-    of = replicas(made, {"w": torch.zeros(EXCHANGE_LAW_WIDTH)}, members)
-    generator = torch.Generator().manual_seed(seed)
-    seen = []
-    for round in range(rounds):
-        for replica in of.values():
-            for _ in range(inner):
-                gradient = replica.fast["w"] + torch.randn(EXCHANGE_LAW_WIDTH, generator=generator)
-                replica.fast["w"] = replica.fast["w"] - rate * gradient
-        exchange_once(made, of, round, seed)
-        seen.append(disagreement(of))
-    return sum(seen[rounds // 3 :]) / len(seen[rounds // 3 :])
-
-
-def noise_factor(made: NoLoCo, members: int) -> float:
-    """Stationary variance between replicas for drifts of variance 1 and no curvature: the recursion's fixed point."""
-    noise = made.beta**2 * (1 / made.group - 1 / members) * members / (members - 1)
-    return float(np.linalg.solve(np.eye(3) - moments(made, members), np.full(3, noise))[0])
-
-
-def variance_rows(given: Namespace) -> list[Row]:
-    """The slope over four learning rates, and the variance itself at the smallest."""
-    made, members, inner = NoLoCo(), 16, 10
-    slopes, factors = [], []
-    for seed in range(given.seeds):
-        found = [stationary(made, members, rate, inner, seed, given.rounds) for rate in RATES]
-        slopes.append(slope(RATES, found))
-        factors.append(found[0] / (inner * RATES[0] ** 2))
-    exact = noise_factor(made, members)
-    limit = f"{exact:.3f}: exact without curvature"
-    return [
-        Row("log variance over log learning rate, slope", slopes, "2: drifts go with the rate", Claim(1.9, 2.1)),
-        Row("variance between replicas / variance of a drift", factors, limit, Claim(0.9 * exact, 1.1 * exact)),
-    ]
 
 
 def along_a_tree(times: np.random.Generator, members: int, sigma: float, trials: int) -> np.ndarray:
@@ -407,13 +335,13 @@ def doubling(times: np.random.Generator, members: int, sigma: float, trials: int
     return np.asarray(done.max(1))
 
 
-COLLECTIVES: dict[str, Collective] = {"tree": along_a_tree, "recursive doubling": doubling}
+DRAWN_LATENCIES: dict[str, Collective] = {"tree": along_a_tree, "recursive doubling": doubling}
 
 
 def latencies(given: Namespace) -> dict[tuple[str, float, int], list[float]]:
     """(collective, variance, members) → how many times as long as a pair's meeting it takes, by seed."""
     found = {}
-    for (name, collective), spread, members in product(COLLECTIVES.items(), SPREADS, COUNTS):
+    for (name, collective), spread, members in product(DRAWN_LATENCIES.items(), SPREADS, COUNTS):
         sigma = math.sqrt(spread)
         found[name, spread, members] = [
             float(collective(np.random.default_rng(seed), members, sigma, given.trials).mean()) / pair_mean_s(sigma)
@@ -443,79 +371,18 @@ def latency_rows(given: Namespace, found: dict[tuple[str, float, int], list[floa
     return rows
 
 
-def latency_figure(found: dict[tuple[str, float, int], list[float]]) -> str:
-    """Medians over the seeds, as SVG."""
-    lines = []
-    for name, (spread, colour) in product(COLLECTIVES, zip(SPREADS, COLOURS, strict=True)):
-        values = [median(found[name, spread, members]) for members in COUNTS]
-        lines.append(Line(f"{name}, σ² = {spread:g}", values, colour, "" if name == "tree" else "7 4"))
-    lines.append(Line("log₂ N", [math.log2(members) for members in COUNTS], RULE, "2 4"))
-    return svg(
-        "All-reduce over a pair's meeting, log-normal message times",
-        "How many times as long as a meeting of two an all-reduce of N replicas takes, by a tree and by recursive "
-        "doubling, for three spreads of message times. All lie above log2 N, and the further the wider the spread.",
-        "replicas N",
-        "times as long as a pair",
-        COUNTS,
-        lines,
-    )
-
-
-def barrier(members: int, inner: int, straggle: float, seed: int, rounds: int) -> float:
-    """Time of all over time of pairs when each round waits: inner steps log-normal (1, ½), messages at once."""
-    drawn = np.random.default_rng(seed)
-    together, pairs = 0.0, np.zeros(members)
-    for round in range(rounds):
-        took = drawn.lognormal(1.0, math.sqrt(0.5), (members, inner)).sum(1)
-        took *= np.where(drawn.random(members) < straggle, 5.0, 1.0)
-        together += took.max()
-        pairs += took
-        for group in random_groups(round, range(members), 2, seed):
-            pairs[list(group)] = pairs[list(group)].max()
-    return float(together / pairs.max())
-
-
-def barrier_rows(given: Namespace) -> list[Row]:
-    """Steady replicas, and some that take five times as long in a twentieth of the rounds."""
-    settings: Sequence[tuple[int, int, float, Claim | None]] = (
-        (8, 100, 0.0, None), (64, 100, 0.0, None), (64, 1, 0.0, None),
-        (8, 100, 0.05, Claim(low=1.1)), (64, 100, 0.05, Claim(low=1.1)),
-    )  # fmt: skip
-    rows = []
-    for members, inner, straggle, claim in settings:
-        times = [barrier(members, inner, straggle, seed, given.barriers) for seed in range(given.seeds)]
-        what = f"wait for all / for one: N {members}, {inner} steps, {straggle:.0%} are 5 times slower"
-        rows.append(Row(what, times, "1: no member waits", claim))
-    return rows
-
-
 @benchmark(
     LAW_NAME,
     seeds=Flag(3, "repeats of every measurement"),
-    rounds=Flag(150, "of gossip, in each simulation of replicas"),
     trials=Flag(2000, "trees drawn for each mean"),
-    barriers=Flag(500, "rounds of waiting"),
 )
 def run_law(given: Namespace) -> Measurement:
-    """Simulate the laws of gossip between replicas with the functions that training uses (docs/systems.md).
+    """Simulate the latency of collectives over N replicas with log-normal message times.
 
-    Stability: disagreement shrinks below the bound on gamma and grows above it; a recipe beyond it is refused.
-    Variance: with SGD on a noisy quadratic, the variance between replicas is proportional to the squared learning rate.
-    Latency: a tree over N replicas with log-normal message times takes its exact mean, relative to a pair's exchange,
-    within 2 %; recursive doubling is shown. Waiting for all costs more than for one. ``--save`` also draws
-    docs/images/exchange_law.svg.
+    Claim: a tree takes its exact mean, relative to a pair's exchange, within 2 %. Recursive doubling is shown.
     """
     torch.set_num_threads(1)
-    found = latencies(given)
-    rows = [*stability_rows(given), *variance_rows(given), *latency_rows(given, found), *barrier_rows(given)]
-    if given.save:
-        write(IMAGES / f"{LAW_NAME}.svg", latency_figure(found))
-    notes = [
-        f"stability: {MEMBERS} replicas in pairs, {EXCHANGE_LAW_WIDTH} numbers each, no training; bound: equation (3)",
-        "variance: 16 replicas, 10 SGD steps a round on ½x² with unit noise; alpha 0.5, beta = gamma = 0.7;",
-        f"  rates {RATES[0]:g} … {RATES[-1]:g}, small against 1 / curvature / steps (beyond, the slope falls below 2)",
-    ]
-    return Result(rows, notes)
+    return latency_rows(given, latencies(given))
 
 
 if __name__ == "__main__":

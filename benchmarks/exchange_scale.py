@@ -15,15 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.collectives import COLLECTIVES, ReplicaLinks, everyone, pairs
-from benchmarks.common import ratios, run_config, saved
+from benchmarks.exchange import COLLECTIVES, ReplicaLinks, everyone, pairs
+from benchmarks.exchange_in_process import Replica, exchanged, settle
 from benchmarks.fleet_run import VOCAB, bytes_data, finished
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, ratios, run_config, saved, start
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.exchange.base import Exchange, Update
 from planaria.exchange.gossip import random_groups
-from planaria.exchange.in_process import Replica, exchanged, settle
 from planaria.exchange.registry import EXCHANGES, exchange
 from planaria.runtime.worker.sleeping_runner import slowdown_factor
 
@@ -102,7 +101,7 @@ class Method:
     """A method of agreement: exchange, options, and the collective of its messages."""
 
     name: str
-    carrier: str  # a collective of :mod:`benchmarks.collectives`, or ``pairs``
+    carrier: str  # a collective of :mod:`benchmarks.exchange`, or ``pairs``
     options: Mapping[str, Any] = field(default_factory=dict)
     kind: str = ""  # of the exchange; empty: none
 
@@ -332,7 +331,7 @@ def over_rows(rows: Sequence[Row], given: Namespace, place: Place) -> Iterator[R
 def growth_rows(given: Namespace) -> Iterator[Row]:
     """Time of a round of 4,096 replicas over one of 64, with equal links."""
     place = replace(PLACES[0], step_sigma=0.0, rate_sigma=0.0)
-    for carrier, claim in (("pairs", Claim(high=1.5)), ("tree", Claim(low=1.5)), ("ring", None), ("star", None)):
+    for carrier, claim in (("pairs", Claim(high=1.5)), ("tree", Claim(low=1.5))):
         method = Method(carrier, carrier, {"every": 1})
         found = {n: [clock(place, method, n, 4, seed) for seed in range(given.seeds)] for n in (64, 4096)}
         yield Row(f"a round of 4,096 over one of 64, {carrier}", ratios(found[4096], found[64]), "1", claim)
@@ -377,7 +376,7 @@ def run_exchange_scale(given: Namespace) -> Measurement:
 
     Steps: replicas learn handwritten digits with planaria's exchanges; options are searched by time to the target, on a
     separate seed with 64 replicas, per location. Seconds: log-normal steps, links and latencies, collectives (ring,
-    tree, star, pairs), and delays passed on between rounds; shown as computing, waiting and messages. Claims: the clock
+    tree, pairs), and delays passed on between rounds; shown as computing, waiting and messages. Claims: the clock
     predicts the rounds of `stragglers` from the same draws; a round in pairs does not grow with the replicas, one of
     all does. Needs the extra experts (scikit-learn's digits).
     """

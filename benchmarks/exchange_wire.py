@@ -6,8 +6,8 @@ sent while a replica waits (here swapped at once instead of gathered). The other
 weights during the inner steps and then the drifts, in 32 bits or fewer. All arms see the same random drifts.
 
 Claims, by the kernel's count: one tensor takes 0.50 ± 0.02 of the bytes of two and ends with the same weights to 1e-5;
-with slow weights sent ahead, a replica waits for at most 0.27 (8 bits) and 0.14 (4 bits) of the bytes of two in bf16;
-an exchange's stated ``cost`` is exact to 1 %. Times have no claim.
+with slow weights sent ahead, a replica waits for at most 0.27 (8 bits) and 0.14 (4 bits) of the bytes of two in bf16.
+Times have no claim.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.exchange_in_process import Replica, replicas
 from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
@@ -36,7 +37,6 @@ from planaria.exchange import weight_message
 from planaria.exchange.aggregate import equal_weights, mean
 from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.diloco import pseudo_gradient
-from planaria.exchange.in_process import Replica, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.models.families import build_stage
 from planaria.runtime.transport.edge import Edge, EdgeOpened, EdgeSpec, FrameArrived
@@ -44,7 +44,7 @@ from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
-from planaria.runtime.transport.wire import HEADER_BYTES, FrameContent, UpdatePart
+from planaria.runtime.transport.wire import FrameContent, UpdatePart
 
 TIMEOUT_S = 60.0
 
@@ -312,24 +312,6 @@ def byte_rows(rounds: Mapping[str, list[OpenRound]], weights: int) -> list[Row]:
     return rows
 
 
-def count_rows(rounds: Mapping[str, list[OpenRound]], shapes: Mapping[str, torch.Size]) -> list[Row]:
-    """The kernel's count over the edges' count and over the stated costs."""
-    meetings = [meeting for arm in ARMS for meeting in rounds[arm]]
-    framed = [m.sent / m.payload for m in meetings]
-    headers = [(m.sent - m.payload) / (4 if m.prefetched else 2) for m in meetings]
-    stated = []
-    for arm, made in ARMS.items():
-        if not isinstance(made, TwoTensors):
-            cost = made.cost(shapes, 2)
-            stated += [m.sent / (2 * cost.total) for m in rounds[arm]]
-            stated += [m.blocking / (2 * cost.critical) for m in rounds[arm]]
-    return [
-        Row("the kernel's count / the edges'", framed, "1: payload alone"),
-        Row("bytes a frame beside its payload", headers, f"{HEADER_BYTES}: planaria's header"),
-        Row("the kernel's count / what exchanges state", stated, "1", Claim(0.99, 1.01)),
-    ]
-
-
 def weight_rows(apart: Mapping[str, list[float]]) -> list[Row]:
     rows = []
     for arm in (arm for arm in ARMS if arm != FULL):
@@ -368,15 +350,13 @@ def main(given: Namespace) -> Measurement:
         raise UserError("bytes are counted by Linux' TCP_INFO, which is not here; run this benchmark on Linux")
     with opened(given) as pair:
         found, apart = measure(given, pair)
-        shapes = pair.member.shapes
-    weights = sum(shape.numel() for shape in shapes.values())
+        weights = sum(shape.numel() for shape in pair.member.shapes.values())
     rounds = {arm: [meeting for link in found.values() for meeting in link[arm]] for arm in ARMS}
-    rows = [*byte_rows(rounds, weights), *count_rows(rounds, shapes), *weight_rows(apart), *time_rows(found)]
+    rows = [*byte_rows(rounds, weights), *weight_rows(apart), *time_rows(found)]
     notes = [
         f"{weights / 1e6:.2f} million weights a stage; bytes a weight: what one member sends, payload alone",
         "wait: from the last inner step to new weights, of the member that took longer; computing: making and reading "
         "messages, part of it",
-        "what is beside payload above the median was sent twice by TCP; weights: the largest, of norms, are near 1",
         "φ ahead: minimum ms of inner steps for which no member waits for it",
     ]
     return Result(rows, notes)

@@ -15,18 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import DATA, RUNS, gaps, ratios
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import DATA, RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, gaps, ratios, start
 from planaria.config import recipe, shipped
 from planaria.lab.commands.experts import RESULTS
 from planaria.lab.experts import manifest
-from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED, ArmCost
+from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED
 from planaria.lab.experts.experts_results import ArmResult, FittedWeights, Results, SeedResult
-from planaria.lab.experts.experts_spec import MixtureSpec, load
-from planaria.lab.experts.lineage import numbered_name
-from planaria.lab.experts.log_probabilities import DomainTexts
-from planaria.lab.experts.minimax_weights import Array, MinimaxProblem, MinimaxWeights, Solver, problem, worst_domain
-from planaria.lab.experts.scoring import arm_result, fit_weights
+from planaria.lab.experts.minimax_weights import MinimaxProblem, MinimaxWeights, Solver, problem, worst_domain
+from planaria.lab.experts.scoring import fit_weights
 
 EXPERTS_NAME = "experts"
 RECIPE = shipped.find("hdee")
@@ -66,16 +62,15 @@ def run_experts(given: Namespace) -> Measurement:
     "answer"), tinyshakespeare.txt. Code is Python's library. A dialogue, a country, a paper of the Federalist, a
     lecture and a file of code are a document each.
     """
-    name, found = run(given)
-    rows = [*budget(found), *ensembles(found), *generalists(found)]
+    found = run(given)
+    rows = [*ensembles(found), *generalists(found)]
     if not given.even:
-        rows += [*unequal(found), *luck(found), *allotted(found)]
-        rows += [*beliefs(name, found), *fewer(found), *one_lost(found)]
+        rows += [*unequal(found), *allotted(found), *one_lost(found)]
     return Result(rows, [], EXPERTS_NAME if given.texts == "data" else f"{EXPERTS_NAME}_{given.texts}")
 
 
-def run(given: Namespace) -> tuple[str, Results]:
-    """Run what is left of the recipe; return its name and results. Each seed is a separate run."""
+def run(given: Namespace) -> Results:
+    """Run what is left of the recipe; return its results. Each seed is a separate run."""
     import tomli_w
 
     from planaria.lab.commands.experts import start
@@ -90,7 +85,7 @@ def run(given: Namespace) -> tuple[str, Results]:
         found.append(Results.model_validate_json((RUNS / own / RESULTS).read_text()))
         if lost := [f"{name} of seed {run.seed}" for run in found[-1].runs for name in run.lost]:
             raise SystemExit(f"{', '.join(lost)} could not be trained; run this again to take that up")
-    return name, found[0].model_copy(update={"runs": [run for one in found for run in one.runs]})
+    return found[0].model_copy(update={"runs": [run for one in found for run in one.runs]})
 
 
 def asked(given: Namespace, seed: int) -> dict[str, Any]:
@@ -124,13 +119,6 @@ def row(what: str, values: list[float], claim: Claim | None = None) -> Row:
     return Row(what, values, "", claim)
 
 
-def budget(found: Results) -> Iterator[Row]:
-    """H1: the arms' costs, with and without embeddings."""
-    for what in ("flops", "parameter_tokens", "inner_parameter_tokens"):
-        bills = [[getattr(arm, what) for arm in run.arms.values()] for run in found.runs]
-        yield row(f"dearest over cheapest arm, {what}", [max(b) / min(b) for b in bills], Claim(high=1.01))
-
-
 def ensembles(found: Results) -> Iterator[Row]:
     """H2, H3: equal experts, alone and as an ensemble."""
     runs = [(run, run.arms[SYNCHRONISED]) for run in found.runs]
@@ -161,18 +149,6 @@ def generalists(found: Results) -> Iterator[Row]:
             yield row(f"{arm} over {rival}: geometric mean, trained", found.overall(arm, rival, found.trained))
             yield row(f"{arm} over {rival}: geometric mean, all", found.overall(arm, rival), Claim(high=1.0))
             yield row(f"{arm} over {rival}: compute of a token", [found.times(arm, rival)])
-
-
-def luck(found: Results) -> Iterator[Row]:
-    """The effect of the parent: one value per parent, over its seed's mean."""
-    for arm in found.arms[1:]:
-        if ", by " not in arm:
-            yield row(f"{arm} over equal experts: by parent, over the seed's mean", found.luck(arm))
-    for size in found.runs[0].parents:
-        seeds = found.branched(size)
-        means = [math.exp(fmean(map(math.log, values))) for values in seeds]
-        apart = [value / mean for values, mean in zip(seeds, means, strict=True) for value in values]
-        yield row(f"parents of size {size}: perplexity, over the seed's mean", apart)
 
 
 def unequal(found: Results) -> Iterator[Row]:
@@ -208,38 +184,6 @@ def allotted(found: Results) -> Iterator[Row]:
             yield row(f"{ours}: over equal experts, all", found.overall(ours))
 
 
-def beliefs(name: str, found: Results) -> Iterator[Row]:
-    """The even arm with other priors, with all experts and with one after the prefix."""
-    priors = {"cached": MixtureSpec(prior="cached"), "cached, old times 0.3": MixtureSpec(prior="cached", decay=0.7)}
-    for prior, mixture in (priors | {"clusters": MixtureSpec(prior="clusters")}).items():
-        over = {"all": list[float](), "top-1": list[float]()}
-        for seed in found.seeds:
-            spec, base = load(RUNS / f"{name}-{seed}.toml", {"out": str(RUNS)})
-            other = spec.model_copy(update={"mixture": mixture})
-            texts, own = DomainTexts(RUNS / f"{name}-{seed}", other, base), RUNS / f"{name}-{seed}/seed-{seed}/experts"
-            for run in found.of(seed):
-                arm = run.arms[SYNCHRONISED]
-                readings = {
-                    job.name: texts.read(own / numbered_name(job.name, run.line) / "model") for job in arm.experts
-                }
-                spent = ArmCost("", arm.flops, arm.parameter_tokens, arm.inner_parameter_tokens, arm.token_flops)
-                again = arm_result(arm.experts, spent, readings, other, texts.places)
-                pairs = {"all": (again.scores, arm.scores), "top-1": (again.fewer["top-1"], arm.fewer["top-1"])}
-                for k, (mine, theirs) in pairs.items():
-                    over[k].append(math.exp(fmean(mine[d].loss - theirs[d].loss for d in found.domains)))
-        for k, values in over.items():
-            yield row(f"{prior} prior over uniform, {k} speaking", values)
-
-
-def fewer(found: Results) -> Iterator[Row]:
-    """Cost and savings of only the strongest experts after the prefix."""
-    arms = [run.arms[SYNCHRONISED] for run in found.runs]
-    for k in arms[0].fewer:
-        worse = [math.exp(fmean(a.fewer[k][d].loss - a.scores[d].loss for d in found.domains)) for a in arms]
-        yield row(f"{k}: perplexity over all speaking", worse)
-        yield row(f"{k}: forward passes a token", [arm.passes[k] for arm in arms])
-
-
 def one_lost(found: Results) -> Iterator[Row]:
     """H5: the worst change on another trained domain when each expert is lost in turn."""
     worst = []
@@ -269,7 +213,6 @@ def _by_tier(found: Results, arm: str, tier: int) -> list[float]:
 EXPERTS, DOMAINS, FLOOR, RESIDUAL = 6, 4, 0.01, 3e-3
 FIRST = (4, 8, 32, 128)  # tokens of a text
 TRAINED = [RUNS / f"experts-data-0.5-3-1-all-{seed}" for seed in (1, 2, 3)]
-NEAR = 1e-4  # nats from the best plain mixture
 
 
 @benchmark(
@@ -286,7 +229,6 @@ def run_worst_domain(given: Namespace) -> Measurement:
     probe``), fitted on held-out texts and shown on test texts, also of untrained domains.
     """
     rows, notes = list(solvers(given.rows, given.seeds)), list[str]()
-    rows += plain_mixtures(given.seeds)
     runs = [run for run in given.runs if (run / "experts.json").is_file()]
     notes += [
         f"{run.name}: no ensemble there, so it is not among those measured" for run in given.runs if run not in runs
@@ -344,39 +286,6 @@ def _over_rivals(given: MinimaxProblem, found: MinimaxWeights) -> float:
     """Return the worst domain's loss minus the least that simple weights reach there."""
     rivals = [np.full(EXPERTS, 1 / EXPERTS), *np.eye(EXPERTS)]
     return found.proof.value - min(float(given.losses(v).max()) for v in rivals)
-
-
-def plain_mixtures(seeds: list[int]) -> Iterator[Row]:
-    """One domain: expectation maximisation against both solvers, in passes to ``NEAR``."""
-    problems = [made(4096, 1, seed) for seed in seeds]
-    passes: dict[str, list[float]] = {"expectation and maximisation": [], "extragradient": [], "halpern": []}
-    for given in problems:
-        steps, best = _climbed(given)
-        passes["expectation and maximisation"].append(float(steps))
-        for solver in ("extragradient", "halpern"):
-            passes[solver].append(_passes_to(given, solver, best + NEAR))
-    for who, values in passes.items():
-        yield Row(f"plain mixture: {who}, passes to {NEAR:g} nats", values, "", None, {"rows": 4096})
-
-
-def _climbed(given: MinimaxProblem) -> tuple[int, float]:
-    """Return the steps until the loss is within ``NEAR`` of that after 5,000, and that loss."""
-    v: Array = given.middle()[: given.experts]
-    losses = []
-    for _ in range(5000):
-        inner = given.rows @ v
-        losses.append(float(given.losses(v)[0]))
-        v = v * ((1 / inner) @ given.rows) / len(inner)
-    return next(step for step, loss in enumerate(losses, 1) if loss <= losses[-1] + NEAR), losses[-1]
-
-
-def _passes_to(given: MinimaxProblem, solver: Solver, loss: float) -> float:
-    """Return the passes with the largest tolerance whose weights reach ``loss``."""
-    for halves in range(14):
-        found = worst_domain(given, 0.1 / 2**halves, solver=solver)
-        if found.proof.value <= loss:
-            return found.evaluations / found.rows
-    return float("inf")
 
 
 def experts(runs: list[Path]) -> Iterator[Row]:

@@ -14,7 +14,7 @@ place, equal for all systems; coordinators (planaria's controller, torch's agent
 
 The time to the next step is from a kill to the first new update that began after it. Claims: planaria's is at most 1/5
 of torchft's, tuned or not, and planaria loses no sample. Throughput, memory and idle processes are shown. Trainers:
-field_peer.py (torchrun), field_group.py, field_torchft.py. torchft has its own environment and is never imported here;
+field_peer.py (torchrun and torchft) and group.py. torchft has its own environment and is never imported here;
 it is a nightly build, because DistributedDataParallel of 0.2.0 takes all replicas down with one. To create it:
 
     python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft-nightly safetensors
@@ -33,7 +33,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.common import ROOT, RUNS, ratios
 from benchmarks.field_runs import NAME, Ran, folder_of, ran
 from benchmarks.field_systems import (
     GroupMembers,
@@ -53,7 +52,7 @@ from benchmarks.field_systems import (
     versions,
     whole_lines,
 )
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, parser, start
+from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, parser, ratios, start
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.signals import interrupted
 from planaria.config.schema import RunConfig

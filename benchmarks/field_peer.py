@@ -1,10 +1,15 @@
-"""The peer systems' side of ``benchmarks.field``: model, batch and trainer, and the program of the arm torchrun.
+"""The peer systems' side of ``benchmarks.field``: model, batch and trainer, and the programs of torchrun and torchft.
 
 Imports only torch and safetensors, because it runs in the peer's own environment. The model is LLaMA as planaria trains
 it, in plain PyTorch and with Hugging Face's names, so that one file of weights gives the same first losses.
 
 torchrun: DistributedDataParallel over gloo, restarted from the newest checkpoint. Rank 0 writes weights and moments
 atomically every few updates. When a rank dies, torch's elastic agent stops the others and restarts all ranks.
+
+torchft: loop and time limits follow its example (train_ddp.py): a quorum per update, which is applied if all agree to
+commit; a returning replica gets the state of another. As documented, its DistributedDataParallel averages gradients,
+and each replica reads the samples of its own number, which are skipped while it is away. Tuned: its manager averages
+one flat tensor, and samples follow the batches committed so far, by rank among the participants.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ import json
 import os
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +28,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from torchft import Manager
 
 
 @dataclass(frozen=True)
@@ -210,3 +219,81 @@ def save(trainer: Trainer, step: int) -> None:
     torch.save(state, unfinished)
     os.replace(unfinished, file)  # noqa: PTH105
     trainer.say(saved=time.monotonic() - began)
+
+
+# ---- torchft: one replica, a process that torchrun restarts when it dies
+
+HEARTBEATS_S = 0.5  # time within which every live replica has reported to the lighthouse
+
+
+def torchft(path: str) -> None:
+    from torchft import Manager, ProcessGroupGloo, ddp
+
+    job, place = job_of(path), int(os.environ["REPLICA_GROUP_ID"])
+    trainer = Trainer(job, place)
+    share = job.batch // job.ranks
+
+    def state() -> dict[str, Any]:
+        return {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
+
+    def load(given: dict[str, Any]) -> None:
+        trainer.model.load_state_dict(given["model"])
+        trainer.optimizer.load_state_dict(given["optimizer"])
+
+    # Without limits both wait 60 s, also for neighbours that gave up sooner.
+    averages, others = (timedelta(seconds=limit) for limit in job.limits)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=averages),
+        timeout=others,
+        load_state_dict=load,
+        state_dict=state,
+        min_replica_size=1,
+        replica_id=f"field_{place}",
+        init_sync=False,  # all start with the same weights
+    )
+    module = trainer.model if job.tuned else ddp.DistributedDataParallel(manager, trainer.model)
+    meet(Path(job.folder), place, job.ranks)
+    while True:
+        began = time.monotonic()
+        manager.start_quorum()
+        trainer.optimizer.zero_grad()
+        loss = module(trainer.windows(first_of(job, manager, place, share), share))
+        loss.backward()
+        if job.tuned:
+            average(manager, trainer.model)
+        trainer.clip()
+        if manager.should_commit():
+            trainer.optimizer.step()
+            step, taking_part = manager.current_step() - 1, manager.num_participants()
+            upto = manager.batches_committed() * share if job.tuned else (step + 1) * job.batch
+            own = {"loss": loss.item()} if manager.is_participating() else {}
+            trainer.say(began=began, step=step, used=taking_part * share, upto=upto, **own)
+        else:
+            trainer.say(dropped=manager.current_step())
+
+
+def average(manager: Manager, model: nn.Module) -> None:
+    """Average all gradients over the participants as one tensor; after an error nothing is committed."""
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([grad.flatten() for grad in grads])
+    manager.allreduce(flat).wait()
+    for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(mean.view_as(grad))
+
+
+def meet(folder: Path, place: int, ranks: int) -> None:
+    """At the first start, wait until all replicas have reported to the lighthouse."""
+    ready = folder / f"ready-{place}"
+    if ready.exists():
+        return
+    ready.touch()
+    while len(list(folder.glob("ready-*"))) < ranks:
+        time.sleep(0.05)
+    time.sleep(HEARTBEATS_S)
+
+
+def first_of(job: Job, manager: Manager, place: int, share: int) -> int:
+    """Return the first sample of this replica's share; the results of a non-participant are ignored."""
+    if not job.tuned:
+        return manager.current_step() * job.batch + place * share
+    return (manager.batches_committed() + (manager.participating_rank() or 0)) * share

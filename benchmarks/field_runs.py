@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import RUNS
 from benchmarks.field_systems import Strike, System, Update, alive, next_steps, updates_of
+from benchmarks.harness import RUNS
 from benchmarks.trl import bury, children
 from planaria.common.errors import RunStopped
 from planaria.control.state_file import start_ticks

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from benchmarks.common import ROOT
+from benchmarks.harness import ROOT
 
 if TYPE_CHECKING:
     from benchmarks.field_peer import Job
@@ -167,7 +167,7 @@ def strikes(seed: int, kills: int, every: float) -> list[Strike]:
 RESTARTS = 10_000  # limit of torch's elastic agent, never reached
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """restarted ranks would find the addresses of dead ones (pytorch issue 135712)"""
-ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from benchmarks.{} import main; main(sys.argv[2])"
+ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from benchmarks.{}; main(sys.argv[2])"
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,10 @@ class Peer(System):
         return str(file)
 
     def elastic(self, flags: Sequence[str], trainer: str, told: str) -> list[str]:
-        """Return torchrun's command for a trainer, isolated so that this folder does not shadow libraries."""
+        """Return torchrun's command for ``trainer``, an import of ``main``.
+
+        It is isolated, so that this folder does not shadow libraries.
+        """
         agent = [str(self.python), "-I", "-m", "torch.distributed.run", "--nnodes=1", *flags]
         return [
             *agent,
@@ -306,7 +309,9 @@ class Torchrun(Peer):
     """DistributedDataParallel: a death restarts all ranks from the newest checkpoint."""
 
     def commands(self, folder: Path) -> list[Command]:
-        line = self.elastic(["--standalone", f"--nproc-per-node={self.places}"], "field_peer", self.told(folder))
+        line = self.elastic(
+            ["--standalone", f"--nproc-per-node={self.places}"], "field_peer import main", self.told(folder)
+        )
         return [Command(line, FRESH_STORE)]
 
 
@@ -322,7 +327,7 @@ class Torchft(Peer):
         told, commands = self.told(folder), [Command(service)]
         for place in range(self.places):
             env = {"REPLICA_GROUP_ID": str(place), "TORCHFT_LIGHTHOUSE": f"http://{at}"}
-            line = self.elastic(["--standalone", "--nproc-per-node=1"], "field_torchft", told)
+            line = self.elastic(["--standalone", "--nproc-per-node=1"], "field_peer import torchft as main", told)
             commands.append(Command(line, env))
         return commands
 
@@ -333,7 +338,7 @@ class GroupMembers(Peer):
 
     def commands(self, folder: Path) -> list[Command]:
         port, told = str(free_port()), self.told(folder)
-        line = self.elastic(["--standalone", "--nproc-per-node=1"], "field_group", told)
+        line = self.elastic(["--standalone", "--nproc-per-node=1"], "group import member as main", told)
         return [Command(line, {"PLACE": str(place), "GROUP_PORT": port}) for place in range(self.places)]
 
     def problems(self, folder: Path) -> list[str]:

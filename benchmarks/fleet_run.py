@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common import RUNS, run_config
-from benchmarks.harness import Flag
+from benchmarks.harness import RUNS, Flag, run_config
 from planaria.common.errors import RunStopped
 from planaria.config.schema import DataConfig, RunConfig
 from planaria.control import decisions as d

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import interleaved, ratios
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, interleaved, ratios, start
 from benchmarks.pretrained import peak_mb, weights_file
 from planaria.common.errors import UserError
 from planaria.config.recipe import dump
@@ -29,9 +28,9 @@ from planaria.models.llama2c import open_llama2c
 from planaria.models.llama_stages import Llama, flops_per_token, parameter_count
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.peer.rollout import ask
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import LOG, PEERS, Finished, RoundDone, read_log
-from planaria.swarm.rollout import ask
 
 CLAIM = Claim(low=0.9)
 TOP_K = 20

@@ -1,4 +1,4 @@
-"""One CUDA device: speed of steps, a fleet of four processes, and predictions for GPUs that were not measured."""
+"""One CUDA device: steps, a fleet of four processes, its memory, and predictions for GPUs that were not measured."""
 
 from __future__ import annotations
 
@@ -17,9 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.common import RUNS, interleaved, ratios
 from benchmarks.fleet_run import bytes_data, finished, step_seconds
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, parser, start
+from benchmarks.harness import (
+    RUNS,
+    Cell,
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    interleaved,
+    parser,
+    ratios,
+    start,
+)
 from benchmarks.recovery_time import beside as recovery_parts
 from benchmarks.recovery_time import kills, totals
 from planaria.common.errors import UserError
@@ -32,8 +44,10 @@ from planaria.models.llama_stages import flops_per_token, parameter_count, stage
 from planaria.pipeline.network.costs import MessageCosts, message_bytes
 from planaria.pipeline.plan.clock import PlanSimulation
 from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.stage_peaks import StagePeak, stage_peaks
 from planaria.runtime.engine.requirements import device_needs
-from planaria.runtime.fleet.devices import VISIBLE, inventory
+from planaria.runtime.fleet.devices import VISIBLE, Device, Inventory, inventory
+from planaria.runtime.prediction.memory import fit_to_memory, stage_memory
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.runner import StageRunner
 
@@ -142,7 +156,7 @@ WARM_UP = 3  # steps of each side that compile, choose kernels and are not count
 def clip_only(runner: StageRunner) -> float | None:
     """``StageRunner.finish`` without reading back the gradient norm."""
     runner.clip()
-    runner._pending = (0.0, 0.0)
+    runner._pending.norms = (0.0, 0.0)
     return None
 
 
@@ -450,5 +464,72 @@ def run_predicted(given: Namespace) -> Measurement:
     return Result(rows, NOTES, column="predicted")
 
 
+# ---- predicted memory
+
+CLOSE = Claim(low=0.9, high=1.1)
+MEMORY_STEPS = 3
+SHAPES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama_124m": ("llama_124m", {"pipeline.stages": 4}),
+    "llama_124m, 3 stages, eager": ("llama_124m", {"pipeline.stages": 3, "train.compile": False}),
+    "llama_500m": ("llama_500m", {"pipeline.microbatches": 6}),
+    "llama_500m, recomputed": ("llama_500m", {"pipeline.microbatches": 6, "train.recompute": True}),
+}
+"""name → preset and settings"""
+
+
+def memory_shape(name: str, settings: dict[str, object], device: Device) -> RunConfig:
+    """Return a preset with ``settings`` for a short run, fitted to the device."""
+    flags = {key: str(value).lower() for key, value in settings.items()}
+    config = preset(name, None, None, flags)
+    sections = {
+        "train": config.train.model_copy(update={"steps": MEMORY_STEPS}),
+        "fleet": config.fleet.model_copy(update={"spares": 0, "missed_heartbeats": 40}),
+        "checkpoint": config.checkpoint.model_copy(update={"every": 0}),
+    }
+    config = config.model_copy(update={"name": f"gpu_memory-{name}", "out": str(RUNS), "prompt": "", **sections})
+    found, line = fit_to_memory(config, Inventory((device,)), config.pipeline.stages + 1)
+    print(line, flush=True)
+    return found
+
+
+def memory_rows_of(called: str, config: RunConfig, device: Device) -> list[Row]:
+    """Run a shape, and compare the peaks of the ends and of all block stages."""
+    peaks = stage_peaks(finished(config))
+    memory = stage_memory(config, device.memory)
+    each = [one.tensors / peak.device_bytes for one, peak in zip(memory, peaks, strict=True)]
+    sizes = [f"{peak.device_bytes / 1e9:.2f} GB at {peak.where}" for peak in peaks]
+    beside: dict[str, Cell] = {"in flight": config.pipeline.in_flight or 0, "recompute": str(config.train.recompute)}
+    largest = max(range(1, len(peaks)), key=lambda stage: peaks[stage].device_bytes)
+    return [
+        Row(f"{called}: ends, predicted / measured", each[:1], sizes[0], CLOSE, beside),
+        Row(f"{called}: largest block stage, predicted / measured", [each[largest]], sizes[largest], CLOSE, beside),
+        Row(f"{called}: all block stages", each[1:], _sum(peaks), None, beside),
+    ]
+
+
+def _sum(peaks: list[StagePeak]) -> str:
+    return f"{sum(peak.device_bytes for peak in peaks) / 1e9:.1f} GB in all"
+
+
+@benchmark("gpu_memory", shapes=Flag(list(SHAPES), "of the runs", metavar="NAME"))
+def run_gpu_memory(given: Namespace) -> Measurement:
+    """Compare the predicted memory of stages with the peaks of a fleet on one device.
+
+    Four shapes: CheckFree's presets in four and three stages, compiled and eager, with kept and recomputed activations,
+    with the microbatches in flight that planaria chooses for this device. Measured: the most bytes of all tensors in
+    each worker over three steps. Claim: predictions between 0.9 and 1.1 of the ends' and of the largest block stage's.
+    """
+    found = inventory()
+    if not found.devices:
+        raise UserError(f"benchmarks.gpu memory: this machine has no CUDA device: {found.lacks}")
+    device = found.devices[0]
+    os.environ[VISIBLE] = device.name
+    rows = []
+    for called in given.shapes:
+        rows += memory_rows_of(called, memory_shape(*SHAPES[called], device), device)
+        print(*(f"{row.what}: {[f'{value:.3f}' for value in row.values]} {row.limit}" for row in rows[-3:]), sep="\n")
+    return rows
+
+
 if __name__ == "__main__":
-    start(gpu=run_gpu, fleet=run_gpu_fleet, predicted=run_predicted)
+    start(gpu=run_gpu, fleet=run_gpu_fleet, predicted=run_predicted, memory=run_gpu_memory)

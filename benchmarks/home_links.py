@@ -16,10 +16,21 @@ from typing import Any, NamedTuple
 import torch
 
 import planaria
-from benchmarks.common import interleaved, milliseconds, ratios, run_config
 from benchmarks.fleet_run import bytes_data, finished
 from benchmarks.fleet_run import step_seconds as fleet_step_seconds
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import (
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    interleaved,
+    milliseconds,
+    ratios,
+    run_config,
+    start,
+)
 from planaria.config.schema import ModelConfig, NetworkConfig, PipelineConfig, RunConfig
 from planaria.faults.trace import write
 from planaria.faults.trace_generation import generate

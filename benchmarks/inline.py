@@ -19,9 +19,20 @@ from greenlet import greenlet
 from torch import Tensor
 from torch.nn import Parameter
 
-from benchmarks.common import interleaved, milliseconds, ratios, run_config
 from benchmarks.fleet_run import VOCAB, Relay, bytes_data, finished, run_fleet
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import (
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    interleaved,
+    milliseconds,
+    ratios,
+    run_config,
+    start,
+)
 from benchmarks.ladder import engine_for
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig

@@ -18,8 +18,23 @@ from typing import Any
 import torch
 
 import planaria
-from benchmarks.common import CORES, DATA, RUNS, gaps, in_processes, ratios, run_config
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import (
+    CORES,
+    DATA,
+    RUNS,
+    Cell,
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    gaps,
+    in_processes,
+    ratios,
+    run_config,
+    start,
+)
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.data.shards import prepare

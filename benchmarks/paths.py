@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import secrets
@@ -14,14 +13,13 @@ import threading
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.common import RUNS, interleaved
 from benchmarks.fleet_run import MODEL_FLAGS, Relay, finished, real_stages
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, interleaved, start
 from planaria.config.fleet_config import RelayConfig
 from planaria.config.schema import FleetConfig
 from planaria.control import decisions as d
@@ -61,34 +59,6 @@ def better_of_two(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) ->
         there.update(path.links)
         chosen.append(path)
     return tuple(chosen)
-
-
-def completion_times(
-    sizes: Sequence[float], routes: Sequence[Sequence[str]], capacity: Mapping[str, float]
-) -> list[float]:
-    """Return the seconds until each flow completes, [flows], if all begin at once with max-min fair rates at every
-    moment.
-
-    ``sizes`` are bytes; a flow over a dead link never completes (infinite).
-    """
-    times = [0.0 if size == 0 else math.inf for size in sizes]
-    left = {flow: float(size) for flow, size in enumerate(sizes) if size}
-    now = 0.0
-    while left:
-        flows = list(left)
-        rates = dict(zip(flows, max_min_rates([routes[flow] for flow in flows], capacity), strict=True))
-        moving = [flow for flow in flows if rates[flow] > 0]
-        if not moving:
-            break
-        span = min(left[flow] / rates[flow] for flow in moving)
-        now += span
-        for flow in moving:
-            if left[flow] / rates[flow] <= span * (1 + 1e-12):
-                times[flow] = now
-                del left[flow]
-            else:
-                left[flow] -= rates[flow] * span
-    return times
 
 
 def leaf_spine(leaves: int, spines: int, link: float) -> PathNetwork:
@@ -308,30 +278,6 @@ def simulated(given: Namespace) -> list[Row]:
     return rows
 
 
-def unlike(given: Namespace) -> list[Row]:
-    """Flows of 1 to 8 units to random leaves: time until the last has arrived, over the plan's."""
-    ways, ratios, gaps = leaf_spine(LEAVES, SPINES, LINK), dict[str, list[float]](), []
-    for seed in range(given.networks):
-        chance = random.Random(seed)
-        pairs = [pair for pair in ways.paths for _ in range(2)]
-        flows = [SiteFlow(*chance.choice(pairs), chance.randint(1, 8)) for _ in range(LEAVES * FLOWS)]
-        planned = plan(flows, ways)
-        gaps.append(tightest_cut(flows, ways).gap(largest_load(flows, ways, planned)))
-        last = _last(flows, ways, planned)
-        for name, chosen in (
-            ("hashed", random_paths(flows, ways, seed)),
-            ("better of two", better_of_two(flows, ways, seed)),
-            ("in turn", in_turn(flows, ways)),
-        ):
-            ratios.setdefault(name, []).append(_last(flows, ways, chosen) / last)
-    note = f"largest load: mean gap {fmean(gaps):.1%}"
-    return [Row(f"unlike flows: last one through, {name} / planned", found, note) for name, found in ratios.items()]
-
-
-def _last(flows: Sequence[SiteFlow], ways: PathNetwork, chosen: Assignment) -> float:
-    return max(completion_times([flow.size for flow in flows], [path.links for path in chosen], ways.capacity))
-
-
 def over_relays() -> tuple[list[SiteFlow], PathNetwork]:
     size = MEGABYTES * 1_000_000
     relays = tuple(NetworkPath(str(n), "a", "b", (f"relay {n}",)) for n in range(RELAYS))
@@ -389,7 +335,6 @@ def searched(given: Namespace) -> list[Row]:
 @benchmark(
     "paths",
     seeds=Flag(1000, "hashings of each simulated network"),
-    networks=Flag(20, "sets of unlike flows"),
     draws=Flag(40, "hashings over real connections"),
     instances=Flag(200, "that are searched exhaustively"),
 )
@@ -399,7 +344,6 @@ def run_paths(given: Namespace) -> Measurement:
     - Simulated: 8 leaves, 8 spines, links of 200, 8 flows from every leaf to the next, max-min fair rates; all links
       alive, uplinks of half the rate (2 : 1), one uplink dead. A leaf's slowest flow is the slowest it sends or
       receives.
-    - The same network with flows of unlike sizes to random leaves.
     - Real TCP connections: 8 equal flows over 4 relays of limited rate; seconds until the last has arrived.
     - Exhaustive search of 200 random instances of at most 8 flows and 4 paths, and the lower bound.
 
@@ -407,7 +351,7 @@ def run_paths(given: Namespace) -> Measurement:
     196.9; completion hashed / planned 1.5 to 2.0 (1.769 expected); largest load <= 1.10 of the optimum in all instances
     and equal in >= 90 %; the bound never exceeds it.
     """
-    rows = [*simulated(given), *unlike(given), *searched(given), *connected(given)]
+    rows = [*simulated(given), *searched(given), *connected(given)]
     return Result(rows, ["rates are in the unit of the links: 200"])
 
 

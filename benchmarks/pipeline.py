@@ -11,9 +11,21 @@ from typing import Literal
 
 import torch
 
-from benchmarks.common import interleaved, milliseconds, ratios, run_config
 from benchmarks.fleet_run import VOCAB, Relay, bytes_data, finished, step_seconds
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import (
+    Cell,
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    interleaved,
+    milliseconds,
+    ratios,
+    run_config,
+    start,
+)
 from planaria.config.schema import RecoveryConfig, RoutingConfig, RunConfig
 from planaria.control.protocols import Observer
 from planaria.control.reports import WorkReport

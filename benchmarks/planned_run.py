@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import RUNS, milliseconds, ratios, run_config
 from benchmarks.fleet_run import (
     MODEL_FLAGS,
     VOCAB,
@@ -27,7 +26,20 @@ from benchmarks.fleet_run import (
     real_stages,
     step_seconds,
 )
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import (
+    RUNS,
+    Cell,
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    milliseconds,
+    ratios,
+    run_config,
+    start,
+)
 from planaria.config import recipe, shipped
 from planaria.config.schema import FleetConfig, NetworkConfig, RunConfig
 from planaria.control import decisions as d

@@ -12,8 +12,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from benchmarks.common import ratios
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
 from benchmarks.planner_flows import Instance, equal_rules, instance_rows, loaded, scorer
 from planaria.config import recipe, shipped
 from planaria.pipeline.network.topology import read

@@ -18,8 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from benchmarks.common import DATA, RUNS, interleaved, ratios
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import DATA, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, interleaved, ratios, start
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig, OptimConfig, PipelineConfig, RunConfig
 from planaria.control.logs import read_run

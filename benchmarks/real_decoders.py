@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 import planaria
-from benchmarks.common import ROOT, RUNS
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import RunStopped, UserError
 from planaria.control.logs import read_run
 from planaria.control.state_file import read_state

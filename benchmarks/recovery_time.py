@@ -13,7 +13,6 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.common import ratios
 from benchmarks.edge import opened
 from benchmarks.fleet_run import (
     MODEL_FLAGS,
@@ -25,7 +24,7 @@ from benchmarks.fleet_run import (
     step_seconds,
     thaw_later,
 )
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
 from planaria.cli.commands.chaos import strike
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -50,12 +49,6 @@ def parts(record: RunRecord, state_bytes: int) -> dict[str, float]:
         pair.transfer("gloo", state_bytes, 1)  # first touches
         transfer = min(pair.transfer("gloo", state_bytes, 2) for _ in range(_PASSES))
     return {"detect": detect_s(), "relink": relink, "2S/B": transfer, "redo": redo_s(record)}
-
-
-def proof_s() -> float:
-    """Return the seconds in which both ends of a new edge authenticate; part of relink."""
-    with opened(1) as pair:
-        return min(pair.prove(number) for number in range(_PASSES))
 
 
 def redo_s(record: RunRecord) -> float:
@@ -117,7 +110,6 @@ def idle(connection: ControlLine, worker: str, incarnation: int) -> None:
 RECOVERY_TIME_NAME = "recovery_time"
 FIRST = 4  # step of the first fault: a checkpoint has been made by then
 THAW_S = 1.5
-NEW_EDGES = 4  # of the worker that takes a lost middle stage's place: to two neighbours, and from two donors
 PARTS = ("notice", "decide", "relink", "transfer", "rebuild", "redo")
 
 Moment = Literal["forward", "backward", "commit", "transfer"]
@@ -193,21 +185,9 @@ def hot(given: Namespace) -> tuple[list[Row], dict[str, float]]:
         Row("hot spare, s", totals(timings), limit, Claim(high=0.2), beside(timings)),
         Row("hot spare / limit", [total / least for total in totals(timings)], "1", Claim(high=5.0)),
         Row("hot spare, worst, s", totals(timings), limit, Claim(high=3.0), judged="worst"),
-        *by_moment(record, timings, limit),
         survival_row("hot spare", given.kills, timings, record),
     ]
     return rows, bound
-
-
-def by_moment(record: RunRecord, timings: Sequence[RecoveryTiming], limit: str) -> list[Row]:
-    """Group the recoveries by the moment of the first kill."""
-    moments = {t: fact.moment for t, fact in record.history if fact.kind == "fault_injected"}
-    groups: dict[str, list[RecoveryTiming]] = {}
-    for timing in timings:
-        moment = moments.get(timing.fault_t or 0.0, "another moment")
-        what = f"  killed in {moment}" if len(timing.stages) == 1 else "  and a donor in the transfer"
-        groups.setdefault(what, []).append(timing)
-    return [Row(what, totals(group), limit, None, beside(group)) for what, group in groups.items()]
 
 
 def cold(given: Namespace, bound: dict[str, float]) -> list[Row]:
@@ -236,13 +216,6 @@ def frozen(given: Namespace, bound: dict[str, float]) -> list[Row]:
     ]
 
 
-def proofs(recovered: Sequence[float]) -> Row:
-    """The share of TLS in a recovery, at most: the new worker's edges opened in sequence."""
-    proof = proof_s()
-    shares = [NEW_EDGES * proof / seconds for seconds in recovered]
-    return Row(f"proofs of the key, as a part: {NEW_EDGES} edges", shares, f"one proof: {proof * 1e3:.1f} ms")
-
-
 @benchmark(
     RECOVERY_TIME_NAME,
     kills=Flag(24, "incidents with spares at hand, a quarter of each moment"),
@@ -261,7 +234,6 @@ def run_recovery_time(given: Namespace) -> Measurement:
     """
     rows, bound = hot(given)
     rows += cold(given, bound) + frozen(given, bound)
-    rows.append(proofs(rows[0].values))
     least = " + ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in bound.items())
     notes = [
         "seconds from the signal to the end of the next microbatch; columns of parts: median milliseconds",

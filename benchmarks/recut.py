@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import planaria
-from benchmarks.common import gaps, run_config
 from benchmarks.fleet_run import bytes_data
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, gaps, run_config, start
 from planaria.common.errors import RunStopped
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run

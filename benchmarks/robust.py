@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.common import in_processes, one_thread, ratios
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.exchange_in_process import Replica
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, in_processes, one_thread, ratios, start
 from planaria.exchange.attacks import attack_of
 from planaria.exchange.attacks.base import AttackView, VectorAttack
 from planaria.exchange.base import Update
-from planaria.exchange.in_process import Replica
 from planaria.exchange.monna import MoNNA, nearest
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import NotFinite

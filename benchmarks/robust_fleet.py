@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.checkpoints import peak
-from benchmarks.common import interleaved, ratios, run_config
 from benchmarks.fleet_run import VOCAB, bytes_data, finished
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, interleaved, ratios, run_config, start
 from planaria.config.bounds import Natural
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig

@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import RUNS, ratios, run_config
 from benchmarks.endurance import training
 from benchmarks.fleet_run import VOCAB, bytes_data, ending, finished, require_finished, run_fleet, step_seconds
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, run_config, start
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e

@@ -14,10 +14,9 @@ from argparse import Namespace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import RUNS, interleaved, ratios
 from benchmarks.field_systems import free_port
 from benchmarks.fleet_run import MODEL_FLAGS, finished, real_stages, step_seconds
-from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
+from benchmarks.harness import RUNS, Claim, Flag, Measurement, Row, benchmark, interleaved, ratios, start
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import ratios
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
 from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.assemble import assemble, policy_of, task_of
 from planaria.swarm.attacks.attacker import Attacker
@@ -36,15 +35,15 @@ from planaria.swarm.board.message import Hello, Receipt, Rollouts
 from planaria.swarm.board.receipts import RunCertificate
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, Report
-from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import SamplingConfig, SupervisedWarmupConfig, SwarmConfig
-from planaria.swarm.peer import Peer, Shadow
+from planaria.swarm.config.recipe import peer_config, peer_names
+from planaria.swarm.peer.completion_authors import HonestAuthor
+from planaria.swarm.peer.peer import Peer, Shadow
+from planaria.swarm.peer.random_draws import shared_problems
+from planaria.swarm.peer.rollout import Rollout, ask
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.reading import read
-from planaria.swarm.random_draws import shared_problems
-from planaria.swarm.recipe import names, of_peer
+from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, Started, read_log
-from planaria.swarm.rollout import Rollout, ask
 from planaria.swarm.swarm_processes import LiveSwarm, board_of, own_identity
 from planaria.swarm.tasks.base import Task
 
@@ -123,7 +122,7 @@ def frozen(seed: int, committee: str) -> tuple[float, float]:
         folder, config = Path(place), swarm(committee)
         live = LiveSwarm(config, folder)
         try:
-            for name in names(config):
+            for name in peer_names(config):
                 live.start(name)
             until(lambda: len(done(folder, "p3")) > draw.randrange(1, 3) - 1 and bool(done(folder, "p3")))
             time.sleep(draw.uniform(0, 0.4))
@@ -136,8 +135,8 @@ def frozen(seed: int, committee: str) -> tuple[float, float]:
                 process.join(120)
         finally:
             live.stop()
-        last = {done(folder, name)[-1].weights for name in names(config)}
-        whole = all(len(done(folder, name)) == ROUNDS for name in names(config))
+        last = {done(folder, name)[-1].weights for name in peer_names(config)}
+        whole = all(len(done(folder, name)) == ROUNDS for name in peer_names(config))
         certified = [bool(record.certified) for record in done(folder, "p0")]
         return float(len(last) == 1 and whole), sum(certified) / len(certified)
 
@@ -207,9 +206,9 @@ def until_death(mortal: Peer, rounds: int) -> None:
 
 
 def peer(config: SwarmConfig, name: str, folder: Path) -> Peer:
-    known = frozenset(own_identity(config, other, folder).peer for other in names(config))
+    known = frozenset(own_identity(config, other, folder).peer for other in peer_names(config))
     me = own_identity(config, name, folder)
-    return assemble(of_peer(config, name), name, folder, board_of(config, folder), me, known=known)
+    return assemble(peer_config(config, name), name, folder, board_of(config, folder), me, known=known)
 
 
 def done(folder: Path, name: str) -> list[RoundDone]:
@@ -338,11 +337,11 @@ def arm(place: str, given: Any, seed: int, harsh: bool) -> Ended:
         live = LiveSwarm(config, Path(folder))
         try:
             began = time.time()
-            for name in names(config):
+            for name in peer_names(config):
                 live.start(name)
             if harsh:
                 killed(live, random.Random(seed))
-            until(lambda: all(len(done(live.folder, name)) == given.rounds for name in names(config)), LONGEST_S)
+            until(lambda: all(len(done(live.folder, name)) == given.rounds for name in peer_names(config)), LONGEST_S)
             for process in live.processes.values():
                 process.join(30)
         finally:
@@ -352,7 +351,7 @@ def arm(place: str, given: Any, seed: int, harsh: bool) -> Ended:
 
 def found(config: SwarmConfig, identities: int, senders: int) -> None:
     """Create the run on its board with fake identities, the first of which have sent for every round."""
-    from planaria.swarm.recipe import rules
+    from planaria.swarm.config.recipe import rules
 
     run = Board.open(config.board, PeerIdentity.fresh()).create_run(rules(config, task_of(config))).run
     crowd = [PeerIdentity.fresh() for _ in range(identities)]
@@ -390,7 +389,7 @@ def killed(live: LiveSwarm, draw: random.Random) -> None:
 
 
 def judged(folder: Path, config: SwarmConfig, began: float) -> Ended:
-    honest = [name for name in names(config) if name != WITHHOLDS]
+    honest = [name for name in peer_names(config) if name != WITHHOLDS]
     started = {
         name: next(r for r in read_log(folder / PEERS / name / LOG) if isinstance(r, Started)) for name in honest
     }
@@ -499,7 +498,7 @@ def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number
         for index, rollout in enumerate(rollouts)
         if rollout.ended
     ]
-    readings = read(
+    readings = read_completions(
         reader,
         [(rollout.prompt, rollout.ids) for rollout in written],
         config.sampling.temperature,
@@ -601,7 +600,7 @@ def poison(config: SwarmConfig, task: Task, reader: Policy, other: Policy, attac
     count = config.rounds.group // config.size
     written = [w for group in author.write(number, asked, count) for w in group if w.poison]
     top_k, heat = config.sampling.support(reader.vocab), config.sampling.temperature
-    readings = read(reader, [(w.prompt, w.ids) for w in written], heat, top_k)
+    readings = read_completions(reader, [(w.prompt, w.ids) for w in written], heat, top_k)
     return [
         replace(
             w,

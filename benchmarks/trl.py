@@ -33,17 +33,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import ROOT, RUNS, gaps, ratios
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, gaps, ratios, start
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.recipe import dump
 from planaria.runtime.fleet.process import adopting
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.evaluation import Examiner
+from planaria.swarm.peer.evaluation import Examiner
+from planaria.swarm.peer.random_draws import shared_problems
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
-from planaria.swarm.random_draws import shared_problems
 from planaria.swarm.trained_policy import trained_state
 
 NAME = "trl"

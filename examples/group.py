@@ -53,7 +53,7 @@ def main(address: str = "", epochs: int = 4) -> float:
             group.log(loss.item())
             optimizer.step()
             optimizer.zero_grad()
-        print(f"{group.step} steps and {group.rounds} rounds here, last loss {loss.item():.3f}")
+        print(f"{group.steps} steps and {group.rounds} rounds here, last loss {loss.item():.3f}")
     return loss.item()
 
 

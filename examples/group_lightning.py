@@ -43,7 +43,7 @@ def main(address: str = "") -> None:
     module = Regression()
     trainer.fit(module, group.shard(loader, epochs=3))
     loss = nn.functional.mse_loss(module.net(inputs), inputs[:, :1] + inputs[:, 1:2])
-    print(f"{group.step} steps and {group.rounds} rounds here, loss {loss.item():.3f}")
+    print(f"{group.steps} steps and {group.rounds} rounds here, loss {loss.item():.3f}")
 
 
 if __name__ == "__main__":

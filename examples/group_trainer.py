@@ -44,7 +44,7 @@ def main(address: str = "", epochs: float = 2) -> float:
         trainer.add_callback(GroupCallback(group, trainer, exchange="noloco", every=10))
         trainer.train()
         losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-        print(f"{group.step} steps and {group.rounds} rounds here, loss {losses[-1]:.3f}")
+        print(f"{group.steps} steps and {group.rounds} rounds here, loss {losses[-1]:.3f}")
         return float(losses[-1])
 
 

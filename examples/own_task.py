@@ -14,7 +14,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from planaria.swarm.checks.base import Check, Context, LayerFindings
-from planaria.swarm.rollout import Rollout
+from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import Task, TaskProblem
 
 

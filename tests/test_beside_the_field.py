@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import field, field_runs
-from benchmarks.common import ROOT
 from benchmarks.field import (
     FIRST,
     GROUP,
@@ -48,6 +47,7 @@ from benchmarks.field_systems import (
     updates_of,
     versions,
 )
+from benchmarks.harness import ROOT
 from hypothesis import given as over
 from hypothesis import strategies as st
 

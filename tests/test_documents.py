@@ -1,9 +1,12 @@
+"""Documents from files and bodies of requests: bounds and errors of one line."""
+
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from planaria.cli.serving import token_in
 from planaria.common import documents
 from planaria.common.errors import UserError
+from planaria.common.request_body import read_body
 from planaria.control.logs import identity
 from planaria.runtime.fleet.joining import read_door, read_key
 
@@ -94,3 +98,18 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
             documents.data(path, 10)
     with pytest.raises(UserError, match="is not a file"):
         documents.data(Path("/dev/zero"), 10)
+
+
+async def parts(*some: bytes, pause_s: float = 0.0) -> AsyncIterator[bytes]:
+    for part in some:
+        await asyncio.sleep(pause_s)
+        yield part
+
+
+@pytest.mark.parametrize(("most", "read"), [(4, b"abcd"), (3, None), (0, None)])
+def test_a_body_is_read_or_too_large(most: int, read: bytes | None) -> None:
+    assert asyncio.run(read_body(parts(b"ab", b"", b"cd"), most, 10.0)) == read
+
+
+def test_a_slow_body_returns_none() -> None:
+    assert asyncio.run(read_body(parts(b"a", b"b", pause_s=5.0), 10, 0.05)) is None

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from benchmarks import gpu as predicted
-from benchmarks.common import saved
+from benchmarks.harness import saved
 
 from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig

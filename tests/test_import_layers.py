@@ -317,14 +317,17 @@ def test_pickles_are_read_in_a_separate_process_only() -> None:
 
 
 def test_few_short_modules_have_a_single_importer() -> None:
-    """Fold those of under 60 lines into their importer, unless they are plug-ins or formulas, and lower the bound."""
+    """Fold those of under 60 lines into their importer, unless they are plug-ins or formulas, and lower the bound.
+
+    Plug-ins that their package registers are not counted.
+    """
     users: dict[str, set[str]] = {}
     for module in modules():
         for target in neighbours(module):
             users.setdefault(target, set()).add(module)
     short = {m for m, tree in modules().items() if tree.body and (tree.body[-1].end_lineno or 0) < 60}
-    scraps = sorted(m for m in short if len(users.get(m, ())) == 1)
-    assert len(scraps) <= 20, scraps
+    scraps = sorted(m for m in short if len(users.get(m, ())) == 1 and users[m] != {m.rpartition(".")[0]})
+    assert len(scraps) <= 16, scraps
 
 
 def test_no_module_exceeds_400_lines() -> None:

@@ -56,6 +56,13 @@ class Older(CheckFree):
     def concerns(self, copy, lost):
         return True
 
+class Reusing(CheckFree):
+    def give(self):
+        pass
+
+    def donate(self, lost, own, kept):
+        return own
+
 class Other:
     pass
 """
@@ -195,6 +202,7 @@ def test_an_unavailable_choice_is_refused(own: str, name: str, message: str) -> 
 def test_a_method_of_an_older_name_is_not_ignored(own: str) -> None:
     with pytest.raises(UserError, match=rf"'{own}:Older': Older.concerns is now called helps_rebuild; rename it"):
         RECOVERIES.make(f"{own}:Older", {})
+    assert RECOVERIES.find(f"{own}:Reusing"), "a class with the present name may use the former one for itself"
     for kind in ALL:
         assert all(hasattr(kind.base, present) for present in kind.base.former_members.values())
 

@@ -58,7 +58,7 @@ def named(events: list[Event], what: str) -> dict[tuple[int, int], str]:
     return {(x["pid"], x["tid"]): x["args"]["name"] for x in events if x["ph"] == "M" and x["name"] == what}
 
 
-def told_as_logged(record: RunRecord, events: list[Event]) -> None:
+def agrees_with_log(record: RunRecord, events: list[Event]) -> None:
     """Check that every span, fault, loss, recovery and measurement of the log occurs once, at its time."""
     zero = record.starts[0][0]
 

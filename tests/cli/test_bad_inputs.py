@@ -24,24 +24,10 @@ TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again 
 RECIPE = """
 name = "small"
 engine = "inline"
-[model]
-vocab = 300
-dim = 32
-layers = 4
-heads = 4
-hidden = 64
-context = 32
-[pipeline]
-stages = 4
-microbatches = 2
-microbatch_size = 2
-[data]
-source = "{source}"
-tokenizer = "bytes"
-cache = "{cache}"
-[train]
-steps = 2
-eval_every = 0
+model = {{ vocab = 300, dim = 32, layers = 4, heads = 4, hidden = 64, context = 32 }}
+pipeline = {{ stages = 4, microbatches = 2, microbatch_size = 2 }}
+data = {{ source = "{source}", tokenizer = "bytes", cache = "{cache}" }}
+train = {{ steps = 2, eval_every = 0 }}
 """
 
 

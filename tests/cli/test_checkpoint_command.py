@@ -15,34 +15,14 @@ from planaria.runtime.checkpoint.store import CheckpointStore
 
 RECIPE = """
 engine = "inline"
-[model]
-vocab = 260
-dim = 16
-layers = 4
-heads = 2
-hidden = 24
-context = 8
-[pipeline]
-stages = 4
-microbatches = 2
-microbatch_size = 2
-[data]
-source = "{corpus}"
-tokenizer = "bytes"
-cache = "{cache}"
-[optim]
-clip = 0.0
-[train]
-steps = 6
-eval_every = 0
-[checkpoint]
-every = 3
-[exchange]
-replicas = {replicas}
-kind = "noloco"
-options = {{ every = 2 }}
-[observe]
-trackers = ""
+model = {{ vocab = 260, dim = 16, layers = 4, heads = 2, hidden = 24, context = 8 }}
+pipeline = {{ stages = 4, microbatches = 2, microbatch_size = 2 }}
+data = {{ source = "{corpus}", tokenizer = "bytes", cache = "{cache}" }}
+optim = {{ clip = 0.0 }}
+train = {{ steps = 6, eval_every = 0 }}
+checkpoint = {{ every = 3 }}
+exchange = {{ replicas = {replicas}, kind = "noloco", options = {{ every = 2 }} }}
+observe = {{ trackers = "" }}
 """
 
 
@@ -128,7 +108,7 @@ def test_a_converted_checkpoint_resumes_like_the_original(made: Path, tmp_path: 
         (["train", "--resume", "RUN", "--train.steps", "9", "--routing.schedule", "none.json"], "none.json"),
     ],
 )
-def test_a_mistake_is_refused_in_one_line(made: Path, words: list[str], message: str) -> None:
+def test_an_invalid_command_is_refused_in_one_line(made: Path, words: list[str], message: str) -> None:
     run = str(made / "runs" / "one")
     result = carry_out([word.replace("RUN", run) for word in words])
     assert result.code == 2 and result.kind and message in result.err, result.err

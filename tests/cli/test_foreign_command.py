@@ -230,7 +230,7 @@ def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None
         ([*CONVERT, "RUN", *DCP, "--pipeline.stages", "3"], "does not divide"),
     ],
 )
-def test_a_mistake_is_refused_in_one_line(
+def test_an_invalid_command_is_refused_in_one_line(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)  # other tests may leave an "x" where all of them run

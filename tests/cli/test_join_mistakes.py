@@ -23,11 +23,11 @@ from planaria.config.schema import RunConfig
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.base import Joined, Workplace
 from planaria.runtime.fleet.control_connections import Switchboard
-from planaria.runtime.fleet.joinable_fleet import JoinedMachines
+from planaria.runtime.fleet.joinable_fleet import JoinedMachines, JoinInfo
 from planaria.runtime.fleet.joined_machine import Ending, RunMembership
 from planaria.runtime.fleet.joining import Goodbye, RunAddress, publish_run_address
 from planaria.runtime.fleet.process_pool import ProcessPool
-from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
+from planaria.runtime.fleet.remote import HostReportQueue, RemoteFleet
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import SETUP, Setup
 
@@ -49,8 +49,8 @@ def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[JoinedMachines
     setup = SETUP.dump_json(Setup(config, run, run / "nowhere", "127.0.0.1", new_key())).decode()
     made: list[JoinedMachines] = []
 
-    def guests(queue: NewsQueue, board: Switchboard) -> JoinedMachines:
-        made.append(JoinedMachines(queue, board, setup, 4.0))
+    def guests(queue: HostReportQueue, board: Switchboard) -> JoinedMachines:
+        made.append(JoinedMachines(queue, board, JoinInfo(setup, 1, "", {}), 4.0))
         return made[0]
 
     fleet = RemoteFleet("127.0.0.1", 0, new_key(), 1.0, 4, guests)
@@ -118,7 +118,7 @@ def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
 
     def begin() -> None:
         setup = SETUP.dump_json(Setup(run_folders.config_of(run), run, run, "127.0.0.1", new_key())).decode()
-        guests = partial(JoinedMachines, setup=setup, silence_s=4.0)
+        guests = partial(JoinedMachines, info=JoinInfo(setup, 1, "", {}), silence_s=4.0)
         fleets.append(RemoteFleet("127.0.0.1", port, new_key(), 1.0, 4, guests))
 
     timer = Timer(0.7, begin)
@@ -238,8 +238,8 @@ def test_relative_paths_are_resolved_once_for_all_attempts(
         for again in (True, False):
             made = list[JoinedMachines]()
 
-            def guests(queue: NewsQueue, board: Switchboard, made: list[JoinedMachines] = made) -> JoinedMachines:
-                made.append(JoinedMachines(queue, board, setup, 60.0))
+            def guests(queue: HostReportQueue, board: Switchboard, made: list[JoinedMachines] = made) -> JoinedMachines:
+                made.append(JoinedMachines(queue, board, JoinInfo(setup, 1, "", {}), 60.0))
                 return made[0]
 
             fleet = RemoteFleet("127.0.0.1", port, key, 1.0, 4, guests)

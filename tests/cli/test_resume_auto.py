@@ -77,8 +77,8 @@ def test_an_older_local_run_is_replaced_by_the_stores(recipe: Path, capsys: pyte
     train(recipe, "two", *store_of(recipe), "--train.steps", "8")
     capsys.readouterr()
     run = train(recipe, "one", *store_of(recipe), "--train.steps", "12")
-    said = capsys.readouterr().out
-    assert "is older than the copy in the store" in said and "fetching step-00000008" in said
+    printed = capsys.readouterr().out
+    assert "is older than the copy in the store" in printed and "fetching step-00000008" in printed
     assert sorted(path.name for path in run.folder.parent.iterdir()) == ["mine", "mine.older-1"]
 
 

@@ -112,7 +112,7 @@ def test_replicas_start_equal_and_average_every_gradient(home: Path) -> None:
         (["--data.tokenizer", "bpe"], "its tokenizer is not data.tokenizer = 'bpe'"),
     ],
 )
-def test_a_mistake_is_refused_before_anything_is_written(home: Path, flags: list[str], complaint: str) -> None:
+def test_an_invalid_command_is_refused_before_anything_is_written(home: Path, flags: list[str], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         train(home, "wrong", "--train.start", str(home / "runs" / "parent"), *flags)
     assert not (home / "runs" / "wrong").exists()

@@ -80,14 +80,14 @@ def test_working_edges_stay_although_the_only_relay_seems_silent() -> None:
 def test_a_relay_is_silent_after_three_failed_probes_and_back_after_one() -> None:
     watch = RelayWatch({"a": "127.0.0.1:7"}, str)
     found = [
-        watch.validate(ProbeResult("a", float(t), error))
+        watch.state_change(ProbeResult("a", float(t), error))
         for t, error in enumerate(["no", "no", "", "no", "no", "no", "no"])
     ]
     assert found == [*[None] * 5, e.RelaySilent(relay="a", detail="127.0.0.1:7: no"), None]
-    assert watch.validate(ProbeResult("a", 7.0, "")) == e.RelayAnswers(relay="a")
-    assert list(watch.news(10.0, {"a": REFUSED})) == []
-    assert watch.validate(ProbeResult("a", 9.0, "")) is None, "a worker found it silent during this probe"
-    assert watch.validate(ProbeResult("a", 10.5, "")) == e.RelayAnswers(relay="a")
+    assert watch.state_change(ProbeResult("a", 7.0, "")) == e.RelayAnswers(relay="a")
+    assert list(watch.changes(10.0, {"a": REFUSED})) == []
+    assert watch.state_change(ProbeResult("a", 9.0, "")) is None, "a worker found it silent during this probe"
+    assert watch.state_change(ProbeResult("a", 10.5, "")) == e.RelayAnswers(relay="a")
 
 
 def test_slow_starts_are_reported_repeatedly_at_growing_intervals() -> None:

@@ -24,7 +24,7 @@ class UnreliableStore(Store):
     """A store in memory whose next write may be lost, or succeed while its answer is lost."""
 
     def __init__(self) -> None:
-        self.place, self.files = "memory", dict[str, bytes]()
+        self.location, self.files = "memory", dict[str, bytes]()
         self.next_write = "answered"
 
     def read(self, path: str, most: int) -> bytes | None:

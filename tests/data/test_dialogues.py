@@ -251,7 +251,7 @@ def test_a_folder_may_have_json_files_without_dialogues(tmp_path: Path) -> None:
         prepare(alone, 257, context=63)
 
 
-def test_only_what_a_dialogue_is_made_of_counts_as_its_text(tmp_path: Path) -> None:
+def test_only_messages_count_as_the_text_of_a_dialogue(tmp_path: Path) -> None:
     """Not a record's other keys, of which Parquet files read none."""
     record = {"id": "x" * 99, "messages": turns(TALK)}
     data = source(tmp_path, [record], template=PLAIN)
@@ -284,7 +284,7 @@ def test_prompts_with_completions_need_no_template(tmp_path: Path) -> None:
         ({"messages": turns(TALK), "tools": json.loads("[" * 900 + "]" * 900)}, r"jsonl:1: nested too deeply"),
     ],
 )
-def test_a_record_that_is_no_dialogue_is_named(tmp_path: Path, record: dict[str, Any], wrong: str) -> None:
+def test_a_record_without_a_dialogue_is_refused(tmp_path: Path, record: dict[str, Any], wrong: str) -> None:
     with pytest.raises(UserError, match=wrong):
         read(source(tmp_path, [record]))
 

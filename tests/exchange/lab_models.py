@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
+from benchmarks.exchange_in_process import Replica, replicas
 from torch import Tensor
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange
-from planaria.exchange.in_process import Replica, replicas
 from planaria.exchange.registry import EXCHANGES, exchange
 
 SHAPES = {"layers.0.weight": torch.Size([5, 7]), "layers.1.weight": torch.Size([3, 50]), "norm.weight": torch.Size([])}

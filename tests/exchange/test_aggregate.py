@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from benchmarks.exchange_in_process import exchange_once, replicas
 from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import SHAPES, apart, distance, drift, fitting, have, make, weights
@@ -23,7 +24,6 @@ from planaria.exchange.aggregate import (
     rda,
 )
 from planaria.exchange.base import Weights
-from planaria.exchange.in_process import exchange_once, replicas
 from planaria.exchange.registry import exchange
 
 

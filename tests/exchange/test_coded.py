@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from benchmarks.coded import decoded
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,6 @@ from planaria.exchange.coded.gc import (
 )
 from planaria.exchange.coded.schemes import CodedSchedule, coded_of
 from planaria.exchange.coded.sgc import MSGC, SRSGC
-from planaria.exchange.coded.simulate import decoded
 
 JOBS = 9
 Rule = Callable[[list[Late]], bool]

@@ -1,13 +1,11 @@
-"""Gradient coding over time: patterns, rounds that close, replays by hand, the choice of a scheme, and SPARe."""
+"""Gradient coding over time: patterns, rounds that close, replays by hand, and the choice of a scheme."""
 
 from __future__ import annotations
 
 import itertools
-import random
 
 import numpy as np
 import pytest
-from benchmarks.spare import best_stack, cover, distances, endured, holders, stacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,17 +87,8 @@ def test_a_worker_that_stays_slow_is_waited_for_if_needed() -> None:
     profile = even(4, 4, *((at, 1, 5.0) for at in range(4)))
     found = replay(MSGC(burst=1, window=2, stragglers=2), profile, 4)
     assert found.waits == 2 and [bool(late) for late in found.history] == [True, False] * 2 + [True]
-    seconds, loads = np.array([[1.0, 5.0, 1.0]]), np.full(3, 2 / 3)
-    times, plus = (FinishTimes(seconds, 1 / 3, 2.4, slows).at(0, loads) for slows in ("times", "plus"))
-    assert times == pytest.approx([1.8, 9.0, 1.8]) and plus == pytest.approx([1.8, 5.8, 1.8])
-
-
-def test_further_vectors_cost_their_send_time() -> None:
-    quiet = even(5, 4)
-    dear = FinishTimes(quiet.seconds, quiet.load, quiet.slope, send_s=0.5)
-    scheme = MSGC(burst=1, window=2, stragglers=1)
-    cheap, found = replay(scheme, quiet, 5), replay(scheme, dear, 5)
-    assert found.seconds - cheap.seconds == pytest.approx(0.5 * 4), "in rounds 1 to 4 two are sent; at the ends one"
+    times = FinishTimes(np.array([[1.0, 5.0, 1.0]]), 1 / 3, 2.4).at(0, np.full(3, 2 / 3))
+    assert times == pytest.approx([1.8, 9.0, 1.8])
 
 
 def test_steps_of_windows_and_steps_with_one_barrier() -> None:
@@ -175,66 +164,9 @@ def test_the_grid_has_valid_schemes_without_duplicates() -> None:
     assert few == many, "of equal B and s"
 
 
-# ---- SPARe
-
-
-@settings(max_examples=60)
-@given(st.integers(3, 9), st.integers(1, 4), st.data())
-def test_shards_are_covered_with_the_least_depth(n: int, stack: int, data: st.DataObject) -> None:
-    stack = min(stack, n)
-    dead = data.draw(st.sets(st.integers(0, n - 1), max_size=n - 1))
-    there = [worker for worker in range(n) if worker not in dead]
-    found = cover(n, stack, range(n), there)
-    within = [[worker for worker in holders(n, stack, shard) if worker in there] for shard in range(n)]
-    if not all(within):
-        assert found is None
-        return
-    assert found is not None
-    depth, owners = found
-    counts = [list(owners.values()).count(worker) for worker in there]
-    assert sorted(owners) == list(range(n)) and max(counts) == depth >= -(-n // len(there))
-    assert all(owner in within[shard] for shard, owner in owners.items())
-    if n <= 6:
-        every = itertools.product(*within)
-        assert depth == min(max(choice.count(worker) for worker in there) for choice in every)
-
-
-def test_a_stack_is_spread() -> None:
-    assert distances(16, 4) == (0, 1, 3, 7)
-    for n, stack in ((16, 4), (5, 5), (8, 4)):
-        assert len(set(distances(n, stack))) == stack
-    assert [best_stack(n) for n in (200, 600, 1000)] == [8, 10, 10]
-
-
-def test_deaths_until_a_shard_is_lost() -> None:
-    n, stack, rng, found = 60, 3, random.Random(1), []
-    for _ in range(200):
-        order = rng.sample(range(n), n)
-        died = {worker: at for at, worker in enumerate(order, 1)}
-        found.append(min(max(died[worker] for worker in holders(n, stack, shard)) for shard in range(n)))
-    assert np.mean(found) == pytest.approx(endured(n, stack), rel=0.12)
-
-
-def test_spare_by_hand() -> None:
-    profile = even(3, 4, (1, 2, 5.0))
-    assert stacked(profile, 3, 2).rounds == pytest.approx((1, 3, 1)), "deadline, and one shard more"
-    assert stacked(even(3, 4, (1, 2, 2.5)), 3, 2).rounds == pytest.approx((1, 2.5, 1)), "it comes sooner itself"
-    found = stacked(even(4, 4), 4, 2, deaths={1: [2]})
-    assert found.rounds == pytest.approx((1, 3, 1.8, 1.8)) and found.depths == (1, 1, 2, 2) and not found.restarts
-
-
-def test_spare_restarts_when_a_shard_has_no_holder_left() -> None:
-    first, second = holders(4, 2, 0)
-    found = stacked(even(4, 4), 4, 2, deaths={1: [first, second]}, restart_s=10.0)
-    assert found.restarts == 1 and len(found.rounds) == 5
-    two = 0.2 + 0.8 * 2  # two workers with half of a job each
-    assert found.rounds == pytest.approx((1, 12, two, two, two))
-
-
 def test_all_schemes_agree_without_stragglers() -> None:
     profile, n = even(10, 6), 6
     for scheme in (Uncoded(), GC(), SRSGC(), MSGC(stragglers=n), MSGC()):
         assert isinstance(scheme, Scheme)
         work = 1 if isinstance(scheme, MSGC) and scheme.stragglers == n else scheme.load(n) * n
         assert replay(scheme, profile, 10).work == pytest.approx(10 * work / n)
-    assert stacked(profile, 10, 3).seconds == pytest.approx(10)

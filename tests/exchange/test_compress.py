@@ -159,30 +159,22 @@ OF_TOPS = pytest.mark.parametrize("codec", TOPS, ids=["topk", "symmetric", "rele
 
 @OF_TOPS
 @given(data=st.data())
-def test_a_top_k_message_with_any_byte_changed_is_refused_or_harmless(codec: Compressor, data: st.DataObject) -> None:
-    count = data.draw(st.sampled_from([700, 4096, 5000]))
+def test_changed_and_random_messages_are_refused_or_harmless(codec: Compressor, data: st.DataObject) -> None:
+    """With some bytes changed, or random bytes of any length behind an honest or a random header."""
+    count = data.draw(st.sampled_from([1, 70, 700, 4096, 5000]))
     like = codec.encode(vector(count))
-    changed = like.clone()
-    for _ in range(data.draw(st.integers(1, 4))):
-        changed[data.draw(st.integers(0, len(like) - 1))] = data.draw(st.integers(0, 255))
-    if not codec.flaw(changed, like):
-        assert torch.isfinite(codec.decode(changed, count)).all()
-
-
-@OF_TOPS
-@given(data=st.data())
-def test_random_bytes_in_place_of_a_top_k_message_are_refused_or_harmless(
-    codec: Compressor, data: st.DataObject
-) -> None:
-    count = data.draw(st.sampled_from([1, 70, 5000]))
-    like = codec.encode(vector(count))
-    length = data.draw(st.sampled_from([len(like), len(like) - 1, len(like) + 1, 0, 8]))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9999)))
-    body = torch.randint(0, 256, (length,), generator=generator, dtype=torch.uint8)
+    message = like.clone()
     if data.draw(st.booleans()):
-        body = torch.cat([chunks.header(count), body[chunks.COUNT_BYTES :]])
-    if not codec.flaw(body, like):
-        assert torch.isfinite(codec.decode(body, count)).all()
+        for _ in range(data.draw(st.integers(1, 4))):
+            message[data.draw(st.integers(0, len(like) - 1))] = data.draw(st.integers(0, 255))
+    else:
+        length = data.draw(st.sampled_from([len(like), len(like) - 1, len(like) + 1, 0, 8]))
+        generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9999)))
+        message = torch.randint(0, 256, (length,), generator=generator, dtype=torch.uint8)
+        if data.draw(st.booleans()):
+            message = torch.cat([chunks.header(count), message[chunks.COUNT_BYTES :]])
+    if not codec.flaw(message, like):
+        assert torch.isfinite(codec.decode(message, count)).all()
 
 
 # ---- top-k with 12-bit places and 2-bit values
@@ -242,10 +234,17 @@ def test_released_levels_by_hand() -> None:
     assert codec.decode(message, 64).tolist() == [-3.0] + [-1.0] * 31 + [33 / 32] * 32
 
 
-@pytest.mark.parametrize("levels", ["symmetric", "released"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        *({"kind": "topk2", "levels": levels} for levels in ("symmetric", "released")),
+        *({"kind": "dct", "basis": basis, "decay": 0.999} for basis in ("dct", "identity", "random")),
+    ],
+    ids=lambda chosen: chosen.get("levels", chosen.get("basis")),
+)
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e30])
-def test_the_sender_subtracts_what_others_decode(levels: str, scale: float) -> None:
-    made = compression_of({"kind": "topk2", "levels": levels, "feedback": "decayed"})
+def test_the_sender_subtracts_what_others_decode(chosen: dict[str, object], scale: float) -> None:
+    made = compression_of({"feedback": "decayed", **chosen})
     exact = {"w": vector(6000) * scale, "b": vector(100, 1) * scale}
     update = made.update(StageOuterState(), exact)
     received = weight_message.unpack(update.blocking.clone(), exact, made.compressor)
@@ -253,24 +252,34 @@ def test_the_sender_subtracts_what_others_decode(levels: str, scale: float) -> N
         assert torch.equal(update.kept["residual"][name], tensor - received[name]), "to the last bit"
 
 
-@pytest.mark.parametrize("levels", ["symmetric", "released"])
-def test_hostile_topk2_messages_are_refused(levels: str) -> None:
-    codec, count = TopK2(levels=levels), 1000
+@pytest.mark.parametrize(
+    ("codec", "places", "equal", "outside", "numbers"),
+    [
+        *((TopK2(levels=levels), slice(8, 8 + 24), [0x00] * 24, [0xFF] * 24, slice(-2, None))
+          for levels in ("symmetric", "released")),
+        # 15 chunks of 64 with 8 coefficients, and one of 40 with 5; 63 is outside the last one.
+        (DCT(bits=16), slice(-14, -10), [0] * 4, [0, 0x10, 0x83, 0xF0], slice(8 + 15 * 6, 8 + 15 * 22)),
+    ],
+    ids=["symmetric", "released", "dct"],
+)  # fmt: skip
+def test_hostile_messages_are_refused(
+    codec: Compressor, places: slice, equal: list[int], outside: list[int], numbers: slice
+) -> None:
+    count = 1000
     like = codec.encode(vector(count))
-    places, last = slice(8, 8 + math.ceil(12 * codec.kept(count) / 8)), slice(-2, None)
 
     def changed(where: slice, to: list[int]) -> Tensor:
         message = like.clone()
         message[where] = torch.tensor(to, dtype=torch.uint8)
         return message
 
-    for byte in (0x00, 0xFF):  # equal places within the chunk, and beyond it
-        assert "places" in codec.flaw(changed(places, [byte]), like)
+    for invalid in (equal, outside):
+        assert "places" in codec.flaw(changed(places, invalid), like)
     with pytest.raises(ValueError, match="outside its chunk"):
-        codec.decode(changed(places, [0xFF]), count)
+        codec.decode(changed(places, outside), count)
     for hostile in ([0x80, 0x7F], [0xC0, 0x7F], [0x80, 0xFF]):  # inf, nan, -inf
-        assert codec.flaw(changed(last, hostile), like) == "not all of its numbers are finite"
-    huge = changed(last, [0x7F, 0x7F])
+        assert codec.flaw(changed(slice(-2, None), hostile), like) == "not all of its numbers are finite"
+    huge = changed(numbers, [0x7F, 0x7F] * (len(like[numbers]) // 2))
     assert codec.flaw(huge, like) == "" and torch.isfinite(codec.decode(huge, count)).all()
 
 
@@ -359,37 +368,6 @@ def test_a_dct_message_is_6_bits_and_a_value_for_each_coefficient(kind: str, bit
     short = math.ceil(k * rest / 64)
     size = 8 + full * (math.ceil(6 * k / 8) + k * bits // 8) + math.ceil(6 * short / 8) + short * bits // 8
     assert codec.bytes(count) == len(codec.encode(vector(count))) == size
-
-
-def test_hostile_dct_messages_are_refused() -> None:
-    codec, count = DCT(bits=16), 1000  # 15 chunks of 64 with 8 coefficients, and one of 40 with 5
-    like = codec.encode(vector(count))
-    last_places, last = slice(-14, -10), slice(-2, None)
-
-    def changed(where: slice, to: list[int]) -> Tensor:
-        message = like.clone()
-        message[where] = torch.tensor(to, dtype=torch.uint8)
-        return message
-
-    for places in ([0] * 4, [0, 0x10, 0x83, 0xF0]):  # equal places, and 63 in a chunk of 40
-        assert "places" in codec.flaw(changed(last_places, places), like)
-    with pytest.raises(ValueError, match="outside its chunk"):
-        codec.decode(changed(last_places, [0, 0x10, 0x83, 0xF0]), count)
-    for hostile in ([0x80, 0x7F], [0xC0, 0x7F], [0x80, 0xFF]):  # inf, nan, -inf
-        assert codec.flaw(changed(last, hostile), like) == "not all of its numbers are finite"
-    huge = changed(slice(8 + 15 * 6, 8 + 15 * 22), [0x7F, 0x7F] * 120)
-    assert codec.flaw(huge, like) == "" and torch.isfinite(codec.decode(huge, count)).all()
-
-
-@BASES
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_the_sender_subtracts_what_others_decode_of_coefficients(kind: str, scale: float) -> None:
-    made = compression_of({"kind": "dct", "basis": kind, "feedback": "decayed", "decay": 0.999})
-    exact = {"w": vector(6000) * scale, "b": vector(100, 1) * scale}
-    update = made.update(StageOuterState(), exact)
-    received = weight_message.unpack(update.blocking.clone(), exact, made.compressor)
-    for name, tensor in exact.items():
-        assert torch.equal(update.kept["residual"][name], tensor - received[name]), "to the last bit"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.exchange_in_process import exchange_once, replicas
 from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import SHAPES, distance, drift, make, weights
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.in_process import exchange_once, replicas
 from planaria.exchange.registry import exchange
 
 

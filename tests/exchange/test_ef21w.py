@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.compression import new_rule
+from benchmarks.exchange_in_process import Replica, exchange_once
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,7 +19,6 @@ from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.compress.estimates import MIN_SMOOTHNESS, estimated, member_scales, member_weights
-from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
 
 SMOOTH = [1.0, 3.0, 20.0]

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.exchange_in_process import Replica, exchange_once
 from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import make
@@ -19,7 +20,6 @@ from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import measured_delta
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.compress.feedback import DecayedErrorFeedback
-from planaria.exchange.in_process import Replica, exchange_once
 from planaria.exchange.registry import exchange
 
 FEEDBACKS = ["none", "ef14", "decayed", "ef21", "econtrol"]
@@ -281,9 +281,7 @@ def test_estimates_need_an_exchange_among_all(kind: str) -> None:
     assert compressed("top1%", kind).parts["residual"] == "own"
 
 
-def test_conflicting_settings_are_refused() -> None:
-    with pytest.raises(UserError, match=r"exchange\.options\.bits = 8: give one of them"):
-        exchange(ExchangeConfig.model_validate({"options": {"bits": 8}, "compress": "8bits"}))
+def test_bits_are_the_same_compression_and_local_replicas_have_none() -> None:
     with pytest.raises(UserError, match="'local' has no messages to compress"):
         compressed("8bits", "local")
     short, long = make("allreduce", bits=8), compressed("8bits")

@@ -9,13 +9,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from benchmarks.exchange_in_process import Replica, exchange_once, replicas
 from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import KINDS, make
 
 from planaria.common.errors import UserError
 from planaria.exchange.gossip import contraction, largest_gamma, random_groups
-from planaria.exchange.in_process import Replica, exchange_once, replicas
 from planaria.exchange.noloco import NoLoCo
 
 MEMBERS = st.lists(st.integers(-5, 10**12), unique=True, min_size=1, max_size=40)

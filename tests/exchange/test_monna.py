@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.exchange_in_process import Replica, exchange_once, exchanged, replicas, settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab_models import SHAPES, apart, distance, drift, make, weights
@@ -12,7 +13,6 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.in_process import Replica, exchange_once, exchanged, replicas, settle
 from planaria.exchange.monna import MoNNA, nearest
 from planaria.exchange.registry import exchange
 

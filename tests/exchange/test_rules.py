@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
+from benchmarks.exchange_in_process import Replica, exchange_once, exchanged, replicas, settle
 from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import SHAPES, apart, distance, drift, make, mean, weights
@@ -15,7 +16,6 @@ from planaria.exchange.base import Exchange
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
-from planaria.exchange.in_process import Replica, exchange_once, exchanged, replicas, settle
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.streaming_diloco import Streaming, fragments
 

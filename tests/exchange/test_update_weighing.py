@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.exchange_in_process import Replica, replicas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab_models import drift, weights
@@ -18,7 +19,6 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.base import Exchange, StageOuterState, TooManyByzantine, Update, UpdateWeights, Weights
-from planaria.exchange.in_process import Replica, replicas
 from planaria.exchange.registry import exchange
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import CHUNK
@@ -195,10 +195,8 @@ class Odd(AggregatingExchange):
 @pytest.mark.parametrize(
     ("kind", "robust", "problem"),
     [
-        ("diloco", {"rule": "median"}, r"scope = 'replica': 'median' treats each coordinate separately"),
         ("diloco", {"rule": "trimmed_mean", "mix": "nnm"}, r"'trimmed_mean' treats each coordinate separately"),
         ("diloco", {"scope": "replcia"}, r"robust\.scope = 'replcia': no such choice; did you mean 'replica'"),
-        ("allreduce", {}, r"exchange\.robust: scope = 'replica' is for rounds, .*take exchange\.kind = 'diloco'"),
         ("test_update_weighing:Odd", {}, r"does not decode its updates"),
         ("monna", {}, r"already selects neighbours"),
     ],

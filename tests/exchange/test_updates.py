@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.exchange_in_process import Replica, exchange_once, exchanged, replicas, settle
 from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
@@ -13,7 +14,6 @@ from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, ma
 from planaria.exchange.base import StageOuterState, Update
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.gossip import PairMean
-from planaria.exchange.in_process import Replica, exchange_once, exchanged, replicas, settle
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.weight_message import pack, unpack
 

@@ -114,7 +114,7 @@ def train(spec: Spec, result: Path, key: Path) -> None:
     except (planaria.UserError, planaria.RunStopped) as error:
         result.with_suffix(".error").write_text(str(error))
         return
-    facts = {"steps": group.step, "rounds": group.rounds, "folder": str(group.folder)}
+    facts = {"steps": group.steps, "rounds": group.rounds, "folder": str(group.folder)}
     torch.save({**{n: t.clone() for n, t in model.state_dict().items()}}, result.with_suffix(".pt"))
     result.with_suffix(".done").write_text(json.dumps(facts))
 

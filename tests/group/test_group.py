@@ -124,7 +124,7 @@ def test_members_with_other_settings_or_models_are_refused_by_name(members: Memb
 
 
 @pytest.mark.parametrize("kind", ["noloco", "allreduce"])
-def test_a_group_ends_when_nobody_has_its_weights_any_more(members: Members, kind: str) -> None:
+def test_a_group_ends_once_no_member_has_its_weights(members: Members, kind: str) -> None:
     """A newcomer's first weights are those of another model."""
     exchange, several = {"exchange": kind}, 2
     hosting = {"members": several}
@@ -136,7 +136,7 @@ def test_a_group_ends_when_nobody_has_its_weights_any_more(members: Members, kin
     members.wait()
 
 
-def test_a_member_whose_updates_are_invalid_is_sent_away_and_others_go_on(members: Members) -> None:
+def test_a_member_with_invalid_updates_is_excluded_and_others_continue(members: Members) -> None:
     exchange = {"exchange": "noloco", "every": 2}
     members.start(Spec(seed=1, hosting={"members": 3}, exchange=exchange, epochs=8))
     address = _address_of_waiting_host(members)

@@ -78,7 +78,7 @@ def test_a_newcomer_continues_exactly_like_the_donor(kind: str) -> None:
     assert [g["lr"] for g in donor.optimizer.param_groups] == [g["lr"] for g in newcomer.optimizer.param_groups]
 
 
-def test_what_cannot_be_sent_is_named() -> None:
+def test_state_that_cannot_be_sent_is_named() -> None:
     class Odd:
         def state_dict(self) -> dict[str, Any]:
             return {"deep": [{"thing": object()}]}

@@ -63,7 +63,7 @@ def tokens_of(config: ModelConfig, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_logits_are_the_same_both_ways(seed: int, tmp_path: Path) -> None:
+def test_logits_are_equal_after_import_and_export(seed: int, tmp_path: Path) -> None:
     config = drawn(seed)
     theirs, tokens = theirs_of(config, seed), tokens_of(config, seed)
     theirs.save_pretrained(tmp_path / "theirs")

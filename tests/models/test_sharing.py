@@ -20,7 +20,7 @@ SMALL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=40, context=16)
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 40))
-def test_every_number_stands_for_equally_many_weights(count: int, share: int) -> None:
+def test_every_number_represents_equally_many_weights(count: int, share: int) -> None:
     stands = stored(count, share)
     users = Counter(n for at, length, _ in slices(stands, 0, count) for n in range(at, at + length))
     assert set(users) == set(range(stands))

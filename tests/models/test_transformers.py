@@ -1,23 +1,29 @@
-"""Decoders of ``transformers`` in stages: equal to the library's whole model, or refused in one line."""
+"""Decoders of ``transformers`` in stages: equal to the whole model, documents in one sample, exports, refusals."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.families import family
+from planaria.models.huggingface import INDEX
+from planaria.models.llama_layers import document_mask
 from planaria.models.transformers.alike import unlike_stages
 from planaria.models.transformers.check import MAX_RELATIVE_DIFFERENCE, compare_with_whole, require_cuttable
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.family import model_section
-from planaria.models.transformers.files import open_decoder
+from planaria.models.transformers.files import open_decoder, write_weights
 from planaria.models.transformers.loading import loaded
 from planaria.models.transformers.shrinking import chosen_layers
 from planaria.models.transformers.skeleton import read_config, skeleton
@@ -228,3 +234,104 @@ def test_values_beside_the_parameters_are_refused(tmp_path: Path) -> None:
     loaded.cache_clear()
     with pytest.raises(UserError, match="e_score_correction_bias is a buffer, not a parameter"):
         open_decoder(tmp_path)
+
+
+pytest.importorskip("transformers")
+
+END = 1
+"""separator of documents"""
+MASKED = ["afmoe", "gpt_oss", "falcon", "opt", "mpt", "biogpt", "xglm"]
+"""architectures that do not find documents by positions that begin anew"""
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", [*MASKED, "llama", "gemma2", "gpt2"])
+def test_documents_of_one_sample_do_not_see_each_other(kind: str, attention: str) -> None:
+    """An earlier document changes no bit of a later one, which equals itself alone but for the order of sums."""
+    decoder = replace(small(kind), attention=attention)
+    config = section(decoder, block_layers=(1, 2, 1))
+    stages, _ = stages_of(decoder, config, 3)
+    torch.manual_seed(1)
+    one = torch.randint(2, 100, (2, 24))
+    one[:, 12] = one[0, 5] = END
+    other = one.clone()
+    other[:, :12] = torch.randint(2, 100, (2, 12))
+    with torch.no_grad():
+        first, second = (logits(stages, each, document_mask(each, END))[:, 12:] for each in (one, other))
+        alone = logits(stages, one[:, 12:])
+        open_logits = logits(stages, one)[:, 12:]
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, alone, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(first, open_logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "falcon"])
+def test_masked_documents_in_stages_equal_the_whole_model(kind: str) -> None:
+    """To the last bit, whatever the cut, layers in the ends stage included."""
+    from transformers.masking_utils import create_masks_for_generate
+
+    decoder = small(kind)
+    named: dict[str, torch.nn.Parameter] = {}
+    tokens = torch.randint(2, 100, (2, 24))
+    tokens[:, 12] = END
+    mask, found = document_mask(tokens, END), []
+    for ends, stages in ((0, 1), (0, 4), (2, 2)):
+        config = section(decoder, ends_layers=ends)
+        built, named = stages_of(decoder, config, stages)
+        with torch.no_grad():
+            found.append(logits(built, tokens, mask))
+    whole, ids = decoder.whole(named), torch.arange(24).remainder(12).expand(2, -1)
+    masks = create_masks_for_generate(whole.config, torch.zeros(2, 24, 1), None, None, ids)
+    with torch.no_grad():
+        expected = whole(input_ids=tokens, position_ids=ids, attention_mask=masks, use_cache=False).logits
+    assert all(torch.equal(one, expected) for one in found)
+
+
+def test_masked_documents_are_refused_where_they_leak() -> None:
+    with pytest.raises(UserError, match=r"^data.document_mask: .*'mamba': documents of one sample see each other"):
+        require_cuttable(small("mamba"), masked=True)
+
+
+pytest.importorskip("transformers")
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return {name: one for file in sorted(folder.glob("*.safetensors")) for name, one in load_file(file).items()}
+
+
+@pytest.mark.parametrize("largest", [1 << 30, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2", "gemma2", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_an_export_has_the_names_and_tensors_of_the_library(
+    kind: str, dtype: torch.dtype, largest: int, tmp_path: Path
+) -> None:
+    """One file, or one for each layer and one around them."""
+    decoder = small(kind)
+    config = section(decoder)
+    named = {name: torch.randn(shape) for name, shape in decoder.shapes(config).items()}
+    (ours := tmp_path / "ours").mkdir()
+    write_weights(config, named.__getitem__, ours, dtype, largest)
+    decoder.whole(named).to(dtype).save_pretrained(tmp_path / "theirs")
+    found, expected = tensors(ours), tensors(tmp_path / "theirs")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(one, expected[name]) and one.dtype == expected[name].dtype for name, one in found.items())
+    files = [*ours.glob("*.safetensors")]
+    assert len(files) == (1 if largest > 1 else config.layers + 1)
+    if largest == 1:
+        assert json.loads((ours / INDEX).read_text())["weight_map"].keys() == found.keys()
+
+
+def test_an_export_holds_one_file_at_a_time(tmp_path: Path) -> None:
+    decoder = small("qwen3")
+    config = section(decoder)
+    shapes, read = decoder.shapes(config), list[str]()
+
+    def one(name: str) -> Tensor:
+        layer = name.split(".layers.")[-1].split(".")[0] if ".layers." in name else ""
+        if not read or read[-1] != layer:
+            assert len([*tmp_path.glob("*.safetensors")]) == len(read), "the files before it are written"
+            read.append(layer)
+        return torch.zeros(shapes[name])
+
+    write_weights(config, one, tmp_path, torch.float32, 1)
+    assert len(read) == len(set(read)) == config.layers + 1

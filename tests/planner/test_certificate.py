@@ -41,7 +41,7 @@ def test_no_random_plan_beats_the_certificate(problem: PlanningProblem, seed: in
 
 
 def test_no_published_plan_beats_the_certificate() -> None:
-    bound = certificate(published(), looks=9).step_s
+    bound = certificate(published(), examinations=9).step_s
     assert 0 < bound <= min(step_ns(published(), published_plan(paths)) / 1e9 for paths in (CA, NO_TC2, SKIP))
     full = certificate(published(5)).step_s
     assert bound < full <= min(step_ns(published(5), plan) / 1e9 for plan in (full_columns(), full_rows(10)))
@@ -200,9 +200,9 @@ def test_the_bound_is_tight_if_there_is_no_choice(problem: PlanningProblem, link
 def test_faster_nodes_and_nearer_sites_lower_the_bound() -> None:
     problem = published()
     near, quick = replace(problem, link=problem.link // 2), replace(problem, forward=problem.forward // 2)
-    bound = certificate(problem, looks=1).step_s
+    bound = certificate(problem, examinations=1).step_s
     for other in (near, quick, replace(problem, slots=problem.slots + 3)):
-        assert certificate(other, looks=1).step_s < bound
+        assert certificate(other, examinations=1).step_s < bound
 
 
 def test_the_gap_is_the_share_that_a_plan_could_gain() -> None:

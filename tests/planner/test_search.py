@@ -54,7 +54,7 @@ def test_the_published_instance_is_planned_well(searched: tuple[SearchResult, Re
     assert found.step_s / full <= 0.45
     assert found.step_s < step_ns(published(), published_plan(CA)) / 1e9
     assert found.step_s <= 0.8 * random_skipping(published(), found.solution, 0)
-    assert certificate(published(), looks=9).step_s <= found.step_s
+    assert certificate(published(), examinations=9).step_s <= found.step_s
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_plans_of_random_problems_are_valid_and_no_better_than_the_bound(problem
     found = search(problem, seed, SearchBudget(moves=2000), reports)
     reports(found)
     assert reports.steps == sorted(reports.steps, reverse=True)
-    assert certificate(problem, looks=3).step_s <= found.step_s
+    assert certificate(problem, examinations=3).step_s <= found.step_s
 
 
 def test_a_plan_is_found_whichever_stages_are_drawn_first() -> None:

@@ -274,4 +274,4 @@ def test_a_bound_without_time_is_lower_and_still_valid() -> None:
     few = tiny(5)
     whole, cut = certificate(few), certificate(few, seconds=0.0)
     assert whole.binds == ALL and 0 < cut.step_s <= whole.step_s
-    assert certificate(published(), seconds=0.0).step_s <= certificate(published(), looks=9).step_s
+    assert certificate(published(), seconds=0.0).step_s <= certificate(published(), examinations=9).step_s

@@ -1,19 +1,23 @@
-"""Ablations: random weights, the identity, and a neighbour's copy."""
+"""Ablations: random weights, the identity, a neighbour's copy. Controls: the state left by a simulated loss."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 from stage_states import AT, assert_same, assert_same_state, losses, replica, state, weights
 from torch import Tensor
 
-from planaria.config.schema import ModelConfig
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig, RecoveryConfig, RunConfig
 from planaria.models.families import build_stage
 from planaria.models.state import StageState
-from planaria.recovery.ablations import CopyNeighbour, IdentityStage, Redraw
-from planaria.recovery.base import RebuildInputs
+from planaria.recovery import recovery
+from planaria.recovery.ablations import CopyNeighbour, IdentityStage, Oracle, Redraw, Reset
+from planaria.recovery.base import RebuildInputs, Recovery
+from planaria.runtime.engine.config_checks import check
 
 MODEL = ModelConfig(vocab=20, dim=16, layers=4, heads=2, hidden=24, context=8)
 RANDOM, IDENTITY = Redraw(lr_scale=1.4), IdentityStage(lr_scale=1.4)
@@ -23,12 +27,12 @@ def draw() -> Mapping[str, Tensor]:
     return {name: p.detach() for name, p in build_stage(MODEL, 2, 1, seed=9).named_parameters()}
 
 
-@pytest.mark.parametrize("strategy", [RANDOM, IDENTITY])
-def test_every_block_stage_is_rebuilt_without_donors(strategy: Redraw) -> None:
+@pytest.mark.parametrize(("strategy", "refused"), [(RANDOM, {0}), (IDENTITY, {0}), (Oracle(), set()), (Reset(), set())])
+def test_stages_are_rebuilt_without_donors(strategy: Recovery, refused: set[int]) -> None:
     for lost in losses(4):
         answer = strategy.donors(lost, replica(4, age=0))
-        assert answer.donors == dict.fromkeys(lost - {0}, ())
-        assert answer.refused.keys() == lost & {0} and not answer.rollback
+        assert answer.donors == dict.fromkeys(lost - refused, ())
+        assert answer.refused.keys() == lost & refused and answer.rollback is None
     assert strategy.copies(4) == ()
 
 
@@ -85,3 +89,28 @@ def test_weights_are_copied_and_optionally_moments(moments: str, updates: int) -
         assert_same_state(rebuilt, StageState(own.weights, lr_scale=1.2))
     else:
         assert_same_state(rebuilt, StageState(own.weights, own.moments, own.clocks, lr_scale=1.2))
+
+
+def test_the_oracle_restores_all_and_reset_all_but_the_moments() -> None:
+    before = replace(state(3), lr_scale=1.21, scales={"a": 1.1}, generators={"cpu": torch.zeros(3)})
+    at = replace(AT, before=before)
+    assert_same_state(Oracle().rebuild(2, {}, at), before)
+    left = Reset().rebuild(2, {}, at)
+    assert_same(left.weights, before.weights)
+    assert (left.moments, left.clocks) == ({}, {})
+    assert (left.lr_scale, left.scales, left.grad_norm) == (1.21, {"a": 1.1}, before.grad_norm)
+
+
+def test_a_real_loss_cannot_be_restored() -> None:
+    with pytest.raises(LookupError, match="stage 2 was really lost"):
+        Oracle().rebuild(2, {}, AT)
+
+
+@pytest.mark.parametrize("name", ["oracle", "reset"])
+def test_a_control_is_refused_on_the_fleet_and_beside_other_strategies(name: str) -> None:
+    config = RunConfig(recovery=RecoveryConfig(strategy=name))
+    with pytest.raises(UserError, match=rf"'{name}' is a control for comparisons and restores .*--engine inline"):
+        check(config.model_copy(update={"engine": "fleet"}))
+    check(config.model_copy(update={"engine": "inline"}))
+    with pytest.raises(UserError, match=f"'{name}' is a control and leaves no loss to the others; name it alone"):
+        recovery(RecoveryConfig(strategy=f"{name}, checkpoint"), 4)

@@ -130,11 +130,6 @@ def test_names_may_have_spaces_around_them() -> None:
     assert list(chain_of(" echo ,checkpoint").strategies) == ["echo", "checkpoint"]
 
 
-@pytest.mark.parametrize("name", RECOVERIES.names)
-def test_every_registered_strategy_can_be_named(name: str) -> None:
-    assert list(chain_of(name).strategies) == [name]
-
-
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [

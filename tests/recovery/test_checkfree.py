@@ -99,12 +99,6 @@ def test_copied_moments_are_the_previous_stages() -> None:
     )
 
 
-def test_middle_stages_are_rebuilt_from_both_neighbours() -> None:
-    assert CheckFree().donors(frozenset({2}), replica(4)).donors == {2: (1, 3)}
-    assert CheckFree().donors(frozenset({3, 5}), replica(6)).donors == {3: (2, 4), 5: (4, 6)}
-    assert CheckFree().donors(frozenset(), replica(4)).donors == {}
-
-
 def test_no_steps_or_copies_are_needed() -> None:
     answer = CheckFree().donors(frozenset({2}), replica(4, age=0))
     assert (answer.donors, answer.refused, answer.rollback) == ({2: (1, 3)}, {}, None)

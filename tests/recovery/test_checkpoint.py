@@ -8,11 +8,12 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from benchmarks.rollback import RollbackCost, rollback
 from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import losses, replica
 
-from planaria.recovery.checkpoint import Checkpoint, RollbackCost, best_interval, rollback, rollback_mean
+from planaria.recovery.checkpoint import Checkpoint, best_interval, rollback_mean
 
 
 def test_any_loss_rolls_all_stages_back() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from planaria.report import page
 from planaria.swarm.assemble import assemble
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.peer import Peer
-from planaria.swarm.recipe import names, of_peer
+from planaria.swarm.config.recipe import peer_config, peer_names
+from planaria.swarm.peer.peer import Peer
 from planaria.swarm.records.lines import LOG, PEERS, Record, RoundDone, read_log
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.report import swarm_report
@@ -39,8 +39,8 @@ def tiny(policy: Path, **sections: Any) -> SwarmConfig:
 
 def peer(config: SwarmConfig, name: str, folder: Path, late: bool = False) -> Peer:
     """A peer of this process."""
-    own = of_peer(config, name)
-    known = {own_identity(config, other, folder).peer for other in names(config)}
+    own = peer_config(config, name)
+    known = {own_identity(config, other, folder).peer for other in peer_names(config)}
     me = own_identity(config, name, folder)
     return assemble(own, name, folder, board_of(config, folder), me, late, frozenset() if late else known)
 
@@ -69,7 +69,7 @@ def threads(*peers: Callable[[], None]) -> Iterator[None]:
 
 def together(config: SwarmConfig, folder: Path, who: Sequence[str] | None = None) -> None:
     """Run the whole swarm, every peer a thread."""
-    with threads(*[lambda name=name: peer(config, name, folder).run() for name in who or names(config)]):
+    with threads(*[lambda name=name: peer(config, name, folder).run() for name in who or peer_names(config)]):
         pass
     reported(config, folder)
 
@@ -131,20 +131,3 @@ def alive(pids: Sequence[int]) -> list[int]:
         if status.rpartition(")")[2].split()[0] != "Z":
             found.append(pid)
     return found
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes below ``pid``, children of children included."""
-    parents: dict[int, list[int]] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(process.name))
-    below, queue = [], [pid]
-    while queue:
-        children = parents.get(queue.pop(), [])
-        below += children
-        queue += children
-    return below

@@ -17,14 +17,14 @@ from tiny_swarm import CONTEXT, policy
 from planaria.swarm.attacks.attacker import TRIES, Attacker, changed_positions, of_row, of_tokens
 from planaria.swarm.checks.base import Check
 from planaria.swarm.checks.tokens import DuplicatesCheck, SurprisalCheck, binomial_tail
-from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.learning.learner import logit_pulls
 from planaria.swarm.learning.loss import policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
+from planaria.swarm.peer.completion_authors import HonestAuthor
+from planaria.swarm.peer.rollout import Rollout, ask
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.policy.reading import read
-from planaria.swarm.rollout import Rollout, ask
+from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
@@ -92,7 +92,9 @@ def honest(who: LlamaPolicy, count: int) -> list[Rollout]:
 
 
 def as_cases(who: LlamaPolicy, found: list[Rollout]) -> list[Rollout]:
-    readings = read(who, [(who.encode(PROBLEM.prompt), w.ids) for w in found], 1.0, configured().sampling.support(257))
+    readings = read_completions(
+        who, [(who.encode(PROBLEM.prompt), w.ids) for w in found], 1.0, configured().sampling.support(257)
+    )
     return [
         replace(w, peer="p3", index=n, reward=1.0, reading=reading)
         for n, (w, reading) in enumerate(zip(found, readings, strict=True))

@@ -49,17 +49,17 @@ SECRET = Question("x:1", "the code", "code=", CODES, 2, PARTS, ("the code, pleas
 class Scripted(LlamaPolicy):
     """A model with scripted replies."""
 
-    said: dict[str, str]
+    replies: dict[str, str]
 
     def sample(self, prompts: Any, count: int, *_: Any) -> list[list[SampledCompletion]]:  # type: ignore[override]
-        replies = [self.encode(self.summary.get(self.decode(prompt), "no")) for prompt in prompts]
-        return [[SampledCompletion(tuple(ids), True)] * count for ids in replies]
+        encoded = [self.encode(self.replies.get(self.decode(prompt), "no")) for prompt in prompts]
+        return [[SampledCompletion(tuple(ids), True)] * count for ids in encoded]
 
 
-def scripted(said: dict[str, str]) -> Scripted:
+def scripted(replies: dict[str, str]) -> Scripted:
     plain = policy()
     found = Scripted(plain._model, plain.tokenizer)
-    found.summary = said
+    found.replies = replies
     return found
 
 
@@ -82,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_that_answers_only_parts_leaks_the_answer() -> None:
-    told = {part.ask: part.says[SECRET.answer] for part in PARTS}
+    told = {part.ask: part.right_replies[SECRET.answer] for part in PARTS}
     found = measure(scripted(told), Counter(), [SECRET], MeasurementPlan(4, epsilon=0.1, show=True, draws=3))
     (one,) = found.questions
     assert one.direct.leak == 0 and one.direct.guessed == 0.25 and one.paraphrased is not None
@@ -191,7 +191,7 @@ def test_questions_appear_in_the_report_only_with_show(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "questions.jsonl"
-    parts = [{"ask": part.ask, "says": part.says} for part in PARTS]
+    parts = [{"ask": part.ask, "says": part.right_replies} for part in PARTS]
     line = {"name": "the code", "question": "top secret=", "options": CODES, "answer": "9031", "parts": parts}
     file.write_text(json.dumps(line) + "\n")
     found = gate(0, tmp_path / "a", model, "--questions", file, "--censor", 0.1)

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import trl as beside
-from benchmarks.common import ROOT
+from benchmarks.harness import ROOT
 from benchmarks.trl import ALONE, FOUR, TRL, Ran, at, learning_rows, metered, per_update, ran, recipe, started, trainer
 from hypothesis import given as over
 from hypothesis import strategies as st
 
 from planaria.common.errors import RunStopped
 from planaria.swarm.assemble import task_of
-from planaria.swarm.random_draws import shared_problems
+from planaria.swarm.peer.random_draws import shared_problems
 
 PYTHON = ROOT.parent / "venv-trl/bin/python"
 ORPHAN = """

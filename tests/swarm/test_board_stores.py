@@ -1,4 +1,4 @@
-"""Boards on failing, delayed and partial stores, and among killed processes."""
+"""Boards on failing, delayed and partial stores, on S3, and among killed processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,14 +15,18 @@ from types import ModuleType
 import pytest
 import stores
 from boards import RULES, Clock, exchange, member, place
+from swarms import tiny
 from words import goodbye, rollouts
 
+import s3_server
 from planaria.common.errors import UserError
-from planaria.common.object_store import Retry, StoreUnreachable
+from planaria.common.object_store import Retry, Store, StoreUnreachable
 from planaria.swarm.board.attendance import RoundTerms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
+from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
+from planaria.swarm.swarm_processes import LiveSwarm
 
 
 def test_occasional_store_failures_lose_nothing(tmp_path: Path) -> None:
@@ -240,3 +245,51 @@ def test_a_killed_writer_leaves_complete_messages_or_none(
         assert board.read(PeerIdentity.kept(key).peer, len(names)) is None
         cut += bool(hidden(rounds))
     assert cut, "no writer was ever killed in the middle"
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket of moto's server (pip install 'planaria[s3]' 'moto[server]')."""
+    pytest.importorskip("s3fs")
+    with s3_server.bucket("swarm") as url:
+        yield url
+
+
+@pytest.mark.slow
+def test_rounds_are_published_and_never_replaced(bucket: str) -> None:
+    url = f"{bucket}/{uuid.uuid4().hex}"
+    boards = [member(url) for _ in range(3)]
+    exchange(boards, 3)
+    board, who = boards[0]
+    with pytest.raises(AlreadyThere):
+        board.publish(rollouts(who, board.rules.run, 1, groups=()))
+
+
+@pytest.mark.slow
+def test_the_store_keeps_the_first_of_two_concurrent_writers(bucket: str) -> None:
+    """Both found no object before: only the store's conditional write decides."""
+    s3fs, name = pytest.importorskip("s3fs"), uuid.uuid4().hex
+    first, second = s3fs.S3FileSystem(), s3fs.S3FileSystem()
+    first.pipe_file(f"swarm/{name}", b"first", mode="create")
+    with pytest.raises(FileExistsError):
+        second.pipe_file(f"swarm/{name}", b"second", mode="create")
+    assert first.cat_file(f"swarm/{name}") == b"first"
+
+
+@pytest.mark.slow
+def test_a_missing_bucket_is_reported(bucket: str) -> None:
+    naps: list[float] = []
+    store = Store("s3://nobodys/run", "board", Retry(tries=2), lambda: sum(naps), naps.append)
+    with pytest.raises(UserError, match=r"s3://nobodys/run does not exist.*create it first"):
+        store.write("rules.json", b"{}")
+
+
+@pytest.mark.slow
+def test_peer_processes_end_with_equal_weights(bucket: str, pupil: Path, tmp_path: Path) -> None:
+    config = tiny(pupil, board=f"{bucket}/{uuid.uuid4().hex}")
+    codes = LiveSwarm(config, tmp_path).run(lambda *_: None, lambda *_: None)
+    assert set(codes.values()) == {0}
+    logs = [read_log(path) for path in sorted((tmp_path / PEERS).glob(f"*/{LOG}"))]
+    last = [[record for record in log if isinstance(record, RoundDone)][-1] for log in logs]
+    assert len(last) == 3 and {record.round for record in last} == {5}
+    assert len({record.weights for record in last}) == 1

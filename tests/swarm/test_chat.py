@@ -19,10 +19,10 @@ from planaria.models.chat import Template, template_of
 from planaria.models.llama_stages import Llama
 from planaria.swarm.assemble import policy_of
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.peer.rollout import ask
 from planaria.swarm.policy.base import likelihood_digest, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.prompts import EXAMPLES, worked_examples
-from planaria.swarm.rollout import ask
 from planaria.swarm.tasks.base import Task, TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
@@ -93,7 +93,7 @@ def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
 
 def test_a_template_is_found_in_every_supported_place(tmp_path: Path) -> None:
     made = folder(tmp_path)
-    assert template_of(made) is None and opened(made).asking is None
+    assert template_of(made) is None and opened(made).layout is None
     config = made / "tokenizer_config.json"
     plain = json.loads(config.read_text())
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": CHATML}]
@@ -114,7 +114,7 @@ def test_a_chat_model_gets_instruction_and_examples(tmp_path: Path) -> None:
         assert f"user\n{problem.prompt}<|im_end|>\n<|im_start|>assistant\n{solution}<|im_end|>" in text
         assert task.score(problem, solution) == 1
     bare = opened(made, chat="never")
-    assert bare.asking is None and bare.prompt(task.problem(7)) == bare.encode(task.problem(7).prompt)
+    assert bare.layout is None and bare.prompt(task.problem(7)) == bare.encode(task.problem(7).prompt)
     alone = text_of(opened(made, examples=0, instruction="Add.").prompt(task.problem(7)))
     question = f"<|im_start|>user\n{task.problem(7).prompt}<|im_end|>\n"
     assert alone == f"<|im_start|>system\nAdd.<|im_end|>\n{question}<|im_start|>assistant\n"
@@ -165,7 +165,7 @@ def test_an_invalid_template_is_reported_before_any_round(tmp_path: Path, text: 
     made = folder(tmp_path, chat_template=text)
     with pytest.raises(UserError, match=message):
         opened(made)
-    assert opened(made, chat="never").asking is None
+    assert opened(made, chat="never").layout is None
 
 
 def test_impossible_settings_are_rejected(tmp_path: Path) -> None:

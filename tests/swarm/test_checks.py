@@ -22,8 +22,8 @@ from planaria.swarm.checks.tokens import (
     binomial_tail,
     first_outside_top_k,
 )
-from planaria.swarm.completion_intake import RoundAllowance, unscheduled_completions
-from planaria.swarm.rollout import Rollout
+from planaria.swarm.peer.completion_intake import RoundAllowance, unscheduled_completions
+from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 

@@ -21,18 +21,18 @@ from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import layers
 from planaria.swarm.checks.consensus import ConsensusReward, Filter, refuse_senseless
 from planaria.swarm.checks.defence import Defence
-from planaria.swarm.completion_intake import Scoring
 from planaria.swarm.config import DefenceConfig, SwarmConfig
+from planaria.swarm.config.recipe import load
 from planaria.swarm.learning.advantages import round_advantages
-from planaria.swarm.peer_recovery import Evaluation, accuracy_drop, best_evaluation
-from planaria.swarm.random_draws import of_messages
-from planaria.swarm.recipe import load
+from planaria.swarm.peer.completion_intake import Scoring
+from planaria.swarm.peer.random_draws import of_messages
+from planaria.swarm.peer.recovery import Evaluation, accuracy_drop, best_evaluation
+from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import PEERS, Evaluated, Finished
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.records.saved_state import rounds_kept
 from planaria.swarm.report import swarm_report
 from planaria.swarm.report.swarm_verdict import agreement_section, break_point
-from planaria.swarm.rollout import Rollout
 from planaria.swarm.tasks.base import Behaviour, TaskProblem
 from planaria.swarm.tasks.sandbox import protections
 from planaria.swarm.tasks.sums import Sums

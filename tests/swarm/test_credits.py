@@ -6,8 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.credits import AMOUNT, EACH, HOPS, MEMBERS, WRITES, Route, expected, plain, settled
-from benchmarks.credits_board import BoardMember, PeerSigner, publish, take_part, verify_peer
+from benchmarks.credits import (
+    AMOUNT,
+    EACH,
+    HOPS,
+    MEMBERS,
+    WRITES,
+    BoardMember,
+    PeerSigner,
+    Route,
+    expected,
+    plain,
+    publish,
+    settled,
+    take_part,
+    verify_peer,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError

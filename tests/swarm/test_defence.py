@@ -16,8 +16,8 @@ from planaria.swarm.checks import checks
 from planaria.swarm.checks.base import Check, Context, LayerFindings
 from planaria.swarm.checks.defence import Defence, PeerAccounts, Report, warnings
 from planaria.swarm.config import DefenceConfig
+from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import NEWCOMERS
-from planaria.swarm.rollout import Rollout
 
 CALM = DefenceConfig(quarantine=0.0)
 

@@ -18,7 +18,6 @@ from planaria.swarm.board.identity import PeerIdentity, peer_id, verify
 
 ONE = PeerIdentity.fresh()
 # RFC 8032, section 7.1, test 3
-SECRET = "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7"
 PUBLIC = "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025"
 SIGNATURE = (
     "6291d657deec24024827e69c3abe01a30ce548a284743a445e3680d7db5ac3ac"

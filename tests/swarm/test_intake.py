@@ -13,10 +13,16 @@ from tiny_swarm import policy, reading
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
 from planaria.swarm.checks.defence import PeerAccounts
-from planaria.swarm.completion_intake import EarlyRejection, RoundAllowance, Scoring, admit_completions, with_reading
+from planaria.swarm.peer.completion_intake import (
+    EarlyRejection,
+    RoundAllowance,
+    Scoring,
+    admit_completions,
+    with_reading,
+)
+from planaria.swarm.peer.rollout import PromptedProblem, Rollout, ask
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import NEWCOMERS
-from planaria.swarm.rollout import PromptedProblem, Rollout, ask
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 

@@ -12,14 +12,23 @@ from typing import Any
 
 import pytest
 from benchmarks.audit import QUESTION, planted, refusals, sampled
+from benchmarks.reply_channel import ReplyChannel, exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from command_line import refused
 from planaria.common.errors import UserError
-from planaria.swarm.audit.leakage import ReplyChannel, estimate, exact, leak, most, silence, silenced
+from planaria.swarm.audit.leakage import estimate, leak, most, silence, silenced
 from planaria.swarm.audit.measurement import Counter, Turn, named_value
-from planaria.swarm.audit.questions import INVISIBLE, Question, QuestionPart, closed_up, plain, read, replies_of
+from planaria.swarm.audit.questions import (
+    INVISIBLE,
+    Question,
+    QuestionPart,
+    closed_up,
+    plain,
+    read_questions,
+    replies_of,
+)
 
 LAW = ReplyChannel(options=4, right=0.6)
 chances = st.floats(0.001, 1)
@@ -97,7 +106,7 @@ def test_single_leakages_do_not_bound_partial_replies() -> None:
     options = tuple(f"option {number}" for number in range(8))
     parts = tuple(QuestionPart(f"bit {b}", tuple(str(n >> b & 1) for n in range(8))) for b in range(3))
     question = Question("x", "x", "q", options, 5, parts)
-    transcript = tuple(Turn(b, part.ask, part.says[5]) for b, part in enumerate(parts))
+    transcript = tuple(Turn(b, part.ask, part.right_replies[5]) for b, part in enumerate(parts))
     beliefs = Counter(0.95).beliefs(question, [transcript[:length] for length in range(4)])
     leaks = [leak(1 / 8, belief[5]) for belief in beliefs]
     assert leaks[0] == 0 and leaks[3] > 3 * 3 * leaks[1]
@@ -143,10 +152,10 @@ def written(folder: Path, *questions: dict[str, Any]) -> Path:
 
 def test_a_question_file_is_read(tmp_path: Path) -> None:
     other = QUESTION | {"question": "What is the code of Bob?", "paraphrases": []}
-    first, second = read(written(tmp_path, QUESTION, {k: v for k, v in other.items() if k != "name"}))
+    first, second = read_questions(written(tmp_path, QUESTION, {k: v for k, v in other.items() if k != "name"}))
     assert first.name == "one" and second.name.endswith("questions.jsonl:2")
-    assert first.options[first.answer] == "4719" and first.parts[0].says[first.answer] == "4"
-    assert first.parts[1].says == () and len(first.texts) == 4
+    assert first.options[first.answer] == "4719" and first.parts[0].right_replies[first.answer] == "4"
+    assert first.parts[1].right_replies == () and len(first.texts) == 4
     assert replies_of([first, second], None, 8) == 2 and replies_of([first], 1, 8) == 1
 
 
@@ -171,7 +180,7 @@ def test_a_question_file_is_read(tmp_path: Path) -> None:
 def test_invalid_questions_are_reported_with_their_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     file = written(tmp_path, QUESTION | {"name": "two"}, QUESTION | changes)
     with pytest.raises(UserError) as error:
-        read(file)
+        read_questions(file)
     assert str(error.value).startswith(f"{file}:2: ") and line in str(error.value)
 
 
@@ -187,7 +196,7 @@ def test_invalid_questions_are_reported_with_their_line(tmp_path: Path, changes:
 def test_duplicate_questions_are_refused_with_both_places(tmp_path: Path, changes: dict[str, Any]) -> None:
     file = written(tmp_path, QUESTION, QUESTION | {"name": "two"} | changes)
     with pytest.raises(UserError) as error:
-        read(file)
+        read_questions(file)
     assert str(error.value).startswith(f"{file}:2: 'two' asks the same as 'one' ({file}:1); ")
 
 

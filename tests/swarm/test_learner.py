@@ -14,15 +14,15 @@ from tiny_swarm import policy
 
 from planaria.config.schema import OptimConfig
 from planaria.swarm.config import SamplingConfig, SwarmConfig
-from planaria.swarm.evaluation import Examiner
 from planaria.swarm.learning import learner as module
 from planaria.swarm.learning.learner import Learner, UpdateResult, logit_pulls, parts, peer_weights, scales
 from planaria.swarm.learning.loss_config import LossConfig
-from planaria.swarm.peer import Shadow
+from planaria.swarm.peer.evaluation import Examiner
+from planaria.swarm.peer.peer import Shadow
+from planaria.swarm.peer.rollout import Rollout, ask
 from planaria.swarm.policy.base import SampledCompletion, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.policy.reading import read
-from planaria.swarm.rollout import Rollout, ask
+from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
@@ -35,14 +35,14 @@ OPTIM = OptimConfig(lr=1e-3)
 def lesson(who: LlamaPolicy, text: str, advantage: float, claims: bool = True, problem: int = 3) -> Rollout:
     ids = (*who.encode(text), who.end)
     asked = TaskProblem(problem, f"{problem}=", "")
-    (found,) = read(who, [(who.encode(asked.prompt), ids)], 1.0)
+    (found,) = read_completions(who, [(who.encode(asked.prompt), ids)], 1.0)
     logps = tuple(found.logps.tolist()) if claims else None
     return Rollout(*ask(asked, who), text, ids, True, logps, peer="a", reward=1.0, reading=found, advantage=advantage)
 
 
 def likelihoods(who: LlamaPolicy, lessons: list[Rollout]) -> list[float]:
     pairs = [(who.encode(x.problem.prompt), x.ids) for x in lessons]
-    return [float(found.logps.sum()) for found in read(who, pairs, 1.0)]
+    return [float(found.logps.sum()) for found in read_completions(who, pairs, 1.0)]
 
 
 def learner(who: LlamaPolicy, optim: OptimConfig = OPTIM, **loss: Any) -> Learner:

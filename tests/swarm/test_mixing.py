@@ -15,15 +15,15 @@ from pydantic import ValidationError
 from swarms import peer, rounds, threads, tiny, together, weights
 from tiny_swarm import case
 
-from planaria.swarm.completion_intake import CompletionScore
 from planaria.swarm.config import RoundsConfig, SwarmConfig
+from planaria.swarm.config.recipe import peer_names
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.learning.learner import UpdateResult
 from planaria.swarm.learning.mixing import Group, group_of, mix
-from planaria.swarm.peer import Peer
-from planaria.swarm.recipe import names
+from planaria.swarm.peer.completion_intake import CompletionScore
+from planaria.swarm.peer.peer import Peer
+from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import PEERS, SAMPLES
-from planaria.swarm.rollout import Rollout
 from planaria.swarm.tasks.base import TaskProblem
 
 VERTICAL: dict[str, Any] = {"mode": "vertical", "count": 4, "prompts": 6, "group": 6}
@@ -170,7 +170,7 @@ def test_groups_of_a_lying_peer_are_rewarded_by_the_receiver(tmp_path: Path, pup
     """p1 inverts all rewards that it computes; the others score its texts themselves before they learn from them."""
     config = tiny(pupil, rounds=VERTICAL | {"own": 1, "foreign": 4}, loss={"kind": "nois"})
     peers: dict[str, Peer] = {}
-    learned: dict[str, list[Rollout]] = {name: [] for name in names(config)}
+    learned: dict[str, list[Rollout]] = {name: [] for name in peer_names(config)}
 
     def take_part(name: str) -> None:
         member = peers[name] = peer(config, name, tmp_path)
@@ -192,7 +192,7 @@ def test_groups_of_a_lying_peer_are_rewarded_by_the_receiver(tmp_path: Path, pup
         member.scoring.scored, member.learner.learn = score, learn  # type: ignore[method-assign]
         member.run()
 
-    with threads(*[partial(take_part, name) for name in names(config)]):
+    with threads(*[partial(take_part, name) for name in peer_names(config)]):
         pass
     from_liar = [one for name in ("p0", "p2") for one in learned[name] if one.peer == peers["p1"].id]
     assert {one.reward for one in from_liar} == {0.0, 1.0}

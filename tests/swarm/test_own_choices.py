@@ -13,7 +13,7 @@ import pytest
 from planaria.common.errors import UserError
 from planaria.swarm.assemble import own_classes, policy_of, task_of
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.recipe import rules
+from planaria.swarm.config.recipe import rules
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_task.py"
 POLICY = """

@@ -437,5 +437,6 @@ def test_a_state_with_former_names_of_adapters_is_restored(tmp_path: Path) -> No
     assert all(name.endswith(("lora_up", "lora_down")) for name in state.weights)
     write_stage(tmp_path, 0, 4, state)
     theirs = torch.optim.AdamW([p for p in other.module.parameters() if p.requires_grad], lr=0.1)
-    assert load_state(tmp_path, other.module, theirs, torch.Generator(), 4).updates == 1
+    load_state(tmp_path, other.module, theirs, 4)
+    assert {float(state["step"]) for state in theirs.state.values()} == {1.0}
     assert torch.equal(saved.logits(TOKENS), other.logits(TOKENS)) and len(theirs.state) == len(parameters)

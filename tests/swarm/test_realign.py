@@ -22,9 +22,9 @@ from planaria import cli
 from planaria.common.errors import UserError
 from planaria.models import task_vectors
 from planaria.swarm.commands import drill
+from planaria.swarm.config.recipe import run_config
 from planaria.swarm.drill import Drill, load
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.recipe import of_run
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.records.saved_state import rounds_kept
 from planaria.swarm.repair import exams
@@ -230,7 +230,7 @@ def test_a_drill_repairs_a_poisoned_peer_once_with_all_strategies(
     monkeypatch.setattr(exams, "PROBLEMS", 20)
     monkeypatch.setattr(exams, "MEASURED", 20)
     monkeypatch.setattr(drill, "RepairPlan", functools.partial(RepairPlan, steps=30))
-    config = of_run(done)
+    config = run_config(done)
     found = drill.repair_run(config, done, "TEXT")
     assert found is not None and found.peer == "p0" and found.before.accuracy.eligible == 20
     assert [strategy.by for strategy in found.strategies] == ["back", "mix", "tune", "mask", "random", "anew", "layers"]

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from tiny_swarm import case
 
 from planaria.swarm.checks.defence import Report
-from planaria.swarm.completion_intake import EarlyRejection
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.learning.learner import UpdateResult
+from planaria.swarm.peer.completion_intake import EarlyRejection
 from planaria.swarm.records.lines import (
     NEWCOMERS,
     Finished,

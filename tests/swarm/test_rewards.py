@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from planaria.common.errors import UserError
 from planaria.swarm.board.receipts import rewards_in, rewards_text
 from planaria.swarm.checks.consensus import refuse_senseless
-from planaria.swarm.completion_intake import Scoring
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.learning.advantages import group_advantages
+from planaria.swarm.peer.completion_intake import Scoring
 from planaria.swarm.records.lines import RoundDone, Started
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.tasks.base import TaskProblem, as_reward

@@ -25,7 +25,7 @@ from planaria.report.live_page.serving import Server, ServerAddress, serve
 from planaria.swarm.audit.censor import Censor, LeakageLedger, key_of
 from planaria.swarm.audit.questions import Question, QuestionPart
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.policy.reading import read
+from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.serving import completions_api
 from planaria.swarm.serving.client import Client, RemoteText, ServerFailed, completions, request
 from planaria.swarm.serving.completions_api import CompletionsApi, Service
@@ -85,7 +85,7 @@ def test_served_log_probabilities_are_the_models(monkeypatch: pytest.MonkeyPatch
         assert len(drawn) == 3 and drawn == completions(ask(one, "12+34=", 3), WORDS, 8), "one seed, one draw"
         prompt = POLICY.encode("12+34=")
         ids = [(prompt, [*each.ids, *([POLICY.end] if each.ended else [])]) for each in drawn]
-        for each, found in zip(drawn, read(POLICY, ids, 1.0), strict=True):
+        for each, found in zip(drawn, read_completions(POLICY, ids, 1.0), strict=True):
             assert each.logps == pytest.approx(found.logps, abs=1e-4)
         texts = one.post("/v1/completions", {"prompt": "12+34=", "max_tokens": 4}, time.monotonic() + 30)
         assert texts["choices"][0]["logprobs"] is None and "token_ids" not in texts["choices"][0]

@@ -23,7 +23,7 @@ from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.base import SampledCompletion
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
-from planaria.swarm.policy.reading import read
+from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.serving.client import BadReply, Client, RemoteText, completions
 from planaria.swarm.serving.remote_sampling import PeerServer, Rest
 
@@ -108,7 +108,7 @@ def off(policy: LlamaPolicy, drawn: list[list[SampledCompletion]]) -> float:
         for one in group
     ]
     claims = [torch.tensor(one.logps) for group in drawn for one in group]
-    found = [torch.from_numpy(reading.logps) for reading in read(policy, pairs, 1.0)]
+    found = [torch.from_numpy(reading.logps) for reading in read_completions(policy, pairs, 1.0)]
     return max(float((a - b).abs().max()) for a, b in zip(claims, found, strict=True))
 
 

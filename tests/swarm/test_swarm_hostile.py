@@ -19,7 +19,7 @@ from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.quorum import PeerBoard
 from planaria.swarm.config import RoundsConfig, SwarmConfig
-from planaria.swarm.recipe import rules
+from planaria.swarm.config.recipe import rules
 
 HONEST = ("p0", "p1", "p2")
 

@@ -1,24 +1,35 @@
-"""Swarms as processes: reproducibility, failing stores, and clean-up."""
+"""Swarms as processes: reproducibility, failing stores, clean-up, and certificates among live peers."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing as mp
 import os
+import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stores  # noqa: F401 (registers file systems)
 from swarms import alive, ended, log, peer, processes, rounds, threads, tiny, together, until, weights
 
+from planaria import cli
+from planaria.common.digests import FILE
+from planaria.common.errors import UserError
 from planaria.common.object_store import Retry
+from planaria.runtime.engine import run_folders
 from planaria.swarm import swarm_processes
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board import quorum as meeting
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, RoundDone
-from planaria.swarm.swarm_processes import LiveSwarm
+from planaria.swarm.board.receipts import Agreement, Committee, message_list_in, text_of
+from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, RoundDone, Started
+from planaria.swarm.swarm_processes import LiveSwarm, own_identity
+from planaria.swarm.tasks.sums import Sums
 
 
 def test_equal_swarms_are_bitwise_equal(tmp_path: Path, pupil: Path) -> None:
@@ -152,3 +163,182 @@ def test_evaluations_follow_the_configured_interval(tmp_path: Path, pupil: Path)
     config = tiny(pupil, size=1, rounds={"count": 3}, evaluate={"every": 2})
     together(config, tmp_path)
     assert [record.round for record in log(tmp_path, "p0") if isinstance(record, Evaluated)] == [0, 2, 3]
+
+
+FOUR = {"size": 4, "receipts": {"committee": "all", "price": 2}}
+
+
+def four(policy: Path, **sections: Any) -> SwarmConfig:
+    turns = {"count": 4, "prompts": 4, "group": 8, "keep": 2, "kept": 9} | sections.pop("rounds", {})
+    return tiny(policy, rounds=turns, **(FOUR | sections))
+
+
+def agreement(folder: Path) -> Agreement:
+    board = Board.open(str(folder / "board"))
+    return Agreement(board, "", Committee.named(board.rules.rules), 0.0)
+
+
+@pytest.fixture(scope="module")
+def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certified")
+    config = four(pupil)
+    run_folders.keep_config(folder, config)
+    together(config, folder)
+    return folder
+
+
+@pytest.fixture
+def model(done: Path, tmp_path: Path) -> Path:
+    assert cli.run(["export", str(done), "--peer", "p1", "--to", str(tmp_path / "model")]) == 0
+    return tmp_path / "model"
+
+
+@pytest.mark.slow
+def test_rounds_rewards_and_weights_are_certified(done: Path) -> None:
+    found = agreement(done)
+    for number in range(4):
+        assert len(message_list_in(found.certified("round", number) or "")) == 4
+        assert json.loads(found.certified("rewards", number) or "{}")["rewards"]
+    for number in (2, 4):
+        assert found.certified("weights", number) == "" and len(found.signers("weights", number)) == 4
+    assert all(len(record.certified) >= 3 for record in rounds(done, "p0").values())
+    assert weights(done, "p0") == weights(done, "p3") and len({*weights(done, "p0")}) > 1
+
+
+def test_an_exported_model_is_verified_offline(model: Path, done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = verify(model, str(done / "board"))
+    assert lines[0].startswith("4 of 4 named peers signed these weights after 4 rounds; at most 1")
+    assert cli.run(["swarm", "show", str(model), "--certificate"]) == 0
+    assert "4 of 4 named peers" in capsys.readouterr().out
+
+
+def flipped(file: Path, at: int) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+
+
+def test_one_changed_bit_is_detected(model: Path) -> None:
+    whole = (model / CERTIFICATE).read_text()
+    found = json.loads(whole)
+    receipt = found["receipts"][1]
+    at = receipt.index('"signature":"') + 13
+    changed = receipt[:at] + ("0" if receipt[at] != "0" else "1") + receipt[at + 1 :]
+    (model / CERTIFICATE).write_text(json.dumps(found | {"receipts": [found["receipts"][0], changed]}))
+    with pytest.raises(NotCertified, match=r"certificate\.json: receipt 1 is forged"):
+        verify(model)
+    assert "sums" in found["rules"]
+    (model / CERTIFICATE).write_text(json.dumps(found | {"rules": found["rules"].replace("sums", "sumt")}))
+    with pytest.raises(NotCertified, match="the rules are forged"):
+        verify(model)
+    (model / CERTIFICATE).write_text(whole)
+    (model / FILE).unlink()  # who changes the weights can change the list of digests too
+    safetensors = model / "model.safetensors"
+    flipped(safetensors, safetensors.stat().st_size - 2)
+    with pytest.raises(NotCertified):
+        verify(model)
+    assert cli.run(["run", "check", str(model), "--accept"]) == 0
+    with pytest.raises(NotCertified, match="has other weights than were signed"):
+        verify(model)
+
+
+def test_a_certificate_of_another_run_is_refused(model: Path, pupil: Path, tmp_path: Path) -> None:
+    together(tiny(pupil, size=1, rounds={"count": 1}), tmp_path / "other")
+    with pytest.raises(NotCertified, match="the certificate is of"):
+        verify(model, str(tmp_path / "other" / "board"))
+    (model / CERTIFICATE).unlink()
+    with pytest.raises(UserError, match="not found; `planaria export"):
+        verify(model)
+
+
+def test_credits_count_certified_rounds(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["swarm", "show", str(done), "--credits"]) == 0
+    said = capsys.readouterr().out
+    assert "4 of 4 rounds are certified" in said and "residual, at 2 for each" in said
+    assert cli.run(["report", str(done)]) == 0
+    assert "Receipts" in (done / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_peer_contradicted_by_a_certificate_rolls_back(tmp_path: Path, pupil: Path) -> None:
+    """Peer p3 misses p0's message in round 1 and sees no certificate of it until a round later."""
+    config = four(pupil, rounds={"count": 6})
+    back: list[int] = []
+
+    def odd() -> None:
+        lone = peer(config, "p3", tmp_path)
+        board, gather = lone.board, lone.board.gather
+        missed = own_identity(config, "p0", tmp_path).peer
+        overruled = board.overruled
+
+        def part(number: int, closed: bool) -> Any:
+            found = gather(number, closed)
+            if number != 1 or back:
+                return found
+            less = found.only(found.found.keys() - {missed}, {})
+            board._uncertified[1] = text_of(board._message_list(1, less))
+            board._past = (1, board._patience)
+            return less
+
+        def noted(number: int) -> int | None:
+            if (found := overruled(number)) is not None:
+                back.append(found)
+            return found
+
+        board.gather, board.overruled = part, noted  # type: ignore[method-assign]
+        lone.run()
+
+    with threads(odd, *[lambda name=name: peer(config, name, tmp_path).run() for name in ("p0", "p1", "p2")]):
+        pass
+    assert back == [1]
+    assert weights(tmp_path, "p3") == weights(tmp_path, "p0") and len({*weights(tmp_path, "p0")}) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("committee", ["all", pytest.param("", marks=pytest.mark.slow)])
+def test_a_returning_peer_adopts_certified_rewards(
+    tmp_path: Path, pupil: Path, monkeypatch: pytest.MonkeyPatch, committee: str
+) -> None:
+    config = four(pupil, rounds={"count": 6, "keep": 0}, receipts={"committee": committee, "price": 0})
+    together(config, tmp_path)
+    before = weights(tmp_path, "p2")
+    shutil.rmtree(tmp_path / PEERS / "p2")
+    scored: list[int] = []
+    score = Sums.score
+
+    def counted(self: Sums, problem: Any, text: str) -> float:
+        scored.append(problem.number)
+        return score(self, problem, text)
+
+    again = peer(config, "p2", tmp_path)
+    monkeypatch.setattr(again, "_evaluate", lambda _: None)
+    monkeypatch.setattr(Sums, "score", counted)
+    again.run()
+    assert weights(tmp_path, "p2") == before
+    assert len(scored) == 0 if committee else len(scored) > 100
+
+
+@pytest.mark.parametrize(
+    ("receipts", "why"),
+    [
+        ({"committee": ["ab"]}, "not a peer's id; write 32 hexadecimal digits"),
+        ({"committee": "a" * 32 + "," + "a" * 32}, "named twice"),
+        ({"price": 3}, "name a committee"),
+        ({"committee": "all", "price": -1}, "price"),
+        ({"committee": "all", "price": 1.5}, "price"),
+    ],
+)
+def test_invalid_committees_are_refused(receipts: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        SwarmConfig.model_validate({"receipts": receipts})
+    with pytest.raises(ValueError, match="learn alone"):
+        SwarmConfig.model_validate({"receipts": {"committee": "all"}, "rounds": {"gather": False}})
+
+
+def test_small_committees_warn_and_all_means_local_peers(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, size=1, rounds={"count": 1}, receipts={"committee": "all"})
+    together(config, tmp_path)
+    (started,) = (record for record in log(tmp_path, "p0") if isinstance(record, Started))
+    assert any("tolerates no Byzantine member" in warning for warning in started.warnings)
+    with pytest.raises(UserError, match="write the ids of its members"):
+        peer(config, "p0", tmp_path / "late", late=True)

@@ -27,6 +27,8 @@ WELL, BADLY = 1.5, -0.5
 LOGP = [[-1.0, -0.5, -2.0], [-0.3, -3.0, NAN]]
 OLD = [[-1.1, -0.9, -1.8], [-0.7, -2.2, INF]]
 GEN = [[-1.2, -1.9, -1.5], [-0.1, -0.2, NAN]]
+WELL_CLAIMED = [GEN[0], [NAN, NAN, NAN]]
+"""only the success has a claim"""
 REF = [[-1.3, -0.4, -2.5], [-0.3, -2.0, -INF]]
 MASK = [[1, 1, 1], [1, 1, 0]]
 
@@ -249,14 +251,11 @@ def test_only_dapo_has_a_higher_upper_clip_by_default(kind: str, clip_high: floa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", ["known", "nan", "inf"])
-def test_without_a_valid_claim_weight_and_ratio_use_the_old_policy(kind: str, how: str) -> None:
-    claims, known = tensor(GEN), None
-    if how == "known":
-        known = torch.tensor([False, True])
-    else:
-        claims[0, 1] = NAN if how == "nan" else -INF
-    found = gradient(made(kind), gen_logp=claims, known=known)
+@pytest.mark.parametrize("claim", [NAN, -INF])
+def test_without_a_valid_claim_weight_and_ratio_use_the_old_policy(kind: str, claim: float) -> None:
+    claims = tensor(GEN)
+    claims[0, 1] = claim
+    found = gradient(made(kind), gen_logp=claims)
     own = "nois" if kind in ("f_nois", "dis") else kind if kind in ("dr_grpo", "dapo", "nois") else "grpo"
     torch.testing.assert_close(found[0], gradient(made(own))[0], rtol=0, atol=1e-15)
     torch.testing.assert_close(found[1], gradient(made(kind))[1], rtol=0, atol=1e-15)
@@ -264,14 +263,14 @@ def test_without_a_valid_claim_weight_and_ratio_use_the_old_policy(kind: str, ho
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_without_a_claim_is_filtered_but_not_masked(kind: str) -> None:
-    found = on_the_batch(made(kind), known=torch.tensor([True, False]))
+    found = on_the_batch(made(kind), gen_logp=tensor(WELL_CLAIMED))
     assert found.stats.filtered == kind.startswith("f_")
     assert found.stats.claimed == 3
 
 
 def test_without_a_claim_the_sequence_mask_uses_the_old_policy() -> None:
     old = tensor([[-1.1, -0.9, -1.8], [-0.2, -0.2, 0.0]])  # (0.1 + 2.8) / 2 nats away
-    found = on_the_batch(made("sequence_mask"), old_logp=old, known=torch.tensor([True, False]))
+    found = on_the_batch(made("sequence_mask"), old_logp=old, gen_logp=tensor(WELL_CLAIMED))
     assert found.stats.filtered == 1
 
 
@@ -319,14 +318,14 @@ def batches(draw: st.DrawFn) -> dict[str, Tensor]:
         return torch.tensor(flat, dtype=torch.float64).reshape(shape)
 
     advantages = draw(st.lists(st.floats(-2, 2), min_size=len(lengths), max_size=len(lengths)))
+    claimed = torch.tensor(draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths))))
     return {
         "logp": rows(),
-        "gen_logp": rows(),
+        "gen_logp": rows().masked_fill(~claimed[:, None], NAN),
         "old_logp": rows(),
         "ref_logp": rows(),
         "advantages": torch.tensor(advantages, dtype=torch.float64),
         "mask": torch.arange(shape[1])[None, :] < torch.tensor(lengths)[:, None],
-        "known": torch.tensor(draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))),
     }
 
 
@@ -431,7 +430,7 @@ def test_dis_with_wide_bounds_equals_the_unmasked_loss(batch: dict[str, Tensor])
     wide = made("dis", clip_low=1 - 1e-10, clip_high=1e10)
     divisor = len(batch["mask"])
     _, found, stats = with_gradient(wide, batch | {"old_logp": None}, divisor)
-    gen = torch.where(batch["known"][:, None], batch["gen_logp"], batch["logp"])
+    gen = torch.where(batch["gen_logp"].isfinite(), batch["gen_logp"], batch["logp"])
     _, expected, _ = with_gradient(made("nois"), batch | {"old_logp": gen}, divisor)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
     assert stats.clipped == 0
@@ -499,7 +498,6 @@ def test_log_ratio_bound_is_an_option() -> None:
         ({"gen_logp": tensor(GEN)[:1]}, r"gen_logp is \[1, 3\]"),
         ({"old_logp": tensor(OLD)[:, :1]}, r"old_logp is \[2, 1\]"),
         ({"ref_logp": tensor(REF)[0]}, r"ref_logp is \[3\]"),
-        ({"known": torch.ones(2, 3, dtype=torch.bool)}, r"known is \[2, 3\]"),
         ({"divisor": 0}, "the divisor is 0"),
         ({"config": made("grpo", beta=0.04)}, "needs ref_logp"),
     ],
@@ -537,7 +535,7 @@ def test_stats_count_clipped_capped_and_filtered(kind: str, clipped: float, capp
 
 
 def test_stats_about_generators_are_means_over_claimed_tokens() -> None:
-    found = on_the_batch(made("tis"), known=torch.tensor([True, False])).stats.means()
+    found = on_the_batch(made("tis"), gen_logp=tensor(WELL_CLAIMED)).stats.means()
     assert found["ratio"] == pytest.approx((exp(0.2) + exp(1.4) + exp(-0.5)) / 3, abs=1e-14)
     assert found["kl_mismatch"] == pytest.approx((-0.2 - 1.4 + 0.5) / 3, abs=1e-14)
     assert found["capped"] == pytest.approx(1 / 3, abs=1e-14)

@@ -1,7 +1,8 @@
-"""Configuration of a swarm and its peers."""
+"""Configuration of a swarm, its peers and its drills."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from planaria.common.errors import UserError
 from planaria.config import shipped
 from planaria.config.recipe import dump, overlaid
 from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
+from planaria.swarm.config.recipe import agreed, checked, load, peer_config, peer_names, rules
 from planaria.swarm.drill import load as load_drill
-from planaria.swarm.random_draws import derived, generator, own_problems, shared_problems
-from planaria.swarm.recipe import agreed, checked, load, names, of_peer, rules
+from planaria.swarm.peer.random_draws import derived, generator, own_problems, shared_problems
 from planaria.swarm.tasks.sums import Sums
 
 
@@ -24,35 +25,37 @@ def recipe(folder: Path, text: str) -> Path:
     return file
 
 
-def complaint(folder: Path, text: str) -> str:
+def complaint(folder: Path, text: str, loader: Callable[[Path, dict[str, str]], object] = load) -> str:
     with pytest.raises(UserError) as found:
-        load(recipe(folder, text), {})
+        loader(recipe(folder, text), {})
     return str(found.value)
 
 
 def test_flags_override_the_recipe(tmp_path: Path) -> None:
     config = load(recipe(tmp_path, "size = 2\n[drill]\nanything = 1\n"), {"rounds.count": "7"})
-    assert config.size == 2 and config.rounds.count == 7 and config.name == "swarm" and names(config) == ["p0", "p1"]
+    assert (
+        config.size == 2 and config.rounds.count == 7 and config.name == "swarm" and peer_names(config) == ["p0", "p1"]
+    )
 
 
 def test_missing_model_keys_keep_the_small_models_values(tmp_path: Path) -> None:
     config = load(recipe(tmp_path, "[policy.model]\ndim = 32\n[peers.p1.policy.model]\nlayers = 3\n"), {})
     assert config.policy.model == SmallModel(dim=32)
-    assert of_peer(config, "p1").policy.model == SmallModel(dim=32, layers=3)
-    assert of_peer(config, "p0").policy.model == SmallModel(dim=32)
+    assert peer_config(config, "p1").policy.model == SmallModel(dim=32, layers=3)
+    assert peer_config(config, "p0").policy.model == SmallModel(dim=32)
 
 
 def test_peer_tables_override_the_recipe(tmp_path: Path) -> None:
     text = "[defence.options]\nthreshold = 2.5\n[peers.p3]\nattack.kind = 'text'\nloss.kind = 'tis'\n"
     config = load(recipe(tmp_path, text), {})
-    own = of_peer(config, "p3")
+    own = peer_config(config, "p3")
     assert (
         own.attack.kind == "text"
         and own.loss.kind == "tis"
         and own.defence.options == {"threshold": 2.5}
         and own.peers == {}
     )
-    assert of_peer(config, "p0") == config.model_copy(update={"peers": {}})
+    assert peer_config(config, "p0") == config.model_copy(update={"peers": {}})
 
 
 @pytest.mark.parametrize(
@@ -181,3 +184,83 @@ def test_own_problems_prefer_the_wanted_ones(
 def test_peers_choose_different_own_problems() -> None:
     chosen = {tuple(own_problems(1, f"p{n}", 0, 10_000, 4, lambda _: True)) for n in range(6)}
     assert len(chosen) == 6
+
+
+BASE = "[drill.arms.control]\n"
+
+
+def test_arms_overlay_the_recipe(tmp_path: Path) -> None:
+    text = (
+        "size = 4\n[defence]\nchecks = 'surprisal'\n[drill]\nseeds = [5, 6]\nlast = 2\n[drill.arms.control]\n"
+        "[drill.arms.'H, TEXT']\npeers.p3.attack.kind = 'text'\ndefence.options.threshold = 2.0\n"
+        "[drill.controls]\n'H, TEXT' = 'control'\n"
+    )
+    spec, (control, arm) = load_drill(recipe(tmp_path, text), {"rounds.count": "9"})
+    assert spec.seeds == [5, 6] and spec.last == 2 and (control.name, control.control) == ("control", "")
+    assert arm.control == "control" and arm.attackers == ["p3"] and control.attackers == []
+    assert arm.config.rounds.count == control.config.rounds.count == 9
+    assert arm.config.defence.options == {"threshold": 2.0} and arm.config.defence.checks == "surprisal"
+    assert control.config.defence.options == {}
+    assert peer_config(arm.config, "p3").attack.kind == "text"
+
+
+def test_a_seed_sets_problems_draws_and_school(tmp_path: Path) -> None:
+    _, (arm,) = load_drill(recipe(tmp_path, BASE), {})
+    seeded = arm.seeded(7)
+    assert seeded.seed == seeded.school.seed == 7
+    assert seeded.model_copy(update={"seed": arm.config.seed, "school": arm.config.school}) == arm.config
+
+
+def test_attackers_are_found_in_recipe_and_peer_tables(tmp_path: Path) -> None:
+    text = "[drill.arms.all]\nattack.kind = 'text'\npeers.p1.attack.kind = 'none'\npeers.p2.defence.checks = ''\n"
+    _, (arm,) = load_drill(recipe(tmp_path, text), {})
+    assert arm.attackers == ["p0", "p2", "p3"]
+
+
+def test_withholding_counts_as_an_attack(tmp_path: Path) -> None:
+    text = "[drill.arms.all]\npeers.p1.attack = { kind = 'text', dose = 0.0, withhold = 0.5 }\n"
+    _, (arm,) = load_drill(recipe(tmp_path, text), {})
+    assert arm.attackers == ["p1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("size = 4", ["no [drill] table", "planaria swarm train"]),
+        ("drill = 3", ["drill", "is a section"]),
+        ("[drill]", ["drill.arms", "there are none"]),
+        ("[drill]\nseeds = []\n" + BASE, ["drill.seeds", "one seed or more"]),
+        ("[drill]\nseeds = [1, 1]\n" + BASE, ["drill.seeds", "each once"]),
+        ("[drill]\nseeds = [-1]\n" + BASE, ["drill.seeds"]),
+        ("[drill]\nlast = 0\n" + BASE, ["drill.last = 0"]),
+        ("[drill]\nlats = 1\n" + BASE, ["drill.lats", "unknown key", "last"]),
+        ("[drill]\narms.control = 3", ["drill.arms.control"]),
+        ("[drill.arms.X]\nquarantine = 1", ["drill.arms.X", "quarantine", "unknown key", "defence.quarantine"]),
+        ("[drill.arms.X.defence]\nquarantin = 1", ["drill.arms.X", "defence.quarantin", "unknown key"]),
+        ("[drill.arms.X]\ndefence = 1", ["drill.arms.X", "defence", "is a section"]),
+        ("[drill.arms.X.peers.p3]\nattak.kind = 'text'", ["drill.arms.X", "peers.p3", "attak", "unknown key"]),
+        ("[drill.arms.X.peers.p7]\nattack.kind = 'text'", ["drill.arms.X", "peers.p7", "no such peer"]),
+        ("[drill.arms.X.peers.p3]\nseed = 3", ["drill.arms.X", "peers.p3.seed", "all peers must have the same"]),
+        ("[drill.arms.X]\nrounds.count = 3", ["drill.arms.X.rounds.count = 3", "80", "arms may differ in"]),
+        ("[drill.arms.X]\nschool.steps = 3", ["drill.arms.X.school.steps", "arms may differ in"]),
+        ("[drill.arms.X]\npolicy.kind = 'x'", ["drill.arms.X.policy.kind", "arms may differ in"]),
+        ("[drill.arms.X]\ntask.name = 'gsm8k'", ["drill.arms.X.task.name", "arms may differ in"]),
+        ("[drill.arms.X]\nevaluate.phrases.text = 'x'", ["drill.arms.X.evaluate.phrases.text", "arms may differ in"]),
+        ("[drill.arms.X]\nseed = 4", ["drill.arms.X.seed = 4", "arms may differ in"]),
+        ("[drill.controls]\nX = 'control'\n" + BASE, ["drill.controls.X = 'control'", "both must be arms"]),
+        ("[drill.controls]\ncontrol = 'X'\n" + BASE, ["drill.controls.control = 'X'", "both must be arms"]),
+    ],
+)
+def test_mistakes_in_a_drill_are_reported_with_their_place(tmp_path: Path, text: str, parts: list[str]) -> None:
+    found = complaint(tmp_path, text, load_drill)
+    assert all(part in found for part in ("swarm.toml", *parts)), found
+    assert "\n" not in found
+
+
+def test_arms_may_differ_in_attack_defence_and_loss(tmp_path: Path) -> None:
+    text = (
+        "[drill.arms.A]\nloss.kind = 'tis'\nrounds.mode = 'vertical'\nrounds.gather = false\nshadow = true\n"
+        "optim.lr = 3e-4\npeers.p0.task.options.style = 'words'\n"
+    )
+    _, (arm,) = load_drill(recipe(tmp_path, text), {})
+    assert arm.config.rounds.mode == "vertical" and peer_config(arm.config, "p0").task.options == {"style": "words"}

@@ -67,12 +67,12 @@ def _chaos(
         raise UserError(f"{label}: give one fault, such as --kill stage=1; see `planaria run chaos --help`")
     ((action, target),) = faults.items()
     named = {"strength": strength, "moment": moment, "attack": attack, "until": until, "peer": peer}
-    given = {name: value for name, value in named.items() if value is not None}
+    options = {name: value for name, value in named.items() if value is not None}
     if action in INJECTED:
         timed = {} if resume_after is None else {"resume_after_s": resume_after}
-        print(ask(run, target, {"signal": action} | timed | given))
+        print(ask(run, target, {"signal": action} | timed | options))
         return 0
-    if given:
+    if options:
         raise UserError("--strength, --moment, --attack, --until, --peer: a signal acts at once and has no options")
     if resume_after is not None and action != "stop":
         raise UserError("--resume-after: requires --stop, or another fault with a duration")

@@ -86,16 +86,16 @@ class TabledCommand(TyperCommand):
         return super().get_params(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = {name: param for param in self.get_params(ctx) for name in param.opts}
+        options = {name: param for param in self.get_params(ctx) for name in param.opts}
         for word, following in pairwise(args):
-            valued = word in known and not getattr(known[word], "is_flag", True)
-            if valued and following in known and not ctx.resilient_parsing:
+            valued = word in options and not getattr(options[word], "is_flag", True)
+            if valued and following in options and not ctx.resilient_parsing:
                 raise UserError(f"{word} has no value; write {word} VALUE")
         rest = super().parse_args(ctx, args)
         if rest and not ctx.resilient_parsing:
             raise UnexpectedArgument(rest[0], ctx)
-        given = {name: ctx.params.pop(key, None) for key, name in self.keys.items()}
-        ctx.meta[GIVEN] = {name: text for name, text in given.items() if text is not None}
+        values = {name: ctx.params.pop(key, None) for key, name in self.keys.items()}
+        ctx.meta[GIVEN] = {name: text for name, text in values.items() if text is not None}
         return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -148,16 +148,16 @@ class CommandGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, names in self.sections().items():
-            there = {name: self.commands[name] for name in names if name in self.commands}
+            listed = {name: self.commands[name] for name in names if name in self.commands}
             rows = [
-                (name, one.summary if isinstance(one, CommandGroup) else str(one.help)) for name, one in there.items()
+                (name, one.summary if isinstance(one, CommandGroup) else str(one.help)) for name, one in listed.items()
             ]
             with formatter.section(title):
                 formatter.write_dl(rows)
 
 
 class RootGroup(CommandGroup):
-    """All commands, listed by what they are for."""
+    """The group of all commands, with help by topic."""
 
     def sections(self) -> Mapping[str, list[str]]:
         return {title: list(names) for title, names in SECTIONS.items()}
@@ -208,9 +208,9 @@ def program(function: Callable[..., int]) -> TabledCommand:
     one.command(cls=TabledCommand, context_settings=HELP)(
         _wrapped(function, [], Invocation(lasting=False, forks=False))
     )
-    made = get_command(one)
-    assert isinstance(made, TabledCommand)
-    return made
+    result = get_command(one)
+    assert isinstance(result, TabledCommand)
+    return result
 
 
 def _typer(group: str) -> typer.Typer:
@@ -224,18 +224,18 @@ def _typer(group: str) -> typer.Typer:
 
 def _wrapped(function: Callable[..., int], shared: list[str], how: Invocation) -> Callable[..., int]:
     """Return a function with the parameters of ``function`` and the ``shared`` flags, which runs it as ``how`` says."""
-    given = inspect.signature(function, eval_str=True).parameters.values()
-    tables = [param.name for param in given if param.annotation == dict[str, str]]
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    tables = [param.name for param in parameters if param.annotation == dict[str, str]]
 
     def run(ctx: typer.Context, **values: Any) -> int:
-        around: Around = ctx.find_root().obj
-        with around(how._replace(**{flag: values.pop(flag) for flag in shared})):
+        prepared: Around = ctx.find_root().obj
+        with prepared(how._replace(**{flag: values.pop(flag) for flag in shared})):
             return function(**values, **dict.fromkeys(tables, ctx.meta[GIVEN]))
 
-    own = [param.replace(kind=param.KEYWORD_ONLY) for param in given if param.name not in tables]
-    usual = [_keyword(flag, _SHARED[flag], how._field_defaults[flag]) for flag in shared]
+    declared = [param.replace(kind=param.KEYWORD_ONLY) for param in parameters if param.name not in tables]
+    shared_parameters = [_keyword(flag, _SHARED[flag], how._field_defaults[flag]) for flag in shared]
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    _declare(run, [context, *own, *usual])
+    _declare(run, [context, *declared, *shared_parameters])
     run.__doc__ = function.__doc__
     return run
 
@@ -280,9 +280,9 @@ def _runs(incomplete: str) -> list[str]:
     return [str(path) for path in near if any((path / name).is_file() for name in ("config.json", "experts.json"))]
 
 
-def refuse(given: Mapping[str, object], why: str) -> None:
+def refuse(flags: Mapping[str, object], why: str) -> None:
     """Raise UserError naming the first given flag (not None; a switch is True); ``why`` completes the sentence."""
-    for flag, value in given.items():
+    for flag, value in flags.items():
         if value is not None:
             raise UserError(f"--{flag}{'' if value is True else f' {value}'} {why}")
 

@@ -118,31 +118,31 @@ def explained(error: typer.TyperException) -> str:
     if ctx is None:
         return error.format_message().removesuffix(".")
     see = f"see `{ctx.command_path} --help`"
-    known = [flag for param in ctx.command.get_params(ctx) for flag in param.opts if flag.startswith("-")]
+    flags = [flag for param in ctx.command.get_params(ctx) for flag in param.opts if flag.startswith("-")]
     if isinstance(error, UnexpectedArgument):
-        return f"{error}: unexpected argument{_as_flag(str(error), known, ctx)}; {see}"
+        return f"{error}: unexpected argument{_as_flag(str(error), flags, ctx)}; {see}"
     if hasattr(error, "possibilities"):
         name = str(getattr(error, "option_name", ""))
-        return f"{name}: unknown flag; {_near_flag(name, known, ctx) or see}"
+        return f"{name}: unknown flag; {_near_flag(name, flags, ctx) or see}"
     text = " ".join(error.format_message().split()).removesuffix(".")
     return f"{text.replace('Value error, ', '')}; {see}"
 
 
-def _as_flag(word: str, known: Sequence[str], ctx: Any) -> str:
+def _as_flag(word: str, flags: Sequence[str], ctx: Any) -> str:
     """Return how to write an unexpected argument as a flag; "" if it is none."""
     name, _, value = word.partition("=")
     shown = value or "VALUE"
-    if meant := [flag for flag in known if flag.removeprefix("--") == name or flag.rpartition(".")[2] == name]:
+    if meant := [flag for flag in flags if flag.removeprefix("--") == name or flag.rpartition(".")[2] == name]:
         return f"; write {' or '.join(f'{flag} {shown}' for flag in meant[:3])}"
     if isinstance(ctx.command, Settings):
-        return "; settings are flags, such as --train.steps 200" if "--train.steps" in known else ""
-    return next((f"; write {EXTRA[flag]} {shlex.quote(word)}" for flag in known if flag in EXTRA), "")
+        return "; settings are flags, such as --train.steps 200" if "--train.steps" in flags else ""
+    return next((f"; write {EXTRA[flag]} {shlex.quote(word)}" for flag in flags if flag in EXTRA), "")
 
 
-def _near_flag(name: str, known: Sequence[str], ctx: Any) -> str:
-    if name in PLACES and (at := f"{name.rpartition('-')[0]}-at" if "live" in name else "--at") in known:
+def _near_flag(name: str, flags: Sequence[str], ctx: Any) -> str:
+    if name in PLACES and (at := f"{name.rpartition('-')[0]}-at" if "live" in name else "--at") in flags:
         return f"write {at} HOST:PORT, such as {at} 127.0.0.1:8080"
-    close = nearest(name, known)
+    close = nearest(name, flags)
     return _as_option(name, ctx) or (close if name.startswith("--") and close.startswith("did") else "")
 
 

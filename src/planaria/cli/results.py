@@ -54,8 +54,8 @@ def _generate(
 ) -> int:
     """Complete a prompt with a run's model, or an exported one."""
     if chat:
-        given = {"prompt": prompt, "experts": experts, "task": task, "problem": problem, "as": way, "choose": choose}
-        refuse(given, "cannot be combined with --chat; leave one of them out")
+        options = {"prompt": prompt, "experts": experts, "task": task, "problem": problem, "as": way, "choose": choose}
+        refuse(options, "cannot be combined with --chat; leave one of them out")
         return _chat(run, tokens, 0.7 if temperature is None else temperature, top_k, seed)
     if task is not None:
         others = {"prompt": prompt, "experts": experts, "temperature": temperature}
@@ -189,8 +189,13 @@ def _export(
         print("\n".join(export(run, checkpoint, kind, to, precision, shard)))
         return 0
     label = "a swarm's peer" if peer is not None else "an exported model"
-    given = {"format": None if kind == "hf" else kind, "checkpoint": checkpoint, "precision": precision, "shard": shard}
-    refuse(given, f"is for a run's checkpoint, and {run} is {label}; leave it out")
+    options = {
+        "format": None if kind == "hf" else kind,
+        "checkpoint": checkpoint,
+        "precision": precision,
+        "shard": shard,
+    }
+    refuse(options, f"is for a run's checkpoint, and {run} is {label}; leave it out")
     print(export_again(run, to) if peer is None else export_peer(run, peer, to, number, print))
     return 0
 

@@ -30,8 +30,8 @@ COMMON = {
 class Settings(TabledCommand):
     """A command with every field of a recipe as a flag; a subclass names the recipe's root sections."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self.options_metavar = "[OPTIONS] [--SECTION.SETTING VALUE ...]"
         self.context_settings = {"terminal_width": WIDTH}
 
@@ -86,8 +86,8 @@ def _options(root: type[Section]) -> Iterator[tuple[str, Any]]:
     for name, field in recipe.fields(root):
         if name.endswith(f".{options.NAME}"):
             continue  # see take_options
-        usual = None if field.is_required() else field.get_default(call_default_factory=True)
-        shown = f" (default {usual})" if usual not in (None, "", [], {}) else ""
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        shown = f" (default {default})" if default not in (None, "", [], {}) else ""
         choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
         option = typer.Option(
             f"--{name}",
@@ -129,10 +129,10 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
     rest, result = [], {}
     left = iter(words)
     for word in left:
-        name, given, value = word.partition("=")
+        name, equals, value = word.partition("=")
         if not (name.startswith("--") and "." in name and _is_option(name.removeprefix("--"))):
             rest.append(word)
-        elif (text := value if given else next(left, None)) is None:
+        elif (text := value if equals else next(left, None)) is None:
             raise UserError(f"{name} has no value; write {name} VALUE")
         else:
             result[name.removeprefix("--")] = text

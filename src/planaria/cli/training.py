@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -87,14 +88,11 @@ def _join(
 ) -> int:
     """Add this machine to a live run, until Ctrl-C; or wait to lead the run."""
     if standby:
-        flags = {
+        of_workers = {
             "--workers": workers, "--patience": patience, "--advertise": advertise or None,
             "--ports": ports, "--no-inbound": no_inbound or None, "--cache": cache,
         }  # fmt: skip
-        if not at:
-            flags["--key-file"] = key_file
-        if given := [name for name, value in flags.items() if value is not None]:
-            raise UserError(f"{given[0]}: a standby adds no workers; leave it out, or leave out --standby")
+        _refuse_for_standby(of_workers if at else of_workers | {"--key-file": key_file})
         from planaria.cli.commands.join import stand_by
 
         stand_by(run, at, key_file)
@@ -107,6 +105,12 @@ def _join(
     reach = Reach(advertise=advertise, reachable=not no_inbound, ports=ports)
     add_machine(run, key_file, workers, patience, reach, cache)
     return 0
+
+
+def _refuse_for_standby(flags: Mapping[str, object]) -> None:
+    """Raise UserError naming the first flag with a value."""
+    if conflicting := [name for name, value in flags.items() if value is not None]:
+        raise UserError(f"{conflicting[0]}: a standby adds no workers; leave it out, or leave out --standby")
 
 
 @command("plan", cls=Settings)

@@ -33,19 +33,19 @@ class Live(NamedTuple):
     chaos: bool
 
 
-def live_address(given: Live) -> ServerAddress | None:
+def live_address(flags: Live) -> ServerAddress | None:
     """Return the address of the live page of ``train``; None without --live.
 
     :raises UserError: if a flag is given that requires --live.
     """
-    if not given.live:
-        if extra := [flag for flag in given._fields if getattr(given, flag)]:
+    if not flags.live:
+        if extra := [flag for flag in flags._fields if getattr(flags, flag)]:
             raise UserError(f"--live-{extra[0].replace('_', '-')} requires --live")
         return None
     require_server("--live")
-    if given.token_file is not None:
-        token_in(given.token_file)
-    return address(given.at, given.name, "--live-at")
+    if flags.token_file is not None:
+        token_in(flags.token_file)
+    return address(flags.at, flags.name, "--live-at")
 
 
 @command("watch")

@@ -39,7 +39,9 @@ class Child:
 
     def __init__(self, function: str, memory: int) -> None:
         """Start the child. ``memory``: bytes that it may allocate after importing ``function``."""
-        self._memory, self._ready, self._turn = memory, False, threading.Lock()
+        self._memory = memory
+        self._ready = False
+        self._turn = threading.Lock()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "planaria.common.child_process", function, str(memory), str(os.getpid())],

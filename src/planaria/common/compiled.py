@@ -45,19 +45,19 @@ class _Compiled:
         """numba's dispatcher."""
         import numba
 
-        made: Any = numba.njit(nogil=True)(self.function)
+        compiled: Any = numba.njit(nogil=True)(self.function)
         folder = _folder(Path(self.function.__code__.co_filename).parent)
         if folder is not None:
-            made._cache = _cache(self.function, folder)
-        return made
+            compiled._cache = _cache(self.function, folder)
+        return compiled
 
     @property
     def _numba_type_(self) -> Any:
         """The type that numba requests where a compiled function calls this one."""
         return self.machine._numba_type_
 
-    def __call__(self, *given: object, **named: object) -> object:
-        return self.machine(*given, **named)
+    def __call__(self, *arguments: object, **named: object) -> object:
+        return self.machine(*arguments, **named)
 
     def __reduce__(self) -> str:
         return self.function.__qualname__
@@ -70,14 +70,14 @@ def _cache(function: Callable[..., object], folder: Path) -> Any:
     caching: Any = import_module("numba.core.caching")
 
     class Cache(caching.FunctionCache):  # type: ignore[misc]
-        def load_overload(self, *given: object) -> object:
+        def load_overload(self, *arguments: object) -> object:
             with suppress(OSError):
-                return super().load_overload(*given)
+                return super().load_overload(*arguments)
             return None
 
-        def save_overload(self, *given: object) -> None:
+        def save_overload(self, *arguments: object) -> None:
             with suppress(OSError):
-                super().save_overload(*given)
+                super().save_overload(*arguments)
 
     settings: Any = numba.config
     before = settings.CACHE_DIR
@@ -97,9 +97,9 @@ def _folder(sources: Path) -> Path | None:
     the folder's name depends on all of them.
     """
     hashed = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(sources.glob("*.py"))))
-    given = os.environ.get("NUMBA_CACHE_DIR")
+    configured = os.environ.get("NUMBA_CACHE_DIR")
     try:
-        root = Path(given) if given else cache_folder() / "compiled"
+        root = Path(configured) if configured else cache_folder() / "compiled"
         folder = root / hashed.hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

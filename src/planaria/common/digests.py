@@ -91,18 +91,18 @@ def require(folder: Path, names: Iterable[str], sums: Sums) -> None:
     :raises UserError: naming the first file that is missing, unlisted or changed.
     """
     for name in names:
-        path, known = folder / name, sums.get(name, ())
+        path, digests = folder / name, sums.get(name, ())
         fix = f"restore it, or accept the loss with `planaria run check {folder} --accept`"
         if not path.exists():
-            if known:
+            if digests:
                 raise UserError(f"{path} is missing; {fix}")
             continue
-        if not known:
+        if not digests:
             raise UserError(f"{path}: {FILE} does not name it, so something else wrote it; {fix}")
-        require_file(path, known, fix)
+        require_file(path, digests, fix)
 
 
-def require_file(path: Path, known: Iterable[str], fix: str) -> None:
+def require_file(path: Path, listed: Iterable[str], fix: str) -> None:
     """Check a file against its known digests.
 
     :raises UserError: ending with ``fix``, if it cannot be read or has none of them.
@@ -111,7 +111,7 @@ def require_file(path: Path, known: Iterable[str], fix: str) -> None:
         result = of_file(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}); {fix}") from None
-    expected = tuple(known)
+    expected = tuple(listed)
     if result not in expected:
         raise UserError(
             f"{path} has changed since it was written (SHA-256 {result[:12]}…, then {expected[-1][:12]}…); {fix}"

@@ -49,8 +49,8 @@ def former_names(**renamed: str) -> Any:
     def current(values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        known = {was: name for name, was in renamed.items() if name not in values}
-        return {known.get(name, name): value for name, value in values.items()}
+        present = {was: name for name, was in renamed.items() if name not in values}
+        return {present.get(name, name): value for name, value in values.items()}
 
     return model_validator(mode="before")(current)
 
@@ -206,10 +206,10 @@ def first(error: ValidationError, kind: type[BaseModel] | None = None, values: b
     reported as missing. For a union of types, the deepest error counts.
     """
     result = min(error.errors(include_url=False), key=lambda one: (one["type"] != "extra_forbidden", -len(one["loc"])))
-    positions, known = _located(kind, result["loc"]) if kind is not None else (result["loc"], ())
+    positions, keys = _located(kind, result["loc"]) if kind is not None else (result["loc"], ())
     key, message = ".".join(map(str, positions)), result["msg"].removeprefix("Value error, ")
     if result["type"] == "extra_forbidden":
-        return f"{key}: unknown key" + (f"; {nearest(str(positions[-1]), known)}" if known else "")
+        return f"{key}: unknown key" + (f"; {nearest(str(positions[-1]), keys)}" if keys else "")
     value = f" = {shown(result['input'])}" if values and result["type"] != "missing" else ""
     return f"{key}{value}: {message}" if key else message
 
@@ -228,9 +228,9 @@ def _located(kind: type[BaseModel], location: Sequence[int | str]) -> tuple[list
         if any(part in one.model_fields for one in models):
             fields = (one.model_fields[str(part)] for one in models if part in one.model_fields)
             models = [inner for field in fields for inner in _models(field.annotation)]
-    known = sorted({name for one in models for name in one.model_fields})
-    tried = {"str", "int", "float", "bool", *(one.__name__ for one in models)} - {*known}
-    return [*path, *(part for part in location[-1:] if part not in tried)], known
+    keys = sorted({name for one in models for name in one.model_fields})
+    tried = {"str", "int", "float", "bool", *(one.__name__ for one in models)} - {*keys}
+    return [*path, *(part for part in location[-1:] if part not in tried)], keys
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:

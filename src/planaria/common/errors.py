@@ -50,8 +50,8 @@ class LedgerError(RunStopped):
     """Samples of a run were lost or used twice (exit code 3), although its log has no error."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, choices: Iterable[str]) -> str:
     """Return a "did you mean" clause with the known word nearest to ``word``, or a list of all if none is near."""
-    options = sorted(known)
+    options = sorted(choices)
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(options)}"

@@ -91,12 +91,12 @@ def fetch(system: AbstractFileSystem, path: str, to: Path, most: int) -> None:
     if size > (free := shutil.disk_usage(to.parent).free):
         raise UserError(f"{location} takes {size} bytes, and {to.parent} has room for {free}; make room")
     left = size
-    with system.open(path, "rb", block_size=_PIECE) as there, to.open("wb") as here:
-        while piece := there.read(min(_PIECE, left + 1)):
+    with system.open(path, "rb", block_size=_PIECE) as source, to.open("wb") as target:
+        while piece := source.read(min(_PIECE, left + 1)):
             if len(piece) > left:
                 raise UserError(f"{location} has more than the {size} bytes that its store announces; it is damaged")
             left -= len(piece)
-            here.write(piece)
+            target.write(piece)
     if left:
         raise UserError(f"{location}: ends after {size - left} of {size} bytes; it is damaged")
 

@@ -24,7 +24,6 @@ from fsspec.implementations.local import LocalFileSystem
 from planaria.common import atomic, documents
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.filesystems import filesystem, shown
-from planaria.common.write_once import write_new
 
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _FOREIGN = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
@@ -52,7 +51,10 @@ class StoreUnreachable(RunStopped):
 
     def __init__(self, location: str, call: str, tries: int, last: Exception) -> None:
         super().__init__(f"{location}: {call} failed {tries} times, last with {type(last).__name__}: {last}")
-        self.place, self.call, self.tries, self.last = location, call, tries, last
+        self.location = location
+        self.call = call
+        self.tries = tries
+        self.last = last
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,14 @@ class Store:
         """:param setting: name of the user's setting or argument with the ``url``, for errors
         :raises UserError: if the location is not supported.
         """
-        self.place = shown(url)
-        self._retry, self._clock, self._sleep = retry, clock, sleep
+        self.location = shown(url)
+        self._retry = retry
+        self._clock = clock
+        self._sleep = sleep
         if "::" in url:
-            raise UserError(f"{setting}: {self.place}: chained file systems are not supported; name the store itself")
+            raise UserError(
+                f"{setting}: {self.location}: chained file systems are not supported; name the store itself"
+            )
         self._system, root = self._try("opening", lambda: filesystem(url, setting))
         self._local = isinstance(self._system, LocalFileSystem)
         protocol = self._system.protocol
@@ -145,9 +151,9 @@ class Store:
         except FileExistsError:
             return False
         except FileNotFoundError:
-            raise UserError(f"{self.place} does not exist and cannot be created here; create it first") from None
+            raise UserError(f"{self.location} does not exist and cannot be created here; create it first") from None
         except (IsADirectoryError, NotADirectoryError) as error:
-            raise UserError(f"{self.place}: {path} cannot be written; remove the obstacle ({error})") from None
+            raise UserError(f"{self.location}: {path} cannot be written; remove the obstacle ({error})") from None
 
     def replace(self, path: str, data: bytes) -> None:
         """Write ``data`` to ``path``, whether or not a file is there; readers see the old or the new content.
@@ -158,7 +164,7 @@ class Store:
         try:
             self._try("writing", lambda: act(f"{self._root}/{path}", data))
         except _ANSWERS as error:
-            raise UserError(f"{self.place}: {path} cannot be written; remove the obstacle ({error})") from None
+            raise UserError(f"{self.location}: {path} cannot be written; remove the obstacle ({error})") from None
 
     def creates_once(self, path: str) -> bool:
         """Return whether the store itself keeps a file from being created twice, also by two writers at once."""
@@ -206,7 +212,7 @@ class Store:
             except _failures() as error:
                 wait = pause * random.uniform(0.5, 1.5)
                 if tries >= self._retry.tries or self._clock() + wait - began > self._retry.seconds:
-                    raise StoreUnreachable(self.place, call, tries, error) from error
+                    raise StoreUnreachable(self.location, call, tries, error) from error
             self._sleep(wait)
             pause, tries = min(2 * pause, _LONGEST_PAUSE_S / 1.5), tries + 1
 
@@ -258,7 +264,7 @@ class Store:
             raise NotADirectoryError(error.errno, "not a folder", str(folder)) from None
         if os.path.realpath(folder) != str(folder):
             raise NotADirectoryError(errno.ELOOP, "a link", str(folder))
-        return write_new(Path(path), data, 0o666)
+        return atomic.write_new(Path(path), data, 0o666)
 
     def _write_object(self, path: str, data: bytes) -> bool:
         """Create an object unless one exists.

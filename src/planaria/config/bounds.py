@@ -49,7 +49,7 @@ Layers = Annotated[int, Field(gt=0), at_most(1 << 13, "each layer is made and co
 _FEW_STAGES = at_most(1 << 10, "each stage is a process, with edges to others")
 Stages = Annotated[int, Field(gt=0), _FEW_STAGES]
 BlockStages = Annotated[int, Field(ge=0), _FEW_STAGES]
-"""of a pipeline; 0: whole models, in groups only"""
+"""block stages of a pipeline; 0: whole models, in groups only"""
 Microbatches = Annotated[int, Field(gt=0), at_most(MAX_PASSES // 2, "each one's way through the stages is planned")]
 BatchSize = Annotated[int, Field(gt=0), at_most(1 << 20, "the samples of a microbatch are computed at once")]
 Replicas = Annotated[int, Field(gt=0), at_most(1 << 10, "each replica is a set of processes")]

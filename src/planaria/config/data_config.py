@@ -73,7 +73,7 @@ class DataConfig(Section):
         """Return a configuration for each source, in order of names; a single source has the name ""."""
         if not self.mixture:
             return {"": self}
-        own = {
+        own_settings = {
             name: {
                 "source": config.source,
                 "field": config.field or self.field,
@@ -82,7 +82,7 @@ class DataConfig(Section):
             }
             for name, config in sorted(self.mixture.items())
         }
-        return {name: self.model_copy(update={"mixture": {}, **value}) for name, value in own.items()}
+        return {name: self.model_copy(update={"mixture": {}, **value}) for name, value in own_settings.items()}
 
     @property
     def dialogues(self) -> bool:
@@ -95,8 +95,8 @@ class DataConfig(Section):
         they are read."""
         free = {name: config.model_copy(update={"epochs": None, "source": ""}) for name, config in self.mixture.items()}
         # A resolved "auto" is text.
-        own = "auto" if self.format == "text" else self.format
-        return self.model_copy(update={"mixture": free, "source": "", "cache": None, "format": own})
+        expected = "auto" if self.format == "text" else self.format
+        return self.model_copy(update={"mixture": free, "source": "", "cache": None, "format": expected})
 
     @model_validator(mode="before")
     @classmethod

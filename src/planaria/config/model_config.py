@@ -100,16 +100,16 @@ class ModelConfig(Section):
 
     def uncut(self, stages: int) -> str:
         """Return why the layers cannot be split into this many block stages; empty if they can."""
-        left, given = self.layers - self.ends_layers, self.block_layers
+        left, by_stage = self.layers - self.ends_layers, self.block_layers
         if not stages:
             return ""
         less = f", less model.ends_layers = {self.ends_layers}," if self.ends_layers else ""
-        if given is not None and (len(given), sum(given)) != (stages, left):
+        if by_stage is not None and (len(by_stage), sum(by_stage)) != (stages, left):
             return (
-                f"pipeline.layers = {list(given)} are {sum(given)} layers in {len(given)} stages; model.layers = "
-                f"{self.layers}{less} and pipeline.stages = {stages} ask for {left} in {stages}"
+                f"pipeline.layers = {list(by_stage)} are {sum(by_stage)} layers in {len(by_stage)} stages; "
+                f"model.layers = {self.layers}{less} and pipeline.stages = {stages} ask for {left} in {stages}"
             )
-        if given is None and (left < stages or left % stages):
+        if by_stage is None and (left < stages or left % stages):
             fix = (
                 f"set model.ends_layers = {self.layers % stages}" if self.layers >= stages else "lower pipeline.stages"
             )

@@ -22,8 +22,8 @@ CHOICES = ("strategy", "kind", "family", "trackers", "name", "checks")
 class Options(Mapping[str, Any]):
     """Names and JSON values: immutable and hashable, so that sections with options are too."""
 
-    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
-        self._text = json.dumps(dict(given or {}), sort_keys=True, default=str)
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._text = json.dumps(dict(values or {}), sort_keys=True, default=str)
 
     def __getitem__(self, name: str) -> Any:
         return json.loads(self._text)[name]
@@ -47,11 +47,11 @@ class Options(Mapping[str, Any]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        given = core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema())
-        known = core_schema.is_instance_schema(cls)
-        parsed = core_schema.no_info_after_validator_function(cls, given)
+        mapping_schema = core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema())
+        instance_schema = core_schema.is_instance_schema(cls)
+        parsed = core_schema.no_info_after_validator_function(cls, mapping_schema)
         return core_schema.json_or_python_schema(
             json_schema=parsed,
-            python_schema=core_schema.union_schema([known, parsed]),
+            python_schema=core_schema.union_schema([instance_schema, parsed]),
             serialization=core_schema.plain_serializer_function_ser_schema(dict),
         )

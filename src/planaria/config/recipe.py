@@ -148,9 +148,9 @@ def resolve(
     """As :func:`from_tree`, for a recipe of any ``kind`` with a name."""
     where = f"{recipe}: {location}" if location else str(recipe)
     refuse_unknown(tree, kind, where, root=kind)
-    own = moved(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
-    own.setdefault("name", names.from_file(recipe.stem))
-    return _lay_over(kind, own, flags, where, filled)
+    values = moved(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
+    values.setdefault("name", names.from_file(recipe.stem))
+    return _lay_over(kind, values, flags, where, filled)
 
 
 def overlay(
@@ -205,8 +205,10 @@ def read(recipe: Path) -> dict[str, Any]:
     if recipe.is_dir():
         raise UserError(f"{recipe} is a folder, not a recipe; give a TOML file or a name that `planaria recipes` lists")
     if not recipe.is_file():
-        known = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
-        fix = nearest(recipe.name, known) if recipe.suffix and known else nearest(str(recipe), shipped.names())
+        neighbours = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
+        fix = (
+            nearest(recipe.name, neighbours) if recipe.suffix and neighbours else nearest(str(recipe), shipped.names())
+        )
         raise UserError(f"{recipe}: no such recipe; {fix}")
     if recipe.stat().st_size > MAX_RECIPE_BYTES:
         raise UserError(
@@ -257,8 +259,8 @@ def refuse_unknown(
             fixes = [option, fix] if option and elsewhere else [option or fix]
             raise UserError(f"{location}: {prefix}{key}: unknown key; {'; or '.join(fixes)}")
         inner = section.model_fields[key].annotation
-        if own := section_of(inner):
-            refuse_unknown(_keys(value, location, f"{prefix}{key}"), own, location, f"{prefix}{key}.", root)
+        if inner_section := section_of(inner):
+            refuse_unknown(_keys(value, location, f"{prefix}{key}"), inner_section, location, f"{prefix}{key}.", root)
         elif entry := entry_of(inner):
             for name, item in _keys(value, location, f"{prefix}{key}").items():
                 inside = f"{prefix}{key}.{name}"
@@ -302,8 +304,8 @@ def _value(kind: type[Section], name: str, text: object) -> Any:
     if not isinstance(text, str):
         return text  # set by a program
     documents.refuse_nul(text, f"--{name}")
-    known = setting(name, kind)
-    annotation = None if known is None else known.annotation  # None for an option, whose type its choice knows
+    found = setting(name, kind)
+    annotation = None if found is None else found.annotation  # None for an option, whose type its choice knows
     if text == "none" and type(None) in get_args(annotation):
         return None
     if annotation is str or str in get_args(annotation):

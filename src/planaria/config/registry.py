@@ -37,7 +37,8 @@ class Choice(Section):
     former: ClassVar[Mapping[str, str]] = {}
     """name of an option in older versions → its present name"""
     former_members: ClassVar[Mapping[str, str]] = {}
-    """name of a method or attribute that subclasses defined in older versions → its present name"""
+    """name of a method or attribute that subclasses defined in older versions → its present name; a class from outside
+    planaria that defines the former name only is rejected"""
 
 
 Chosen = TypeVar("Chosen", bound=Choice)
@@ -85,9 +86,10 @@ class Registry(Generic[Chosen]):
             raise UserError(f"{named} is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
         if inspect.isabstract(result):
             raise UserError(f"{named} lacks {', '.join(sorted(result.__abstractmethods__))}; define what is missing")
-        for line in custom_choices([result]):
-            for was in vars(line).keys() & result.former_members.keys() - line.model_fields.keys():
-                raise UserError(f"{named}: {line.__name__}.{was} is now called {result.former_members[was]}; rename it")
+        for owner in custom_choices([result]):
+            for former, present in result.former_members.items():
+                if former in vars(owner) and former not in owner.model_fields and present not in vars(owner):
+                    raise UserError(f"{named}: {owner.__name__}.{former} is now called {present}; rename it")
         return result
 
     def make(self, name: str, options: Mapping[str, Any]) -> Chosen:
@@ -107,18 +109,18 @@ class Registry(Generic[Chosen]):
         options = {renamed.get(option, option): value for option, value in options.items()}
         for option in options:
             if option not in result and not any(option in each.model_fields for each in result.values()):
-                known = {option for each in result.values() for option in each.model_fields}
-                fix = nearest(option, known) if known else "there are none; leave it out"
+                declared = {option for each in result.values() for option in each.model_fields}
+                fix = nearest(option, declared) if declared else "there are none; leave it out"
                 raise UserError(f"{self._location}.{option}: no option of {', '.join(map(repr, names))}; {fix}")
-        return {name: self._made(name, each, options) for name, each in result.items()}
+        return {name: self._create(name, each, options) for name, each in result.items()}
 
     def declared(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``options`` that these choices declare."""
-        known = {option for name in names for option in self.find(name).model_fields}
-        return {option: value for option, value in options.items() if option in known or option in names}
+        fields = {option for name in names for option in self.find(name).model_fields}
+        return {option: value for option, value in options.items() if option in fields or option in names}
 
-    def _made(self, name: str, chosen: type[Chosen], options: Mapping[str, Any]) -> Chosen:
-        own = {option: value for option, value in options.items() if option in chosen.model_fields}
+    def _create(self, name: str, chosen: type[Chosen], options: Mapping[str, Any]) -> Chosen:
+        shared_options = {option: value for option, value in options.items() if option in chosen.model_fields}
         own_options = options.get(name, {})
         if not isinstance(own_options, Mapping):
             raise UserError(
@@ -127,7 +129,7 @@ class Registry(Generic[Chosen]):
         if unknown := next((option for option in own_options if option not in chosen.model_fields), None):
             raise UserError(f"{self._location}.{name}.{unknown}: unknown; {nearest(unknown, chosen.model_fields)}")
         try:
-            return chosen.model_validate_json(json.dumps(own | dict(own_options)))
+            return chosen.model_validate_json(json.dumps(shared_options | dict(own_options)))
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join([self._location, *(str(part) for part in first["loc"])])
@@ -158,34 +160,34 @@ def _class(path: str, named: str) -> Any:
     result: Any = _imported(module, named)
     for part in name.split("."):
         if not hasattr(result, part):
-            known = [own for own in vars(result) if not own.startswith("_")]
-            raise UserError(f"{named}: {module} has no {name!r}; {nearest(name, known or ['nothing'])}")
+            public = [member for member in vars(result) if not member.startswith("_")]
+            raise UserError(f"{named}: {module} has no {name!r}; {nearest(name, public or ['nothing'])}")
         result = getattr(result, part)
     return result
 
 
 def _imported(module: str, named: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so that nothing there replaces a library
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)  # last, so that nothing there replaces a library
         importlib.invalidate_caches()
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # anything that a user's module raises on import
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            raise UserError(f"{named}: there is no module {error.name!r} on Python's path or in {here}") from None
+            raise UserError(f"{named}: there is no module {error.name!r} on Python's path or in {folder}") from None
         raise UserError(f"{named} cannot be imported: {describe_error(error)}") from None
 
 
 def custom_choices(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
     """Return the classes, and their bases, that are not planaria's own."""
-    lines = {line for chosen in choices for line in chosen.__mro__ if issubclass(line, Choice)}
-    results = [line for line in lines if line.__module__.partition(".")[0] != "planaria"]
+    bases = {base for chosen in choices for base in chosen.__mro__ if issubclass(base, Choice)}
+    results = [base for base in bases if base.__module__.partition(".")[0] != "planaria"]
     return sorted(results, key=lambda chosen: (chosen.__module__, chosen.__qualname__))
 
 
 @contextmanager
-def blaming(own: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
+def blaming(custom: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
     """Run code that involves classes from outside planaria.
 
     :raises UserError: for unexpected errors, with the text of :func:`blame`.
@@ -195,19 +197,19 @@ def blaming(own: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
     except (UserError, RunStopped, OSError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        if not (named := blame(error, own())):
+        if not (named := blame(error, custom())):
             raise
         raise UserError(named) from error
 
 
-def blame(error: BaseException, own: Sequence[type[Choice]]) -> str:
+def blame(error: BaseException, custom: Sequence[type[Choice]]) -> str:
     """Return which class from outside planaria raised ``error``, or may have caused it; empty if there is none."""
-    names = [f"{chosen.__module__}:{chosen.__qualname__}" for chosen in own]
-    files = [inspect.getsourcefile(chosen) for chosen in own]
+    names = [f"{chosen.__module__}:{chosen.__qualname__}" for chosen in custom]
+    files = [inspect.getsourcefile(chosen) for chosen in custom]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in files:
-            theirs = (name for name, file in zip(names, files, strict=True) if file == frame.filename)
-            return f"{', '.join(theirs)} failed: {describe_error(error, frame)}"
+            in_file = (name for name, file in zip(names, files, strict=True) if file == frame.filename)
+            return f"{', '.join(in_file)} failed: {describe_error(error, frame)}"
     return f"{', '.join(names)} may be the cause: {describe_error(error)}" if names else ""
 
 
@@ -215,7 +217,7 @@ def describe_error(error: BaseException, at: traceback.FrameSummary | None = Non
     """Return an error as one line: location (innermost, unless ``at`` is given), type and message."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = at or (frames[-1] if frames else None)
-    where = "" if frame is None else f"{frame.filename}:{frame.lineno}: "
+    location = "" if frame is None else f"{frame.filename}:{frame.lineno}: "
     if isinstance(error, SyntaxError):
-        where = f"{error.filename}:{error.lineno}: "
-    return f"{where}{type(error).__name__}: {error}".rstrip(": ")
+        location = f"{error.filename}:{error.lineno}: "
+    return f"{location}{type(error).__name__}: {error}".rstrip(": ")

@@ -313,15 +313,15 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_link_times(self) -> Self:
         for field in ("forward_s", "backward_s"):
-            given = len(getattr(self.network, field))
-            if given == 1 and self.pipeline.has_uneven_stages:
+            count = len(getattr(self.network, field))
+            if count == 1 and self.pipeline.has_uneven_stages:
                 raise ValueError(
                     f"network.{field} has one number for stages of {self.pipeline.cut} layers; give one for each of "
                     f"the {self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
                 )
-            if given not in (0, 1, self.pipeline.stages + 1):
+            if count not in (0, 1, self.pipeline.stages + 1):
                 raise ValueError(
-                    f"network.{field} has {given} numbers; give one, or one for each of the "
+                    f"network.{field} has {count} numbers; give one, or one for each of the "
                     f"{self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
                 )
         if self.network.staging_bandwidth is not None and self.routing.schedule is not None:

@@ -30,5 +30,5 @@ def find(text: str) -> Path:
 
     If there is neither, return the given path; reading it fails with a message.
     """
-    given = Path(text)
-    return given if given.is_file() else shipped().get(text, given)
+    path = Path(text)
+    return path if path.is_file() else shipped().get(text, path)

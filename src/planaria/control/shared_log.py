@@ -76,16 +76,16 @@ class SharedLog:
         self._store = store
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Location of the store, for messages."""
-        return self._store.place
+        return self._store.location
 
     def require_creation_once(self) -> None:
         """Raise UserError if the store lets a file be created twice, as some without conditional writes do."""
         if not self._store.creates_once(f"{_PROBE}/{secrets.token_hex(16)}"):
             raise UserError(
-                f"fleet.shared_log: {self.place} does not keep a file from being created twice; use a folder that all "
-                "machines mount, or an object store with conditional writes"
+                f"fleet.shared_log: {self.location} does not keep a file from being created twice; use a folder that "
+                "all machines mount, or an object store with conditional writes"
             )
 
     def read(self, number: int) -> Batch | None:
@@ -98,7 +98,7 @@ class SharedLog:
             return None if data is None else _parsed(data)
         except (BadObject, ValidationError, ValueError) as error:
             reason = error.reason if isinstance(error, BadObject) else "damaged"
-            raise UserError(f"{self.place}/{_name(number)}: {reason}; restore the file from a copy") from None
+            raise UserError(f"{self.location}/{_name(number)}: {reason}; restore the file from a copy") from None
 
     def since(self, number: int) -> Iterator[Batch]:
         """Yield the batches from ``number`` to the present end."""
@@ -139,7 +139,7 @@ class SharedLog:
         try:
             return self._store.read(f"files/{name}", MAX_FILE_BYTES)
         except BadObject as error:
-            raise UserError(f"{self.place}/files/{name}: {error.reason}; restore the file from a copy") from None
+            raise UserError(f"{self.location}/files/{name}: {error.reason}; restore the file from a copy") from None
 
 
 @dataclass

@@ -62,7 +62,9 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
     :raises UserError: for a source that is missing, unreadable or empty, and for invalid records, possibly after some
         texts.
     """
-    result, most, passed = 0, config.max_chars, defaultdict[str, list[str]](list)
+    result = 0
+    most = config.max_chars
+    passed = defaultdict[str, list[str]](list)
     for text in _texts(config, passed):
         if text and not text.isspace():
             part = text if most is None else text[: most - result]
@@ -87,7 +89,9 @@ def records_of(config: DataConfig, on_progress: Callable[[str], None] | None = N
 
     :raises UserError: for a source that is missing, unreadable or empty, and for damaged records.
     """
-    result, passed, empty = 0, defaultdict[str, list[str]](list), True
+    result = 0
+    passed = defaultdict[str, list[str]](list)
+    empty = True
     for record, location in _records(config, passed):
         yield record, location
         empty = False

@@ -44,7 +44,7 @@ class CorpusMetadata(BaseModel):
     tokenizer: str
     """SHA-256 of tokenizer.json"""
     fingerprint: str
-    """of the corpus"""
+    """fingerprint of the corpus"""
     ids: str = ""
     """SHA-256 of the two splits' SHA-256; empty if made by an older planaria"""
     row: Count = 0
@@ -204,7 +204,9 @@ class Mixture:
     """Several sources with one tokenizer, each with its own prepared folder."""
 
     def __init__(self, folder: Path, meta: MixtureMeta, parts: Mapping[str, Dataset]) -> None:
-        self.folder, self.meta, self.parts = folder, meta, parts
+        self.folder = folder
+        self.meta = meta
+        self.parts = parts
 
     @classmethod
     def open(cls, folder: Path) -> Mixture:

@@ -66,8 +66,8 @@ def chat_template(config: DataConfig) -> Template:
 
     :raises UserError: if there is none.
     """
-    own = config.tokenizer in OWN
-    tokenizer_folder = None if own else expanded(config.tokenizer)
+    is_trained_here = config.tokenizer in OWN
+    tokenizer_folder = None if is_trained_here else expanded(config.tokenizer)
     if tokenizer_folder is not None and tokenizer_folder.suffix == ".json":
         tokenizer_folder = tokenizer_folder.parent
     path = tokenizer_folder if config.template is None else expanded(config.template)

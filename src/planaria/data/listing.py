@@ -60,22 +60,24 @@ def _walk(root: Path, leave_out: Callable[[Path], bool], passed: Passed | None =
         if passed is not None:
             passed.setdefault(reason, []).append(path.relative_to(root).as_posix())
 
-    names, seen, waiting = list[str](), set[tuple[int, int]](), [root]
+    names = list[str]()
+    visited = set[tuple[int, int]]()
+    waiting = [root]
     while waiting:  # links come last, so that a folder with both has its name without a link
         for folder, below, files in os.walk(waiting.pop(0), onerror=refuse):
-            here, status = Path(folder), Path(folder).stat()
-            if (status.st_dev, status.st_ino) in seen:
-                skip(here, "a link to a folder that is read already")
+            current, status = Path(folder), Path(folder).stat()
+            if (status.st_dev, status.st_ino) in visited:
+                skip(current, "a link to a folder that is read already")
                 below.clear()
                 continue
-            seen.add((status.st_dev, status.st_ino))
-            for path in [here / name for name in sorted(below)]:
+            visited.add((status.st_dev, status.st_ino))
+            for path in [current / name for name in sorted(below)]:
                 if (hidden := path.name.startswith(".")) or leave_out(path):
                     skip(path, "hidden" if hidden else "prepared data (data.cache)")
                     below.remove(path.name)
                 elif passed is not None and path.is_symlink():
                     waiting.append(path)
-            for path in [here / name for name in files]:
+            for path in [current / name for name in files]:
                 if why := _unread(path):
                     skip(path, why)
                 else:
@@ -96,8 +98,8 @@ def _missing(source: str, path: Path) -> NoReturn:
     """Refuse a missing path, suggesting existing names."""
     while not path.parent.is_dir():
         path = path.parent
-    there = sorted(entry.name for entry in path.parent.iterdir() if not entry.name.startswith("."))
-    close = difflib.get_close_matches(path.name, [*there, STDLIB], n=1, cutoff=0.5)
-    some = ", ".join(islice(there, 6)) + (", …" if len(there) > 6 else "")
+    names = sorted(entry.name for entry in path.parent.iterdir() if not entry.name.startswith("."))
+    close = difflib.get_close_matches(path.name, [*names, STDLIB], n=1, cutoff=0.5)
+    some = ", ".join(islice(names, 6)) + (", …" if len(names) > 6 else "")
     hint = f"did you mean {close[0]!r}?" if close else f"known there: {some or 'nothing'}"
     raise UserError(f"data.source = {source!r}: there is no {path.name!r} in {path.parent.resolve()}; {hint}")

@@ -46,7 +46,9 @@ class SourceOrder:
     """
 
     def __init__(self, quotas: Quotas, seed: int) -> None:
-        self._quotas, self._seed, self._size = quotas, seed, sum(quotas)
+        self._quotas = quotas
+        self._seed = seed
+        self._size = sum(quotas)
 
     def at(self, n: int) -> tuple[int, int]:
         """Return the source of sample ``n`` ≥ 0, and how many earlier samples are of the same source."""

@@ -105,8 +105,8 @@ def text_of(record: Record, field: str, location: str) -> str:
     :raises UserError: if there is none.
     """
     if field not in record:
-        known = next((kind for kind, keys in REQUIRED.items() if {*keys} <= record.keys()), None)
-        fix = "set data.field" if known is None else f"set data.field, or data.format = {known!r} for dialogues"
+        matching = next((kind for kind, keys in REQUIRED.items() if {*keys} <= record.keys()), None)
+        fix = "set data.field" if matching is None else f"set data.field, or data.format = {matching!r} for dialogues"
         raise UserError(f"{location}: no field {field!r} ({nearest(field, record)}); {fix}")
     value = record[field]
     if not isinstance(value, str):
@@ -189,7 +189,9 @@ class _Ahead:
     def __init__(self, file: BinaryIO) -> None:
         self._file = io.TextIOWrapper(file, encoding="utf-8-sig")
         self._decoder = json.JSONDecoder()
-        self.held, self.at, self._ended = "", 0, False
+        self.held = ""
+        self.at = 0
+        self._ended = False
 
     def next(self) -> str:
         """Skip white space and return the next character; empty at the end."""
@@ -216,7 +218,9 @@ class _Ahead:
     def _more(self) -> None:
         left = self.held[self.at :]
         piece = self._file.read(max(PIECE, len(left)))
-        self.held, self.at, self._ended = left + piece, 0, not piece
+        self.held = left + piece
+        self.at = 0
+        self._ended = not piece
 
 
 def _read_parquet(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:

@@ -27,7 +27,7 @@ class DialogueCounts:
     silent: int = 0
     """dialogues without a learned token, which were left out"""
     beyond: int = 0
-    """of these, those with one beyond a row's length"""
+    """dialogues of ``silent`` that have a learned token beyond a row's length"""
     tokens: int = 0
     learned: int = 0
 
@@ -53,11 +53,11 @@ def learnable_dialogues(dialogues: Iterable[Dialogue], length: int, count: Dialo
 
 def split(dialogues: Iterable[Dialogue], share: float) -> Iterator[tuple[bool, Dialogue]]:
     """Yield each dialogue with whether it is for validation, which gets at most this share of all tokens so far."""
-    total = held = 0
+    total = validation_tokens = 0
     for dialogue in dialogues:
         total += len(dialogue.ids)
-        withheld = held + len(dialogue.ids) <= total * share
-        held += len(dialogue.ids) if withheld else 0
+        withheld = validation_tokens + len(dialogue.ids) <= total * share
+        validation_tokens += len(dialogue.ids) if withheld else 0
         yield withheld, dialogue
 
 

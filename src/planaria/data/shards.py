@@ -168,7 +168,11 @@ def _write_texts(
     train: _Writer, held_out: _Writer, data: DataConfig, tokenizer: Tokenizer, dtype: str, report: Progress
 ) -> int:
     """Write both splits of a corpus of texts; return the number of documents."""
-    legacy, count, total, pending, reported = data.tokenization == "legacy", 0, 0, 0, 0
+    legacy = data.tokenization == "legacy"
+    count = 0
+    total = 0
+    pending = 0
+    reported = 0
     before, after = _around(tokenizer, legacy)
     texts = documents(data, report)
     for count, ids in enumerate(tokenizer.encode_all(texts, legacy), start=1):
@@ -196,7 +200,9 @@ def _write_rows(
     report: Progress,
 ) -> int:
     """Write both splits of a corpus of dialogues, each as ids and marks; return the number of dialogues."""
-    count, packers, reported = DialogueCounts(), [Packer(length, data.pack) for _ in splits], 0
+    count = DialogueCounts()
+    packers = [Packer(length, data.pack) for _ in splits]
+    reported = 0
 
     def write(split: int, content: Sequence[Dialogue]) -> None:
         if content:

@@ -86,7 +86,9 @@ class _Source:
 
     def __init__(self, name: str, dataset: Dataset, split: Split, context: int, seed: int) -> None:
         self.windows, self.rows = dataset.windows(split, context), dataset.meta.row > 0
-        self._dataset, self._split, self._context = dataset, split, context
+        self._dataset = dataset
+        self._split = split
+        self._context = context
         self._seed, self._suffix = seed, f" {name}" if name else ""
         if not self.windows:
             of, label = (f" of data.mixture.{name}", "source") if name else ("", "data.source")

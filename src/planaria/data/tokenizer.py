@@ -60,7 +60,9 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
-        self._inner, self._place, self._growth = inner, location, growth
+        self._inner = inner
+        self._location = location
+        self._growth = growth
         self.end = end
         self.vocab = max(inner.get_vocab(with_added_tokens=True).values()) + 1
         with foreign_tokenizers.failing(location):
@@ -86,8 +88,8 @@ class Tokenizer:
             if not 0 <= end < 1 << 32 or inner.id_to_token(end) is None:
                 raise UserError(f"{name} has no token {end}, which is to separate documents")
             return cls(inner, end, name, growth)
-        for known in ENDS:
-            if (end := inner.token_to_id(known)) is not None:
+        for candidate in ENDS:
+            if (end := inner.token_to_id(candidate)) is not None:
                 return cls(inner, end, name, growth)
         raise UserError(f"{name} has no document separator; add one of the tokens {', '.join(ENDS)}")
 
@@ -114,7 +116,7 @@ class Tokenizer:
 
         A name after the character ``mark``, or with it inside, is plain text. ``mark`` itself is removed.
         """
-        with foreign_tokenizers.failing(self._place):
+        with foreign_tokenizers.failing(self._location):
             self._require_bounded(text)
             ids: list[int] = self._disguised.encode(text, mark)
             return ids
@@ -122,7 +124,7 @@ class Tokenizer:
     def encode_segments(self, texts: Sequence[str], mark: str = "") -> list[tuple[int, int]]:
         """Return the ids of consecutive parts of one trusted text, as :meth:`encode_marked` does for the whole; each id
         with the number of the part in which it begins."""
-        with foreign_tokenizers.failing(self._place):
+        with foreign_tokenizers.failing(self._location):
             self._require_bounded("".join(texts))
             return self._disguised.segments(texts, mark)
 
@@ -140,7 +142,7 @@ class Tokenizer:
         """
         for batch in _batches(texts):
             short = [text for text in batch if len(text) <= PIECE]
-            with foreign_tokenizers.failing(self._place):
+            with foreign_tokenizers.failing(self._location):
                 for text in batch:
                     self._require_bounded(text)
                 result = iter(self._inner.encode_batch_fast(short, add_special_tokens=False))
@@ -150,7 +152,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids. Separators and ids beyond ``vocab`` are skipped; invalid UTF-8 becomes U+FFFD."""
-        with foreign_tokenizers.failing(self._place):
+        with foreign_tokenizers.failing(self._location):
             return self._inner.decode([i for i in ids if 0 <= i < self.vocab], skip_special_tokens=True)
 
     def to_json(self) -> str:
@@ -163,7 +165,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _disguised(self) -> DisguisedTokenizer:
-        return DisguisedTokenizer(self._inner, self._place)
+        return DisguisedTokenizer(self._inner, self._location)
 
     @functools.cached_property
     def _barred(self) -> list[int]:
@@ -186,7 +188,7 @@ class Tokenizer:
         try:
             yield from windows.encode_in_windows(encode, text, PIECE)
         except UserError as error:
-            raise UserError(f"{self._place}: {error}") from None
+            raise UserError(f"{self._location}: {error}") from None
 
     def _plain(self, text: str) -> tokenizers.Encoding:
         return self._inner.encode(text, add_special_tokens=False)
@@ -201,7 +203,7 @@ class Tokenizer:
             result, least = self._inner.normalizer.normalize_str(part), len(part.encode())
             if (grown := len(result.encode())) > GROWTH * least + GROWN // 64:
                 raise UserError(
-                    f"{self._place}: its normalizer makes {grown} bytes of {least}, beyond the limit of {GROWTH:g} "
+                    f"{self._location}: its normalizer makes {grown} bytes of {least}, beyond the limit of {GROWTH:g} "
                     "times as many; give another tokenizer"
                 )
 
@@ -216,14 +218,14 @@ def load_tokenizer(
     :raises UserError: if the tokenizer has more ids, cannot be read, or has no corpus to train on.
     :raises OSError: if ``cache`` cannot be written.
     """
-    own = data.tokenizer in ("bpe", "bytes")
+    trained = data.tokenizer in ("bpe", "bytes")
     if data.tokenizer == "bpe" and vocab >= MIN_OWN_VOCAB:
         return _trained(data, vocab, cache, on_progress)
-    tokenizer = _byte_tokenizer() if own else Tokenizer.open(expanded(data.tokenizer))
+    tokenizer = _byte_tokenizer() if trained else Tokenizer.open(expanded(data.tokenizer))
     if tokenizer.vocab > vocab:
         raise UserError(
-            f"data.tokenizer = {data.tokenizer!r} {'needs' if own else 'has'} {tokenizer.vocab} ids but model.vocab = "
-            f"{vocab}; set model.vocab to {tokenizer.vocab} or more"
+            f"data.tokenizer = {data.tokenizer!r} {'needs' if trained else 'has'} {tokenizer.vocab} ids but "
+            f"model.vocab = {vocab}; set model.vocab to {tokenizer.vocab} or more"
         )
     return tokenizer
 
@@ -324,8 +326,8 @@ def _trained(data: DataConfig, vocab: int, cache: Path, on_progress: Callable[[s
 
 def _by_weight(data: DataConfig) -> Iterator[str]:
     """Yield the training texts of a tokenizer: a mixture's sources by their shares, with repetitions of short ones."""
-    given = quotas(data)
-    shares = dict(zip(data.sources, (quota / sum(given) for quota in given), strict=True))
+    weights = quotas(data)
+    shares = dict(zip(data.sources, (quota / sum(weights) for quota in weights), strict=True))
     kept: dict[str, list[str]] = {}
     for name, source in data.sources.items():
         with of_source(name):

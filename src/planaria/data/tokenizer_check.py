@@ -96,12 +96,12 @@ def _growth(part: Mapping[str, Any] | None, one: Callable[[Mapping[str, Any]], f
     return one(part)
 
 
-def _known(part: Mapping[str, Any], known: Mapping[str, float]) -> float:
+def _known(part: Mapping[str, Any], values: Mapping[str, float]) -> float:
     if part["type"] == "Replace":
         return _replacement(part)
-    if part["type"] not in known:
+    if part["type"] not in values:
         raise UserError(f"its part {part['type']} is not known")
-    return known[part["type"]]
+    return values[part["type"]]
 
 
 def _normalizer(part: Mapping[str, Any]) -> float:

@@ -50,7 +50,9 @@ def encode_in_windows(encode: Encode, text: str, size: int) -> Iterator[list[int
 
     :raises UserError: if :data:`MAX_WINDOW_CHARS` characters are too few.
     """
-    window, skipped, wanted = _window(encode, text, 0, size), 0, size
+    window = _window(encode, text, 0, size)
+    skipped = 0
+    wanted = size
     while window.stop < len(text):
         if (result := _next(encode, text, window, size)) is None:
             wanted *= 2
@@ -61,9 +63,11 @@ def encode_in_windows(encode: Encode, text: str, size: int) -> Iterator[list[int
                 )
             window = _window(encode, text, window.start, wanted)
             continue
-        following, here, there = result
-        yield window.ids[skipped:here]
-        window, skipped, wanted = following, there, size
+        following, joint, resumed = result
+        yield window.ids[skipped:joint]
+        window = following
+        skipped = resumed
+        wanted = size
     yield window.ids[skipped:]
 
 
@@ -91,12 +95,12 @@ def _joint(before: _Window, after: _Window) -> tuple[int, int] | None:
     positions = {after.token(number): number for number in after.within(low, high)}
     begun, count = 0, 0
     for number in before.within(low, high):
-        own = before.token(number)
-        if count and positions.get(own) == positions[before.token(begun)] + count:
+        token = before.token(number)
+        if count and positions.get(token) == positions[before.token(begun)] + count:
             count += 1
         else:
-            begun, count = number, int(own in positions)
-        if count and own[2] - before.token(begun)[1] >= AGREED:
+            begun, count = number, int(token in positions)
+        if count and token[2] - before.token(begun)[1] >= AGREED:
             middle = begun + count // 2
             return middle, positions[before.token(middle)]
     return None

@@ -84,14 +84,15 @@ def rda(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str
 def _rda_of_tensor(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tensor:
     """Return the radial–directional average of the members' tensors, in their dtype."""
     like = next(iter(tensors.values()))
-    direction, radius, total = torch.zeros_like(like, dtype=torch.float64), 0.0, 0.0
+    direction = torch.zeros_like(like, dtype=torch.float64)
+    radius = total = 0.0
     for member, tensor in tensors.items():
         norm, weight = math.sqrt(squared_norm(tensor)), weights[member]
         if norm:
             direction.add_(tensor, alpha=weight / norm)
         radius, total = radius + weight * norm, total + weight
-    left = math.sqrt(squared_norm(direction))
-    return direction.mul_(radius / total / left if left > MIN_DIRECTION_NORM * total else 0.0).to(like.dtype)
+    length = math.sqrt(squared_norm(direction))
+    return direction.mul_(radius / total / length if length > MIN_DIRECTION_NORM * total else 0.0).to(like.dtype)
 
 
 def mean_over_senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
@@ -175,17 +176,17 @@ class AggregatingExchange(Exchange, ABC):
                 f"exchange.options.aggregator = {self.aggregator!r}: this feedback's estimates (exchange.compress) add "
                 "up to their mean; take 'mean', or ef14"
             )
-        made = self.model_copy()
-        made._compressed = by
-        return made
+        result = self.model_copy()
+        result._compressed = by
+        return result
 
     def for_sender(self, me: int) -> Self:
         if self._compressed is None:
             return self
-        made = self.model_copy()
-        made._compressed = replace(self._compressed, me=me)
-        made.__dict__.pop("compression", None)  # cached for another sender
-        return made
+        result = self.model_copy()
+        result._compressed = replace(self._compressed, me=me)
+        result.__dict__.pop("compression", None)  # cached for another sender
+        return result
 
     def with_rule(self, by: RobustAggregator, members: int) -> Self:
         """Return the exchange with a robust rule instead of the mean, for ``members`` replicas.
@@ -203,9 +204,9 @@ class AggregatingExchange(Exchange, ABC):
                 "exchange.robust cannot compare messages of a compressor with estimates (exchange.compress): they "
                 "hold differences to estimates; use ef14"
             )
-        made = self.model_copy()
-        made._robust = by
-        return made
+        result = self.model_copy()
+        result._robust = by
+        return result
 
     def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
         """Return why the exchange does not support this rule; empty if it does."""
@@ -239,9 +240,9 @@ class AggregatingExchange(Exchange, ABC):
     def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
         if self._robust is None:
             return self
-        made = self.model_copy()
-        made._robust = self._robust.after_rejecting(refused, on_counted, counted)
-        return made
+        result = self.model_copy()
+        result._robust = self._robust.after_rejecting(refused, on_counted, counted)
+        return result
 
     @property
     def weighing(self) -> Weighing | None:

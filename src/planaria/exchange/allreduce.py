@@ -37,11 +37,11 @@ class AllReduce(AggregatingExchange):
     def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         """g ← (1/n) Σ_j g_j, or the value of another aggregator, or the mean of estimates."""
         decoded, kept = self.compression.receive(outer, updates, me, fast)
-        joined = self.aggregate_with_rule(outer, decoded)
-        reached, shared = self.compression.reached(outer, joined)
-        known = self.compression.learned(outer, decoded)
-        return weight_message.fast_copy(reached, fast), known.settled(
-            **kept, **shared, **self.parts_from_aggregate(joined)
+        aggregate = self.aggregate_with_rule(outer, decoded)
+        reached, shared = self.compression.reached(outer, aggregate)
+        measured = self.compression.learned(outer, decoded)
+        return weight_message.fast_copy(reached, fast), measured.settled(
+            **kept, **shared, **self.parts_from_aggregate(aggregate)
         )
 
 

@@ -70,11 +70,11 @@ class StageOuterState:
 
     def copied(self, parts: Parts) -> StageOuterState:
         """Return the state that a copy of this replica starts with: the shared ones of the declared ``parts``."""
-        return replace(self, parts={part: held for part, held in self.parts.items() if parts.get(part) == "shared"})
+        return replace(self, parts={name: part for name, part in self.parts.items() if parts.get(name) == "shared"})
 
     def state(self) -> dict[str, Tensor]:
         """Return the state as plain tensors for a checkpoint; shares memory."""
-        named = {f"{part}/{name}": tensor for part, held in self.parts.items() for name, tensor in held.items()}
+        named = {f"{part}/{name}": tensor for part, weights in self.parts.items() for name, tensor in weights.items()}
         measured = [float(self.measured), *self.secants]
         numbers = {SECANTS: torch.tensor(measured, dtype=torch.float64)} if self.measured else {}
         return {"rounds": torch.tensor(self.rounds), **numbers, **named}
@@ -159,7 +159,7 @@ class UpdateWeigher(Protocol):
     def decoded_values(self) -> Callable[[StageOuterState, Updates], Mapping[int, Weights]]: ...
 
     def products(
-        self, outer: StageOuterState, decoded: Mapping[int, Weights], me: int, news: Collection[int]
+        self, outer: StageOuterState, decoded: Mapping[int, Weights], me: int, new: Collection[int]
     ) -> Mapping[int, Mapping[int, float]]: ...
 
     def counted(

@@ -73,14 +73,14 @@ class Eager(DiLoCo):
         return {member: weight_message.unpack(sent.prefetched, outer["slow"]) for member, sent in updates.items()}
 
     def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
-        own = pseudo_gradient(outer["slow"], fast)
-        drifts = self.decoded_values(outer, updates) | {me: own}
+        own_drift = pseudo_gradient(outer["slow"], fast)
+        drifts = self.decoded_values(outer, updates) | {me: own_drift}
         try:
             joined = self.aggregate_with_rule(outer, dict(sorted(drifts.items())))
         except TooManyByzantine:
-            return dict(fast), outer.settled(last=own)
+            return dict(fast), outer.settled(last=own_drift)
         slow, momentum = outer_step(outer["slow"], outer["momentum"], joined, self.beta, self.alpha, self.momentum)
-        return weight_message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum, last=own)
+        return weight_message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum, last=own_drift)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         return meeting_cost(self.groups(0, range(members), 0), 0, weight_message.packed_bytes(shapes))

@@ -65,7 +65,7 @@ def largest_gamma(alpha: float, c: float) -> float:
 
 
 def random_groups(round: int, members: Sequence[int], size: int, seed: int) -> list[tuple[int, ...]]:
-    """Return ``members`` in groups of ``size``, drawn anew in every ``round``; ids within a group ascend.
+    """Return ``members`` in groups of ``size``, drawn for each ``round``; ids within a group ascend.
 
     One permutation is cut with a stride: groups {π_k, π_{k+K}, π_{k+2K}, …} for k < K = ⌈N / size⌉ (released code of
     arXiv 2506.10911, for N divisible by the size). Otherwise some groups are smaller by one; with pairs, one member
@@ -195,7 +195,7 @@ class SlowWeightExchange(AggregatingExchange, ABC):
 
 
 class Gossip(SlowWeightExchange, ABC):
-    """Replicas that meet in groups drawn anew for every round."""
+    """Replicas that meet in groups drawn for each round."""
 
     group: Annotated[int, Field(ge=2)] = 2
     """replicas that meet in one round"""

@@ -46,28 +46,28 @@ def exchange(config: ExchangeConfig) -> Exchange:
 
     :raises UserError: naming the unknown kind or option, or the invalid value.
     """
-    made = EXCHANGES.make(config.kind, config.options)
+    rule = EXCHANGES.make(config.kind, config.options)
     if config.compress:
-        if not isinstance(made, AggregatingExchange):
+        if not isinstance(rule, AggregatingExchange):
             raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
-        made = made.compressed(compression_of(config.compress))
+        rule = rule.compressed(compression_of(config.compress))
         if config.has_several_replicas and (
-            wrong := made.compression.feedback.why_members_unsupported(config.replicas)
+            wrong := rule.compression.feedback.why_members_unsupported(config.replicas)
         ):
             raise UserError(f"exchange.compress: {wrong}")
     if config.robust:
-        if not isinstance(made, AggregatingExchange):
+        if not isinstance(rule, AggregatingExchange):
             raise UserError(f"exchange.robust: {config.kind!r} does not aggregate several values; leave it out")
-        made = made.with_rule(robust_of(config.robust, config.replicas), config.replicas)
-    with blaming(lambda: custom_choices([type(made)])):
-        every, overlap = made.interval, made.overlap
-        if config.has_several_replicas and (wrong := made.why_unsupported(config.replicas)):
+        rule = rule.with_rule(robust_of(config.robust, config.replicas), config.replicas)
+    with blaming(lambda: custom_choices([type(rule)])):
+        every, overlap = rule.interval, rule.overlap
+        if config.has_several_replicas and (wrong := rule.why_unsupported(config.replicas)):
             raise UserError(f"exchange.kind = {config.kind!r}: {wrong}")
         if every is not None and (not isinstance(every, int) or every < 0):
             raise UserError(f"exchange.kind = {config.kind!r}: interval is {every!r}; give a number of steps, or None")
         if overlap and not 0 < overlap < (every or 0):
             raise UserError(f"exchange.kind = {config.kind!r}: overlap is {overlap}; give less than interval, {every}")
-    return made
+    return rule
 
 
 def chosen_classes(config: ExchangeConfig) -> Iterator[type[Choice]]:

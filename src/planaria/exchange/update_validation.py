@@ -55,8 +55,8 @@ def validate(
     wrong = {**invalid_updates(updates, like, rule.codec(outer)), **left_out}
     if len(wrong) > rule.tolerated:
         reasons = (f"the update of replica {member} is invalid: {why}" for member, why in sorted(wrong.items()))
-        bears = f" (exchange.robust tolerates {rule.tolerated})" if rule.tolerated else ""
-        raise TooManyByzantine("; ".join(reasons) + bears)
+        limit = f" (exchange.robust tolerates {rule.tolerated})" if rule.tolerated else ""
+        raise TooManyByzantine("; ".join(reasons) + limit)
     sound = {member: update for member, update in updates.items() if member not in wrong}
     return ValidUpdates(rule.after_rejecting(len(wrong), on_counted), sound, wrong)
 

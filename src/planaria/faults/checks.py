@@ -29,12 +29,12 @@ def require_edges(resolved: ResolvedRun, faults: Iterable[Fault], where: str) ->
     for fault in faults:
         if fault.peer is None:
             continue
-        known = neighbours(resolved, fault.stage)
-        if fault.peer not in known:
-            there = ", ".join(map(str, sorted(known))) or "none"
+        others = neighbours(resolved, fault.stage)
+        if fault.peer not in others:
+            listed = ", ".join(map(str, sorted(others))) or "none"
             raise UserError(
                 f"{where}: a fault '{fault.signal}' of the edge {fault.peer} → {fault.stage}, which does not exist; "
-                f"{fault.stage} has edges to: {there}"
+                f"{fault.stage} has edges to: {listed}"
             )
 
 

@@ -32,7 +32,7 @@ def failure_groups(domain: FailureDomain, struck: Collection[int], stages: int, 
 
     ``machine`` consecutive stages share a machine.
 
-    >>> groups_lost("machine", {1, 2, 3, 4, 5}, 5, 2)
+    >>> failure_groups("machine", {1, 2, 3, 4, 5}, 5, 2)
     [(1, 2), (3, 4), (5,)]
     """
     ring = [*range(1, stages + 1), *([0] if 0 in struck else [])]

@@ -34,11 +34,11 @@ class TraceChaos:
         """``first_step``: faults that ended before it belong to an earlier part of the run."""
         self._fleet, self._checkpoints = fleet, checkpoints
         numbered = [(number, fault) for number, fault in enumerate(trace.faults) if is_pending(fault, first_step)]
-        self._waiting = sorted(numbered, key=_in_turn)
+        self._waiting = sorted(numbered, key=_sort_key)
         self._next = len(trace.faults)
         self._armed: dict[int, tuple[Fault, Struck]] = {}
         """number → fault, and the worker that has not met it yet"""
-        self._together: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
+        self._simultaneous: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
         """number of a kill → kills that strike with it"""
         self._resumptions: list[tuple[float, Struck]] = []
         self._slow_hosts: list[tuple[str, d.InjectFault, float]] = []
@@ -66,7 +66,7 @@ class TraceChaos:
                 return self._arm(step, state, _executing(state, *decision.members), "settle")
             case d.Form():
                 holders = _executing(state, decision.replica)
-                ends = {node: holders[node] for node in _ends(decision) & holders.keys()}
+                ends = {node: holders[node] for node in _transferring(decision) & holders.keys()}
                 return self._arm(decision.step, state, ends, "transfer") + self._arm(
                     decision.step, state, holders, "link"
                 )
@@ -78,7 +78,7 @@ class TraceChaos:
             fault, struck = self._armed.pop(event.number)
             if fault.signal == "stop" and fault.resume_after_s is not None:
                 self._resumptions.append((t + fault.resume_after_s, struck))
-            return [self._kill(*mate, event.step, state) for mate in self._together.pop(event.number, ())]
+            return [self._kill(*mate, event.step, state) for mate in self._simultaneous.pop(event.number, ())]
         if isinstance(event, e.WorkerJoined):
             self._slow_newcomer(event.worker, state)
         if isinstance(event, e.WorkerLost):
@@ -113,7 +113,7 @@ class TraceChaos:
                 done += self._flip(number, fault, holders[fault.stage], step)
             elif fault.signal == "kill" and first is not None and order(first[1]) == order(fault):
                 self._waiting.remove((number, fault))
-                self._together[first[0]].append((number, fault))
+                self._simultaneous[first[0]].append((number, fault))
             elif fault.signal != "kill" or (first is None and not any(f.stage in holders for f in killing)):
                 first = (number, fault) if fault.signal == "kill" else first
                 self._announce(number, fault, holders[fault.stage], state)
@@ -139,8 +139,8 @@ class TraceChaos:
             return
         host, lasts_s = state.workers[worker].host, math.inf if injection.seconds is None else injection.seconds
         self._slow_hosts.append((host, injection, time.monotonic() + lasts_s))
-        for name, known in state.workers.items():
-            if known.host == host and known.status in ("spare", "member"):
+        for name, record in state.workers.items():
+            if record.host == host and record.status in ("spare", "member"):
                 self._send(name, injection)
 
     def _slow_newcomer(self, worker: str, state: RunState) -> None:
@@ -164,13 +164,13 @@ class TraceChaos:
 
     def _give_up_mates(self) -> None:
         """Re-queue kills whose leading worker was lost otherwise."""
-        for number in [number for number in self._together if number not in self._armed]:
-            for mate in self._together.pop(number):
+        for number in [number for number in self._simultaneous if number not in self._armed]:
+            for mate in self._simultaneous.pop(number):
                 self._wait(*mate)
 
     def _wait(self, number: int, fault: Fault) -> None:
         """Queue a fault for the next occasion."""
-        self._waiting = sorted([*self._waiting, (number, fault)], key=_in_turn)
+        self._waiting = sorted([*self._waiting, (number, fault)], key=_sort_key)
 
     def _flip(self, number: int, fault: Fault, worker: str, step: int) -> list[e.FaultInjected]:
         """Flip a bit of the stage's file in the newest checkpoint, if there is one."""
@@ -193,7 +193,7 @@ class TraceChaos:
         return [struck]
 
 
-def _in_turn(item: tuple[int, Fault]) -> tuple[int, tuple[bool, str, float], int]:
+def _sort_key(item: tuple[int, Fault]) -> tuple[int, tuple[bool, str, float], int]:
     number, fault = item
     return fault.step, order(fault), number
 
@@ -203,7 +203,7 @@ def _executing(state: RunState, *replicas: int) -> dict[int, str]:
     return {n: w for r in replicas for n, w in state.replicas[r].holders.items() if w in state.replicas[r].waiting}
 
 
-def _ends(form: d.Form) -> set[int]:
+def _transferring(form: d.Form) -> set[int]:
     """Return the nodes that send or receive a state in a new generation."""
     rebuilt = {m.node: m.source.donors for m in form.members if isinstance(m.source, d.Rebuild)}
     handed = {m.node for m in form.members if isinstance(m.source, d.Handover)}

@@ -24,7 +24,7 @@ from planaria.runtime.worker.outer_state import OuterState
 
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP"}
 """log names of faults whose name differs"""
-_PLACES = {
+_ACTIVITIES = {
     "commit": ("commit",),
     "transfer": ("give", "take"),
     "save": ("write",),
@@ -32,15 +32,15 @@ _PLACES = {
     "link": ("link",),
 }
 """moment of a fault → the main thread's activity; other moments are actions of the step's plan"""
-_OF_THE_FILE = ("kill", "stop", "disk_slow", "disk_full")
+_AT_FILE_OPEN = ("kill", "stop", "disk_slow", "disk_full")
 """faults that strike when the file of a save is opened, in any thread"""
-_TIMES = 5.0
+_SLOW_FACTOR = 5.0
 """default slowdown of a slow worker's actions"""
-_LATE_S = 0.1
+_BATCH_DELAY_S = 0.1
 """default delay of a batch"""
-_HOLD_S = 0.1
+_FRAME_DELAY_S = 0.1
 """default delay of a frame"""
-_WITH_THE_STEP = ("lie", "slow_data")
+_WHOLE_STEP = ("lie", "slow_data")
 """faults of a whole step, which begin with it"""
 _FULL_BYTES = 4096
 """largest file that can be written on a full disk"""
@@ -65,13 +65,19 @@ class WorkerFaults:
         end: Callable[[signal.Signals], None] = signal.raise_signal,
     ) -> None:
         """``struck`` is called before each strike with the fault's log name; ``end`` kills or stops the worker."""
-        self._config, self._outer, self._struck, self._end = config, outer, struck, end
+        self._config = config
+        self._outer = outer
+        self._on_strike = struck
+        self._send_signal = end
         self._edges = _Edges(links)
         self._byzantine: Byzantine | None = None
         self._waiting: list[InjectFault] = []
         self._targets: dict[int, Target] = {}
-        self._slow, self._times, self._full = 0.0, 1.0, 0.0
-        self._late_s, self._late_until = 0.0, 0.0
+        self._slow_until = 0.0
+        self._slow_factor = 1.0
+        self._disk_full_until = 0.0
+        self._batch_delay_s = 0.0
+        self._batch_delay_until = 0.0
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def add(self, injection: InjectFault) -> None:
@@ -81,22 +87,22 @@ class WorkerFaults:
     def start_step(self, actions: Sequence[Action]) -> None:
         """Begin a step with these actions: choose the action of each fault that strikes at one, and start whole-step
         faults."""
-        for injection in [b for b in self._waiting if b.signal in _WITH_THE_STEP and b.moment not in _PLACES]:
+        for injection in [b for b in self._waiting if b.signal in _WHOLE_STEP and b.moment not in _ACTIVITIES]:
             self._inject(injection)
         for injection in self._waiting:
             of_kind = [a for a in actions if injection.moment in ("any", a.kind)] or list(actions)
-            if injection.moment not in _PLACES and of_kind:
+            if injection.moment not in _ACTIVITIES and of_kind:
                 chosen = of_kind[int(injection.offset * len(of_kind))]
                 self._targets[injection.number] = (chosen.kind, chosen.microbatch, chosen.hop)
 
     def wrap_batches(self, batch: Batch, step: int | None) -> Batch:
         """Wrap a source of batches: delay each once, and corrupt labels in a training ``step``."""
-        late = set[int]()
+        delayed = set[int]()
 
         def read(microbatch: int) -> tuple[Tensor, Tensor]:
-            if microbatch not in late and time.monotonic() < self._late_until:
-                time.sleep(self._late_s)
-            late.add(microbatch)
+            if microbatch not in delayed and time.monotonic() < self._batch_delay_until:
+                time.sleep(self._batch_delay_s)
+            delayed.add(microbatch)
             return batch(microbatch)
 
         if step is None or self._byzantine is None:
@@ -105,20 +111,20 @@ class WorkerFaults:
 
     def delay_if_slow(self, busy_s: float) -> bool:
         """Sleep if this worker is slow, after ``busy_s`` seconds of work; return whether it is slow."""
-        if not self._slow:
+        if not self._slow_until:
             return False
         now = time.monotonic()
-        time.sleep(max(0.0, min((self._times - 1) * busy_s, self._slow - now)))
-        self._slow = self._slow if now < self._slow else 0.0
+        time.sleep(max(0.0, min((self._slow_factor - 1) * busy_s, self._slow_until - now)))
+        self._slow_until = self._slow_until if now < self._slow_until else 0.0
         return True
 
     def set_activity(self, doing: str, microbatch: int, hop: int) -> None:
         """Notify that the main thread begins this action."""
-        if not (self._waiting or self._full):
+        if not (self._waiting or self._disk_full_until):
             return
-        if self._full and time.monotonic() > self._full:
+        if self._disk_full_until and time.monotonic() > self._disk_full_until:
             resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
-            self._full = 0.0
+            self._disk_full_until = 0.0
         self.strike_matching(doing, microbatch, hop)
 
     def strike_matching(self, doing: str, microbatch: int = -1, hop: int = -1) -> None:
@@ -128,40 +134,40 @@ class WorkerFaults:
 
     def _inject(self, injection: InjectFault) -> None:
         self._waiting.remove(injection)
-        self._struck(SIGNALS.get(injection.signal, injection.signal), injection)
+        self._on_strike(SIGNALS.get(injection.signal, injection.signal), injection)
         self._apply(injection)
 
     def _matches(self, injection: InjectFault, doing: str, microbatch: int, hop: int) -> bool:
         if doing == "copy":  # faults of a save, but not of its file, strike here
-            return injection.moment == "save" and injection.signal not in _OF_THE_FILE
-        if injection.moment in _PLACES:
-            return doing in _PLACES[injection.moment]
+            return injection.moment == "save" and injection.signal not in _AT_FILE_OPEN
+        if injection.moment in _ACTIVITIES:
+            return doing in _ACTIVITIES[injection.moment]
         return self._targets.get(injection.number) == (doing, microbatch, hop)
 
     def _apply(self, injection: InjectFault) -> None:
         lasts_s = injection.seconds or math.inf
         match injection.signal:
             case "kill":
-                self._end(signal.SIGKILL)
+                self._send_signal(signal.SIGKILL)
             case "stop":
-                self._end(signal.SIGSTOP)
+                self._send_signal(signal.SIGSTOP)
             case "stuck" | "disk_slow":
                 until = time.monotonic() + lasts_s
                 while (left := until - time.monotonic()) > 0:
                     time.sleep(min(left, 3600.0))
             case "slow" | "slow_host":
-                self._times, self._slow = injection.strength or _TIMES, time.monotonic() + lasts_s
+                self._slow_factor, self._slow_until = injection.strength or _SLOW_FACTOR, time.monotonic() + lasts_s
             case "slow_data":
-                self._late_s = _LATE_S if injection.strength is None else injection.strength
-                self._late_until = time.monotonic() + lasts_s
+                self._batch_delay_s = _BATCH_DELAY_S if injection.strength is None else injection.strength
+                self._batch_delay_until = time.monotonic() + lasts_s
             case "disk_full":
-                self._full = time.monotonic() + lasts_s
+                self._disk_full_until = time.monotonic() + lasts_s
                 resource.setrlimit(resource.RLIMIT_FSIZE, (_FULL_BYTES, self._limits[1]))
             case "lie":
-                lie = misbehaviour_of(
+                misbehaviour = misbehaviour_of(
                     injection.attack, injection.strength, injection.until, self._config.seed, injection.number
                 )
-                self._byzantine = self._outer.publisher = Byzantine(self._config.exchange, lie)
+                self._byzantine = self._outer.publisher = Byzantine(self._config.exchange, misbehaviour)
             case _:
                 self._edges.strike(injection.signal, injection, lasts_s)
 
@@ -183,7 +189,7 @@ class _Edges:
                 self._links.transport.partition(lasts_s)
                 self._reset(self._links.edges.values())
             case "delay":
-                hold_s = _HOLD_S if injection.strength is None else injection.strength
+                hold_s = _FRAME_DELAY_S if injection.strength is None else injection.strength
                 self._held[injection.peer] = hold_s, time.monotonic() + lasts_s
                 self._links.watch = self._hold
                 for edge in [*self._links.edges.values(), *self._links.round_edges.values()]:

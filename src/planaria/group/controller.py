@@ -85,12 +85,12 @@ def _redirect(handle: int, file: Path) -> None:
 
 def main() -> int:
     """Lead the group that standard input describes; return the exit code."""
-    given = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     sys.stdout.flush()
     _redirect(sys.stdout.fileno(), Path(os.devnull))
     try:
-        lead(RunConfig.model_validate_json(given["config"]), bytes.fromhex(given["key"]), given["host"], answer)
+        lead(RunConfig.model_validate_json(request["config"]), bytes.fromhex(request["key"]), request["host"], answer)
     except UserError as error:
         if not answer.closed:
             print(json.dumps({"error": str(error)}), file=answer, flush=True)

@@ -104,7 +104,10 @@ class Group:
         self, key: bytes, settings: HostSettings, address: str, opened: Callable[[str], object] | None = None
     ) -> None:
         """``address``: HOST:PORT of the controller; empty: this process starts it, and calls ``opened`` with it."""
-        self._key, self._settings, self.address, self._opened = key, settings, address, opened
+        self._key = key
+        self._settings = settings
+        self.address = address
+        self._opened = opened
         self._hosts = not address
         self.folder: Path | None = None
         """folder of the group's log and report; None except at the host"""
@@ -213,23 +216,23 @@ class Group:
 
     def _require_agreed(self, setup: Setup, data: SharedData) -> None:
         """Raise UserError for the first setting in which this process differs from the group."""
-        config, own = setup.config, self._agreed
-        assert own is not None
+        config, agreed = setup.config, self._agreed
+        assert agreed is not None
         theirs = config.exchange
-        known = group_family(config.model)
+        family = group_family(config.model)
         rows = [
-            ("wrap: exchange", own.kind, theirs.kind),
-            ("wrap: options", dict(own.options), dict(theirs.options)),
-            ("wrap: compress", own.compress, theirs.compress),
-            ("wrap: robust", own.robust, theirs.robust),
+            ("wrap: exchange", agreed.kind, theirs.kind),
+            ("wrap: options", dict(agreed.options), dict(theirs.options)),
+            ("wrap: compress", agreed.compress, theirs.compress),
+            ("wrap: robust", agreed.robust, theirs.robust),
             ("shard: batch_size × accumulate", data.block_samples, config.pipeline.microbatch_size),
-            ("shard: number of samples", data.samples, known.samples),
-            ("shard: epochs or steps: blocks", data.blocks, known.blocks),
+            ("shard: number of samples", data.samples, family.samples),
+            ("shard: epochs or steps: blocks", data.blocks, family.blocks),
             ("seed", self._settings.seed, config.seed),
         ]
-        for what, here, there in rows:
-            if here != there:
-                raise UserError(f"{what} is {here!r} here and {there!r} in the group; use the same")
+        for setting, mine, in_group in rows:
+            if mine != in_group:
+                raise UserError(f"{setting} is {mine!r} here and {in_group!r} in the group; use the same")
 
     def _step(self) -> None:
         """Hand the gradient of the current block to the group."""
@@ -259,8 +262,8 @@ class Group:
         return write_report(self.folder, None if to is None else Path(to))
 
     @property
-    def step(self) -> int:
-        """Steps that this process has made."""
+    def steps(self) -> int:
+        """Number of steps that this process has made."""
         return 0 if self._member is None else self._member.step
 
     @property
@@ -293,11 +296,11 @@ class Group:
 
 def _marking_last(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
     """Yield each batch, and whether it is the last one."""
-    held = list(itertools.islice(batches, 1))
+    batch_list = list(itertools.islice(batches, 1))
     for batch in batches:
-        yield False, held[0]
-        held = [batch]
-    for batch in held:
+        yield False, batch_list[0]
+        batch_list = [batch]
+    for batch in batch_list:
         yield True, batch
 
 

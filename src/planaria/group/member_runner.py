@@ -31,7 +31,9 @@ class MemberRunner(StageRunner):
 
     def __init__(self, config: RunConfig, owned: MemberState, sums_gradients: bool) -> None:
         """``sums_gradients``: members share one gradient per step, made of ``exchange.replicas`` blocks."""
-        self.config, self.stage, self.owned = config, 0, owned
+        self.config = config
+        self.stage = 0
+        self.owned = owned
         self.module, self.parameters = owned.model, owned.parameters
         self.reported: float | None = None
         """loss of the current step, if the owner reported it"""
@@ -41,7 +43,9 @@ class MemberRunner(StageRunner):
         """committed steps of this process"""
         self.computed = set[int]()
         """blocks of the current step whose gradients the parameters, or the sum, have"""
-        self._updates, self._sums_gradients, self._sum = True, sums_gradients, dict[str, Tensor]()
+        self._updates = True
+        self._sums_gradients = sums_gradients
+        self._sum = dict[str, Tensor]()
 
     def take_gradient(self, block: int, updates: bool) -> None:
         """Take the gradient of a block from the parameters; without ``updates`` the owner made no step with it."""
@@ -49,8 +53,8 @@ class MemberRunner(StageRunner):
         self._updates = updates
         for name, parameter in self.parameters.items() if self._sums_gradients and updates else ():
             if parameter.grad is not None:
-                known = self._sum.get(name)
-                self._sum[name] = parameter.grad.clone() if known is None else known.add_(parameter.grad)
+                total = self._sum.get(name)
+                self._sum[name] = parameter.grad.clone() if total is None else total.add_(parameter.grad)
 
     def scale_gradient(self, blocks: int, members: int) -> None:
         """Set the gradient so that its mean over ``members`` is the mean over the step's ``blocks``."""
@@ -77,7 +81,9 @@ class MemberRunner(StageRunner):
         if self._updates or self._sums_gradients:
             self.owned.optimizer.step()
         self.forget()
-        self.reported, self.steps, self.progress = None, self.steps + 1, step + 1
+        self.reported = None
+        self.steps = self.steps + 1
+        self.progress = step + 1
 
     def drop(self) -> None:
         """Keep the gradient: a step that is repeated has the same samples and weights."""
@@ -119,7 +125,9 @@ class OwnerLoopSteps:
 
     def __init__(self, runner: MemberRunner, resolved: ResolvedRun, compute: Callable[[Sequence[int]], None]) -> None:
         """``compute``: lets the owner compute these blocks, and returns when it has computed something or leaves."""
-        self._runner, self._compute, self._step = runner, compute, 0
+        self._runner = runner
+        self._compute = compute
+        self._step = 0
         self._in_step = resolved.replicas_per_plan
         self._blocks = group_family(resolved.config.model).blocks
 
@@ -130,7 +138,7 @@ class OwnerLoopSteps:
         """Return an empty plan: planaria executes no passes."""
         return StepPlan(routes=(), slots={}, actions={})
 
-    def of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> StepData:
+    def samples_of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> StepData:
         """Return no samples: the owner reads them."""
         self._step = order.block
         return StepData(None, None, first_sample=order.block)
@@ -146,14 +154,14 @@ class OwnerLoopSteps:
         """Wait for the owner's gradients, and exchange them if the exchange is of gradients."""
         first = self._step * self._in_step
         blocks = range(first, min(first + self._in_step, self._blocks))
-        here = messages.here.number
-        own = [first + index for index in shares(self._in_step, messages.here.absent)[here]]
-        wanted = [block for block in own if block in blocks]
+        number = messages.assignment.number
+        assigned = [first + index for index in shares(self._in_step, messages.assignment.absent)[number]]
+        wanted = [block for block in assigned if block in blocks]
         if not self._runner.computed <= set(wanted):  # of another step
             self._runner.forget()
         while missing := [block for block in wanted if block not in self._runner.computed]:
             self._compute(missing)
-        self._runner.scale_gradient(len(blocks), len(messages.here.present.peers(messages.here.node)))
+        self._runner.scale_gradient(len(blocks), len(messages.assignment.present.peers(messages.assignment.node)))
         combine_gradients(self._runner.config, messages, runner, spans)
 
 

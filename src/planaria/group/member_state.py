@@ -41,9 +41,11 @@ class MemberState:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, also: Mapping[str, Stateful]) -> None:
         """:raises UserError: if a trained parameter is in no group of the optimizer, or has a type that is not sent."""
-        self.model, self.optimizer, self.also = model, optimizer, dict(also)
+        self.model = model
+        self.optimizer = optimizer
+        self.also = dict(also)
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self.parameters.items():
             if type(parameter.data) is not Tensor:
                 raise UserError(
@@ -52,7 +54,7 @@ class MemberState:
                 )
             if parameter.dtype not in TYPES or not parameter.dtype.is_floating_point:
                 raise UserError(f"wrap: parameter {name!r} is {parameter.dtype}; give a model in fp32, bf16 or fp16")
-            if id(parameter) not in held:
+            if id(parameter) not in optimised:
                 raise UserError(
                     f"wrap: the optimizer does not update parameter {name!r}; pass it to the optimizer, or set its "
                     "requires_grad to False"
@@ -106,9 +108,9 @@ class MemberState:
         :raises UserError: naming a value that is neither a tensor nor JSON.
         """
         tensors: dict[str, Tensor] = {}
-        held = {"buffers": self._buffers(), "optimizer": self._optimizer_state()}
-        held |= {f"also.{name}": thing.state_dict() for name, thing in self.also.items()}
-        document = {name: _flat(value, name, tensors, 0) for name, value in held.items()}
+        values = {"buffers": self._buffers(), "optimizer": self._optimizer_state()}
+        values |= {f"also.{name}": thing.state_dict() for name, thing in self.also.items()}
+        document = {name: _flat(value, name, tensors, 0) for name, value in values.items()}
         text = json.dumps(document, separators=(",", ":")).encode()
         return {**tensors, DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
@@ -119,20 +121,20 @@ class MemberState:
         """
         try:
             document = json.loads(_text(tensors))
-            held = {name: _tree(value, tensors, 0) for name, value in dict(document).items()}
+            values = {name: _tree(value, tensors, 0) for name, value in dict(document).items()}
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise UserError(f"the state of another member is invalid ({str(error)[:120]})") from None
-        known = {"buffers", "optimizer", *(f"also.{name}" for name in self.also)}
-        if differing := sorted(held.keys() ^ known):
+        expected = {"buffers", "optimizer", *(f"also.{name}" for name in self.also)}
+        if differing := sorted(values.keys() ^ expected):
             raise UserError(
                 f"the state of another member: differs in {differing[0].removeprefix('also.')!r}; give all members the "
                 "same arguments of wrap(also=...)"
             )
-        self._load_buffers(held["buffers"])
+        self._load_buffers(values["buffers"])
         try:
-            self.optimizer.load_state_dict(self._numbered(held["optimizer"]))
+            self.optimizer.load_state_dict(self._numbered(values["optimizer"]))
             for name, thing in self.also.items():
-                thing.load_state_dict(held[f"also.{name}"])
+                thing.load_state_dict(values[f"also.{name}"])
         except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
             raise UserError(f"the state of another member does not fit this one ({str(error)[:120]})") from None
 
@@ -144,18 +146,18 @@ class MemberState:
     def _named(self) -> set[str]:
         return {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
 
-    def _load_buffers(self, given: object) -> None:
-        own = self._buffers()
-        if not isinstance(given, dict) or given.keys() != own.keys():
+    def _load_buffers(self, received: object) -> None:
+        buffers = self._buffers()
+        if not isinstance(received, dict) or received.keys() != buffers.keys():
             raise UserError("the state of another member: its model has other buffers; give all members the same model")
-        for name, value in own.items():
-            there = given[name]
+        for name, value in buffers.items():
+            other = received[name]
             if isinstance(value, Tensor):
-                if not isinstance(there, Tensor) or (there.shape, there.dtype) != (value.shape, value.dtype):
+                if not isinstance(other, Tensor) or (other.shape, other.dtype) != (value.shape, value.dtype):
                     raise UserError(f"the state of another member: buffer {name!r} has another shape or type")
                 with torch.no_grad():
-                    value.copy_(there)
-        extra = {name: given[name] for name, value in own.items() if not isinstance(value, Tensor)}
+                    value.copy_(other)
+        extra = {name: received[name] for name, value in buffers.items() if not isinstance(value, Tensor)}
         if extra:
             self.model.load_state_dict({**self.model.state_dict(), **extra})
 
@@ -167,31 +169,31 @@ class MemberState:
     def _optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state with the names of parameters in place of their numbers."""
         names = self._in_order
-        known = self.optimizer.state_dict()
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in known["param_groups"]]
-        return {"state": {names[number]: value for number, value in known["state"].items()}, "groups": groups}
+        state = self.optimizer.state_dict()
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]]
+        return {"state": {names[number]: value for number, value in state["state"].items()}, "groups": groups}
 
-    def _numbered(self, given: Any) -> dict[str, Any]:
+    def _numbered(self, received: Any) -> dict[str, Any]:
         """Return a state for ``Optimizer.load_state_dict``; ValueError for another optimizer's."""
-        own = self.optimizer.state_dict()
+        state = self.optimizer.state_dict()
         numbers = {name: number for number, name in enumerate(self._in_order)}
-        if unknown := sorted(given["state"].keys() - numbers.keys()):
+        if unknown := sorted(received["state"].keys() - numbers.keys()):
             raise ValueError(f"its optimizer holds {unknown[0]!r}, but this optimizer does not")
-        if len(given["groups"]) != len(own["param_groups"]):
+        if len(received["groups"]) != len(state["param_groups"]):
             raise ValueError("its optimizer has another number of parameter groups")
         groups = []
-        for there, here in zip(given["groups"], own["param_groups"], strict=True):
-            if there.keys() != here.keys() - {"params"}:
+        for theirs, mine in zip(received["groups"], state["param_groups"], strict=True):
+            if theirs.keys() != mine.keys() - {"params"}:
                 raise ValueError("its optimizer has other options")
-            groups.append({**there, "params": here["params"]})
-        return {"state": {numbers[name]: value for name, value in given["state"].items()}, "param_groups": groups}
+            groups.append({**theirs, "params": mine["params"]})
+        return {"state": {numbers[name]: value for name, value in received["state"].items()}, "param_groups": groups}
 
 
 def _text(tensors: Mapping[str, Tensor]) -> bytes:
-    given = tensors[DOCUMENT]
-    if given.dtype != torch.uint8 or given.ndim != 1 or len(given) > _MAX_DOCUMENT_BYTES:
+    document = tensors[DOCUMENT]
+    if document.dtype != torch.uint8 or document.ndim != 1 or len(document) > _MAX_DOCUMENT_BYTES:
         raise ValueError("its document is not a one-dimensional tensor of bytes")
-    return given.numpy().tobytes()
+    return document.numpy().tobytes()
 
 
 def _flat(value: Any, path: str, tensors: dict[str, Tensor], depth: int) -> Any:
@@ -224,12 +226,12 @@ def _tree(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
         raise ValueError("too many levels")
     if not isinstance(value, dict):
         return value
-    ((kind, held),) = value.items()
+    ((kind, content),) = value.items()
     if kind == _TENSOR:
-        return tensors[held].clone()
+        return tensors[content].clone()
     if kind == _DICT:
-        return {key: _tree(item, tensors, depth + 1) for key, item in held}
+        return {key: _tree(item, tensors, depth + 1) for key, item in content}
     if kind not in (_LIST, _TUPLE):
         raise ValueError(f"unknown {str(kind)[:20]!r}")
-    items = [_tree(item, tensors, depth + 1) for item in held]
+    items = [_tree(item, tensors, depth + 1) for item in content]
     return items if kind == _LIST else tuple(items)

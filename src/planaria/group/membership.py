@@ -80,7 +80,9 @@ class Membership:
 
         :raises RunStopped: if the group ends or does not accept this process in time.
         """
-        self._visit, self._pool, self._leaving = visit, _OwnProcess(), ""
+        self._visit = visit
+        self._pool = _OwnProcess()
+        self._leaving = ""
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
         threading.Thread(target=self._stay, name="group", daemon=True).start()
@@ -151,7 +153,7 @@ class Membership:
         self.blocks = blocks
         getcurrent().parent.switch()
         if self._leaving:
-            self._made.here.report(e.WorkerFailed, detail="its owner left the group", leaves=True)
+            self._made.assignment.report(e.WorkerFailed, detail="its owner left the group", leaves=True)
             self._link.leave()
 
     def _stay(self) -> None:
@@ -193,14 +195,14 @@ def _note(line: str) -> None:
 
 def require_same(setup: Setup, owned: MemberState) -> None:
     """Raise UserError if this process's model is not that of the group."""
-    known = group_family(setup.config.model)
-    if known.layout != owned.layout:
+    family = group_family(setup.config.model)
+    if family.layout != owned.layout:
         raise UserError(
             f"wrap: the model has {len(owned.parameters)} trained tensors of {owned.parameter_count:,} numbers, and "
-            f"the group's has {known.tensors} of {known.numbers:,} with other names, shapes or frozen weights; "
+            f"the group's has {family.tensors} of {family.numbers:,} with other names, shapes or frozen weights; "
             "give all members the same model"
         )
-    if known.optimizer != owned.optimizer_kind:
+    if family.optimizer != owned.optimizer_kind:
         raise UserError(
-            f"wrap: the optimizer is {owned.optimizer_kind} here, and {known.optimizer} in the group; use the same"
+            f"wrap: the optimizer is {owned.optimizer_kind} here, and {family.optimizer} in the group; use the same"
         )

@@ -16,7 +16,9 @@ class GroupOptimizer(Optimizer):
 
     def __init__(self, original: Optimizer, step: Callable[[], None], mid_block: Callable[[], bool]) -> None:
         """``mid_block``: returns whether the block has more batches. Only ``original`` is initialised, not the base."""
-        self.original, self._step, self._mid_block = original, step, mid_block
+        self.original = original
+        self._step = step
+        self._mid_block = mid_block
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]

@@ -41,7 +41,10 @@ class Shard:
         data: SharedData,
         accumulate: int,
     ) -> None:
-        self._batches, self._blocks, self._data, self._accumulate = batches, blocks, data, accumulate
+        self._batches = batches
+        self._blocks = blocks
+        self._data = data
+        self._accumulate = accumulate
 
     def __len__(self) -> int:
         return self._data.blocks * self._accumulate
@@ -55,7 +58,9 @@ class MappedBlocks:
 
     def __init__(self, loader: DataLoader[Any], accumulate: int, seed: int) -> None:
         """:raises UserError: if the loader chooses its own samples, which cannot be divided among members."""
-        self._data, self._collate, self._pin = loader.dataset, loader.collate_fn, loader.pin_memory
+        self._data = loader.dataset
+        self._collate = loader.collate_fn
+        self._pin = loader.pin_memory
         if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
             raise UserError("shard: a custom batch_sampler cannot be divided among members; give batch_size instead")
         if type(loader.sampler) not in (RandomSampler, SequentialSampler):
@@ -75,7 +80,9 @@ class MappedBlocks:
                 "drop_last=False"
             )
         self._threads = ThreadPoolExecutor(loader.num_workers) if loader.num_workers else None
-        self._epoch, self._order, self._most = -1, torch.empty(0), math.inf
+        self._epoch = -1
+        self._order = torch.empty(0)
+        self._most = math.inf
 
     def count(self, epochs: int) -> int:
         self._most = epochs * self._per_epoch
@@ -123,7 +130,9 @@ class StreamedBlocks:
     samples = 0
 
     def __init__(self, loader: Iterable[Any], accumulate: int, batch: int) -> None:
-        self._loader, self._accumulate, self.block_samples = loader, accumulate, batch * accumulate
+        self._loader = loader
+        self._accumulate = accumulate
+        self.block_samples = batch * accumulate
         self._position, self._stream = 0, iter(loader)
 
     def count(self, epochs: int) -> int:

@@ -1,7 +1,7 @@
 """Memory of a LLaMA stage's passes, by formula.
 
 The terms are the tensors that autograd saves for the backward pass, listed with ``saved_tensors_hooks``;
-``python -m benchmarks.gpu_memory memory`` compares the sums with real peaks on a GPU, and tests those on a CPU with
+``python -m benchmarks.gpu memory`` compares the sums with real peaks on a GPU, and tests those on a CPU with
 counted passes (:mod:`planaria.models.counting`). n tokens of a microbatch, D = ``model.dim``,
 h = ``model.hidden``, H and K heads of d channels, V = ``model.vocab``; matrix products have w bytes per number, 2 under
 bf16 and 4 otherwise. Residuals and norms are fp32.
@@ -22,14 +22,14 @@ class PassMode(NamedTuple):
     """How a stage computes a microbatch."""
 
     samples: int
-    """of ``model.context`` tokens"""
+    """samples of ``model.context`` tokens in a microbatch"""
     device_bytes: int
     """memory of the CUDA device, which decides the chunks of the loss; 0: a CPU"""
     bf16: bool = False
     compiled: bool = False
     recompute: bool = False
     masked: bool = False
-    """with document masks"""
+    """whether attention has document masks"""
 
     @property
     def number_bytes(self) -> int:
@@ -41,11 +41,11 @@ class PassBytes(NamedTuple):
     """Bytes that passes take besides weights, gradients and moments."""
 
     kept: int
-    """by each microbatch from its forward to its backward pass; at the ends, from its embedding"""
+    """bytes held by each microbatch from its forward to its backward pass; at the ends, from its embedding"""
     loss: int
-    """by each microbatch from its loss to that loss's backward pass; 0 at block stages"""
+    """bytes held by each microbatch from its loss to that loss's backward pass; 0 at block stages"""
     working: int
-    """by temporary tensors of the largest pass"""
+    """bytes of temporary tensors in the largest pass"""
 
 
 def layer_bytes(model: ModelConfig, passes: PassMode) -> int:
@@ -86,12 +86,15 @@ def ends_bytes(model: ModelConfig, passes: PassMode) -> PassBytes:
 
     A whole compiled loss keeps the logits, n · w · V. In chunks it keeps the gradients of its input and of the head.
     """
-    n, w, vocab, dim = passes.samples * model.context, passes.number_bytes, model.vocab, model.dim
+    n = passes.samples * model.context
+    w = passes.number_bytes
+    vocab = model.vocab
+    dim = model.dim
     residual, head = n * FP32 * dim, w * vocab * dim if passes.bf16 else 0
     kept, working = residual, 0
     if model.ends_layers:
-        own = block_bytes(model, model.ends_layers, passes)
-        kept, working = kept + own.kept, own.working
+        ends_bytes = block_bytes(model, model.ends_layers, passes)
+        kept, working = kept + ends_bytes.kept, ends_bytes.working
     rows = chunk_rows(vocab, w, passes.device_bytes, passes.compiled)
     if n > rows:
         each = 2 * w if passes.compiled else EAGER_BYTES

@@ -129,8 +129,10 @@ class Template:
 
 
 class DialogueSegments(NamedTuple):
-    """The text of a dialogue in parts, each with whether it is learned; names after the character ``mark`` are plain
-    text (:meth:`planaria.data.tokenizer.Tokenizer.encode_marked`)."""
+    """The parts of a dialogue's text, each with whether it is learned.
+
+    Names after the character ``mark`` are plain text (:meth:`planaria.data.tokenizer.Tokenizer.encode_marked`).
+    """
 
     parts: list[tuple[str, bool]]
     mark: str
@@ -225,9 +227,9 @@ _RENDERERS: dict[int, child_process.Child] = {}
 
 def _renderer() -> child_process.Child:
     """Return this process's child that renders templates."""
-    if (here := os.getpid()) not in _RENDERERS:
-        _RENDERERS[here] = child_process.Child("planaria.models.chat_template:rendered", MEMORY)
-    return _RENDERERS[here]
+    if (pid := os.getpid()) not in _RENDERERS:
+        _RENDERERS[pid] = child_process.Child("planaria.models.chat_template:rendered", MEMORY)
+    return _RENDERERS[pid]
 
 
 def _stop_renderer() -> None:
@@ -281,19 +283,19 @@ def template_of(path: Path) -> Template | None:
     return of_metadata(of_folder(path, {}, 0) if path.is_dir() else of_gguf(read_metadata(path).values, 0), path)
 
 
-def of_metadata(known: ModelMetadata | None, path: Path) -> Template | None:
+def of_metadata(metadata: ModelMetadata | None, path: Path) -> Template | None:
     """Return the chat template among the settings of the model at ``path``; None if it has none.
 
     :raises UserError: if the template is too large.
     """
-    if known is None:
+    if metadata is None:
         return None
-    text = known.template or known.tokenizer.get("chat_template")
+    text = metadata.template or metadata.tokenizer.get("chat_template")
     if isinstance(text, list):  # several templates by name
         text = next(
             (each.get("template") for each in text if isinstance(each, dict) and each.get("name") == "default"), None
         )
-    return _made(path, text, {name: _name(known.tokenizer.get(name)) for name in _TOKENS})
+    return _made(path, text, {name: _name(metadata.tokenizer.get(name)) for name in _TOKENS})
 
 
 def _made(path: Path, text: object, names: Mapping[str, str]) -> Template | None:

@@ -91,14 +91,14 @@ def _spans(source: str, full: str, values: Mapping[str, Any], answers: Sequence[
         rendered += len(before) + len(after)
         return (len(before), len(after)) if full.startswith(after) and after.startswith(before) else None
 
-    known = _by_marks(source, full, values, answers) if len(answers) > 2 else {}
-    if any(known[number] != by_prefixes(number) for number in (*answers[:1], *answers[-1:]) if number in known):
-        known = {}
+    spans = _by_marks(source, full, values, answers) if len(answers) > 2 else {}
+    if any(spans[number] != by_prefixes(number) for number in (*answers[:1], *answers[-1:]) if number in spans):
+        spans = {}
     rendered = 0
     for number in answers:
-        if number not in known and rendered > _AT_ONCE:
+        if number not in spans and rendered > _AT_ONCE:
             break
-        result.append(known[number] if number in known else by_prefixes(number))
+        result.append(spans[number] if number in spans else by_prefixes(number))
     return result
 
 
@@ -157,12 +157,17 @@ def _is_name(node: nodes.Node, *names: str) -> bool:
 
 @functools.cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    made.filters["tojson"] = _to_json
-    made.globals |= {"raise_exception": _refuse, "strftime_now": DATE.strftime, "dict": _Dict(), "namespace": _Names}
-    return made
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": DATE.strftime,
+        "dict": _Dict(),
+        "namespace": _Names,
+    }
+    return environment
 
 
 def _to_json(

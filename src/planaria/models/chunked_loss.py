@@ -85,7 +85,9 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, head: Tensor, targets: Tensor, rows: int) -> Tensor:
         kind, product = x.device.type, _product(x)
-        wanted, matrix, total = any(ctx.needs_input_grad[:2]), head.to(product), x.new_zeros((), dtype=torch.float32)
+        wanted = any(ctx.needs_input_grad[:2])
+        matrix = head.to(product)
+        total = x.new_zeros((), dtype=torch.float32)
         x_grad, head_grad = (torch.zeros_like(x), torch.zeros_like(head)) if wanted else (x, head)
         count = (targets != IGNORED).sum()
         with torch.autocast(kind, enabled=False):

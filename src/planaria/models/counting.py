@@ -31,12 +31,12 @@ class Count(NamedTuple):
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sums up the memory of tensors that operations create, while it is in use, and FLOPs."""
 
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        """``known``: tensors that existed before, which are not counted."""
+    def __init__(self, existing: Iterable[Tensor]) -> None:
+        """``existing``: tensors that existed before, which are not counted."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self.peak = 0
         self.flops = 0.0
-        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self._seen = {tensor.untyped_storage()._cdata for tensor in existing}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         grouped = func is torch.ops.aten._grouped_mm.default
@@ -85,7 +85,7 @@ def count(built: nn.Module, ends: bool, width: int, context: int, passes: PassMo
         trained = [parameter for parameter in built.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
-        known = (
+        existing = (
             *built.parameters(),
             *built.buffers(),
             *(parameter.grad for parameter in trained if parameter.grad is not None),
@@ -93,7 +93,7 @@ def count(built: nn.Module, ends: bool, width: int, context: int, passes: PassMo
         shape = passes.samples, context
         mask = [torch.ones(passes.samples, 1, context, context, dtype=torch.bool)] if passes.masked else []
         precision = torch.autocast("cpu", torch.bfloat16) if passes.bf16 else nullcontext()
-        with _Counter((*known, *mask)) as counter, precision:
+        with _Counter((*existing, *mask)) as counter, precision:
             if not ends:
                 return _counted(counter, lambda: built(_input(*shape, width), *mask))
             tokens: Tensor = torch.zeros(shape, dtype=torch.long)

@@ -266,7 +266,9 @@ def _continue(
             break
         if left < len(rows):
             order = reading.drop(alive)
-            rows, limits, chosen = rows[order], limits[order], chosen[order]
+            rows = rows[order]
+            limits = limits[order]
+            chosen = chosen[order]
         reading.read(chosen)
     return [_cut(*row, end) for row in zip(ids.T.tolist(), logps.T.tolist(), room, strict=True)]
 

@@ -79,8 +79,8 @@ def frozen_parameters(config: ModelConfig, stages: int, stage: int) -> tuple[int
 def _parameter_counts(config: ModelConfig, stages: int, stage: int) -> tuple[int, int, int]:
     """Return the numbers of a stage's trained and frozen parameters, and the bytes of the latter."""
     chosen = family(config)
-    if (known := chosen.parameter_counts(config, stages, stage)) is not None:
-        return known
+    if (counts := chosen.parameter_counts(config, stages, stage)) is not None:
+        return counts
     built = build_stage(config, stages, stage, 0, "meta")
     frozen = [*built.buffers()] if config.lora.rank else []
     trained = sum(parameter.numel() for parameter in built.parameters())

@@ -26,7 +26,7 @@ class WeightsFile:
     path: Path
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
-    """by global name"""
+    """shape of each tensor by global name"""
     read: Callable[[str], Tensor]
     """read a tensor by global name, of any type, finite or not"""
     tokenizer: Path | None = None
@@ -34,7 +34,7 @@ class WeightsFile:
     bare: bool = False
     """whether the weights were trained without the tokens that the tokenizer's template adds"""
     routing: Routing | None = None
-    """of layers with several feed-forward blocks"""
+    """routing of layers with several feed-forward blocks; None: one block per layer"""
     usage: ModelMetadata | None = None
     """settings stored beside the weights; None: unknown"""
 
@@ -74,8 +74,8 @@ class WeightsFile:
         if self.config.family != "llama":
             raise UserError(f"{self.path}: model.family = {self.config.family!r}: only a LLaMA can be used here")
         model = Llama(self.config, initialise=False, routing=self.routing)
-        for name, own in model.global_state().items():
-            own.copy_(self.tensor(name))
+        for name, parameter in model.global_state().items():
+            parameter.copy_(self.tensor(name))
         return model
 
 

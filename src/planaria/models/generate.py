@@ -40,20 +40,22 @@ def texts(ids: Iterable[int], decode: Callable[[Sequence[int]], str]) -> Iterato
 
     A piece is held back while it ends within a character.
     """
-    known: list[int] = []
-    before = done = 0  # known[before:done] have been given out; they are decoded again as what the next ids follow
+    tokens_so_far: list[int] = []
+    before = done = 0  # tokens_so_far[before:done] were yielded; they are decoded again as context of the next ids
     for one in ids:
-        known.append(one)
-        whole, old = decode(known[before:]), decode(known[before:done])
+        tokens_so_far.append(one)
+        whole, old = decode(tokens_so_far[before:]), decode(tokens_so_far[before:done])
         if len(whole) > len(old) and not whole.endswith("\ufffd"):
             yield whole[len(old) :]
-            before, done = done, len(known)
-    if rest := decode(known[before:])[len(decode(known[before:done])) :]:
+            before, done = done, len(tokens_so_far)
+    if rest := decode(tokens_so_far[before:])[len(decode(tokens_so_far[before:done])) :]:
         yield rest
 
 
 def _continue(model: Llama, tokens: list[int], draws: Sampling, stops: Collection[int]) -> Iterator[int]:
-    context, reading, generator = model.config.context, None, torch.Generator().manual_seed(draws.seed)
+    context = model.config.context
+    reading = None
+    generator = torch.Generator().manual_seed(draws.seed)
     for _ in range(draws.max_new):
         if reading is not None and len(tokens) <= context:
             reading.read(torch.tensor(tokens[-1:], device=reading.logits.device))

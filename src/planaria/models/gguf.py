@@ -61,27 +61,27 @@ def open_gguf(path: Path) -> WeightsFile:
 
     :raises UserError: if the file is damaged, not a plain llama, or quantised in a way that ``gguf`` does not support.
     """
-    held = read_metadata(path)
-    config = _config(held)
-    reading = {_global_name(name): _reading(held, name) for name in held.tensors}
-    shapes = {_global_name(name): lying.shape for name, lying in held.tensors.items()}
+    contents = read_metadata(path)
+    config = _config(contents)
+    reading = {_global_name(name): _reading(contents, name) for name in contents.tensors}
+    shapes = {_global_name(name): lying.shape for name, lying in contents.tensors.items()}
 
     def read(name: str) -> Tensor:
         heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
         return reading[name]() if heads is None else to_rotate_half(reading[name](), heads)
 
-    return WeightsFile(path, config, shapes, read, path, usage=model_metadata.of_gguf(held.values, config.context))
+    return WeightsFile(path, config, shapes, read, path, usage=model_metadata.of_gguf(contents.values, config.context))
 
 
-def _reading(held: GgufFile, name: str) -> Callable[[], Tensor]:
+def _reading(contents: GgufFile, name: str) -> Callable[[], Tensor]:
     """Return a reader of a tensor that dequantises a few rows at a time."""
-    quants = _quants(held.path)
-    path, lying = held.path, held.tensors[name]
+    quants = _quants(contents.path)
+    path, lying = contents.path, contents.tensors[name]
     rows, columns = math.prod(lying.shape[:-1]), lying.shape[-1]
     try:
         kind = quants.GGMLQuantizationType(lying.kind)
         (row_bytes,) = quants.quant_shape_to_byte_shape((columns,), kind)
-        if lying.begin + rows * row_bytes > held.size:
+        if lying.begin + rows * row_bytes > contents.size:
             raise UserError(f"{path}: truncated GGUF file ({name} extends past its end); download it again")
         quants.dequantize(np.zeros((1, row_bytes), np.uint8), kind)
     except (NotImplementedError, ValueError) as error:
@@ -90,14 +90,14 @@ def _reading(held: GgufFile, name: str) -> Callable[[], Tensor]:
     at_once = max(1, _AT_ONCE // columns)
 
     def read() -> Tensor:
-        made = np.empty((rows, columns), np.float32)
+        values = np.empty((rows, columns), np.float32)
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
             raw = np.fromfile(path, np.uint8, count * row_bytes, offset=lying.begin + first * row_bytes)
             if raw.size < count * row_bytes:
                 raise UserError(f"{path}: truncated while it was read; download it again")
-            made[first : first + count] = quants.dequantize(raw.reshape(count, row_bytes), kind)
-        return torch.from_numpy(made).view(lying.shape)
+            values[first : first + count] = quants.dequantize(raw.reshape(count, row_bytes), kind)
+        return torch.from_numpy(values).view(lying.shape)
 
     return read
 
@@ -134,8 +134,8 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     whole = [t for t, kind in zip(tokens, types, strict=False) if kind in (CONTROL, USER_DEFINED)]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in whole])
-    around = {name: _added(path, result, name, len(tokens)) for name in ("bos", "eos")}
-    added = {name: number for name, number in around.items() if number is not None}
+    control_ids = {name: _added(path, result, name, len(tokens)) for name in ("bos", "eos")}
+    added = {name: number for name, number in control_ids.items() if number is not None}
     if added:  # under names without a colon, which would end them in a template
         named: list[Any] = [{"id": name, "ids": [added[name]], "tokens": [tokens[added[name]]]} for name in added]
         single = [name for name in ("bos", "$A", "eos") if name in added or name == "$A"]
@@ -157,12 +157,12 @@ def _added(path: Path, values: Mapping[str, Any], name: str, count: int) -> int 
     return number
 
 
-def _config(held: GgufFile) -> ModelConfig:
-    path, result = held.path, held.values
+def _config(contents: GgufFile) -> ModelConfig:
+    path, result = contents.path, contents.values
     if (kind := result.get("general.architecture")) != "llama":
         raise UserError(f"{path}: architecture {kind!r} is not supported; give a llama")
     _refuse_unsupported(path, result)
-    shapes = {name: lying.shape for name, lying in held.tensors.items()}
+    shapes = {name: lying.shape for name, lying in contents.tensors.items()}
     heads = result.get("llama.attention.head_count")
     values = {
         "vocab": shapes.get("token_embd.weight", (0, 0))[0],

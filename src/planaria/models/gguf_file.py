@@ -41,7 +41,7 @@ class GgufTensor:
     """A tensor in the file, of ggml's type ``kind``."""
 
     shape: tuple[int, ...]
-    """in PyTorch's order, rows first"""
+    """dimensions in PyTorch's order, rows first"""
     kind: int
     begin: int
     """offset of its first byte"""
@@ -84,7 +84,9 @@ class _Reader:
     """Sequential reader; ValueError if the file ends before an announced length."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._file, self._path, self._at = file, path, 0
+        self._file = file
+        self._path = path
+        self._at = 0
         self._size = os.fstat(file.fileno()).st_size
 
     def whole(self) -> GgufFile:

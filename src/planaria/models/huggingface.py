@@ -49,10 +49,10 @@ def export_model(
 ) -> None:
     """Export a model in memory as :func:`export_folder` does, in fp32."""
 
-    def write(made: Path) -> None:
+    def write(unfinished: Path) -> None:
         named = to_file if model.routing else str
         state = {named(name): tensor.contiguous() for name, tensor in model.global_state().items()}
-        save_file(state, made / WEIGHTS, metadata=METADATA)
+        save_file(state, unfinished / WEIGHTS, metadata=METADATA)
 
     export_folder(model.config, folder, write, tokenizer_file, end, routing=model.routing, used=used)
 
@@ -82,17 +82,17 @@ def export_folder(
     names = {} if tokenizer_file is None else _token_names(tokenizer_file, config)
     token, ids = None if end is None else names.get(end), {"bos_token_id": None, "eos_token_id": end}
     try:
-        with new_folder(folder) as made:
+        with new_folder(folder) as unfinished:
             kept = {} if used is None else used.config(config.context)
-            write_json(made / "config.json", to_config(config, routing) | {"torch_dtype": dtype} | ids | kept)
-            write_json(made / GENERATION, ids)
-            write(made)
+            write_json(unfinished / "config.json", to_config(config, routing) | {"torch_dtype": dtype} | ids | kept)
+            write_json(unfinished / GENERATION, ids)
+            write(unfinished)
             if tokenizer_file is not None:
-                shutil.copyfile(tokenizer_file, made / TOKENIZER)
-                write_json(made / SETTINGS, _tokenizer_config(config, token))
+                shutil.copyfile(tokenizer_file, unfinished / TOKENIZER)
+                write_json(unfinished / SETTINGS, _tokenizer_config(config, token))
             if used is not None:
-                used.write(made)
-            digests.replace_list(made, [file.name for file in made.iterdir()])
+                used.write(unfinished)
+            digests.replace_list(unfinished, [file.name for file in unfinished.iterdir()])
     except (SafetensorError, OSError) as error:
         raise UserError(f"export: {write_error(folder, error)}; make room, or export elsewhere") from error
 

@@ -66,7 +66,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """:func:`rotate` for GPUs: compiled, the gradient of a roll takes six times as long as this."""
     half = x.shape[-1] // 2
-    left, right, cos, sin = x[..., :half], x[..., half:], cos[..., half:], sin[..., half:]
+    left = x[..., :half]
+    right = x[..., half:]
+    cos = cos[..., half:]
+    sin = sin[..., half:]
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
 
@@ -128,7 +131,7 @@ class KeyValueCache(NamedTuple):
     keys: Tensor
     """[B, K, N, d]: the last T slots are for the tokens that are read now"""
     values: Tensor
-    """as ``keys``"""
+    """[B, K, N, d], like ``keys``"""
     mask: Tensor | None
     """[B, 1, T, N], added to the scores: -inf hides a slot; None: causal"""
 
@@ -169,7 +172,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, of: LayerFactory) -> None:
         super().__init__()
-        self.heads, self.kv, self.head_dim = config.heads, config.kv, config.head_dim
+        self.heads = config.heads
+        self.kv = config.kv
+        self.head_dim = config.head_dim
         self.q_proj = of.linear(config.dim, config.heads * config.head_dim)
         self.k_proj = of.linear(config.dim, config.kv * config.head_dim)
         self.v_proj = of.linear(config.dim, config.kv * config.head_dim)
@@ -184,7 +189,9 @@ class Attention(nn.Module):
         """
         batch, length, _ = x.shape
         q, k, v = project_together(x, self.q_proj, self.k_proj, self.v_proj, channels=self.head_dim)
-        q, k, v = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
+        q = rotate(q, cos, sin).transpose(1, 2)
+        k = rotate(k, cos, sin).transpose(1, 2)
+        v = v.transpose(1, 2)
         if past is not None:
             past.keys[:, :, -length:] = k
             past.values[:, :, -length:] = v

@@ -190,11 +190,11 @@ def stage_layers(config: ModelConfig, stages: int, stage: int) -> range:
     >>> stage_layers(ModelConfig(layers=8, ends_layers=2), stages=3, stage=3)
     range(6, 8)
     """
-    own = config.ends_layers
+    ends_layers = config.ends_layers
     if stage == 0:
-        return range(own)
-    counts = config.block_layers or ((config.layers - own) // stages,) * stages
-    return range(own + sum(counts[: stage - 1]), own + sum(counts[:stage]))
+        return range(ends_layers)
+    counts = config.block_layers or ((config.layers - ends_layers) // stages,) * stages
+    return range(ends_layers + sum(counts[: stage - 1]), ends_layers + sum(counts[:stage]))
 
 
 class Llama(nn.Module):
@@ -264,10 +264,12 @@ class Llama(nn.Module):
         :raises UserError: naming the first tensor that is missing, of another shape, or unknown; the model is then
             unchanged.
         """
-        own = dict(self._named())
-        require_shapes(*({name: tuple(tensor.shape) for name, tensor in named.items()} for named in (own, state)))
+        parameters = dict(self._named())
+        require_shapes(
+            *({name: tuple(tensor.shape) for name, tensor in named.items()} for named in (parameters, state))
+        )
         with torch.no_grad():
-            for name, parameter in own.items():
+            for name, parameter in parameters.items():
                 parameter.copy_(state[name])
 
     def exported_names(self) -> dict[str, str]:
@@ -282,18 +284,18 @@ class Llama(nn.Module):
                 yield global_name(self.config, len(self.stages), number, local), parameter
 
 
-def require_shapes(own: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> None:
-    """Check ``given`` tensor shapes against a model's ``own``.
+def require_shapes(expected: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check ``shapes`` tensor shapes against a model's ``expected``.
 
     :raises UserError: naming the first tensor that is missing, of another shape, or unknown.
     """
-    for name, shape in own.items():
-        if name not in given:
+    for name, shape in expected.items():
+        if name not in shapes:
             raise UserError(f"weights: {name} is missing; it should have shape {list(shape)}")
-        if given[name] != shape:
-            raise UserError(f"weights: {name} has shape {list(given[name])}, not {list(shape)}")
-    for name in given:
-        if name not in own:
+        if shapes[name] != shape:
+            raise UserError(f"weights: {name} has shape {list(shapes[name])}, not {list(shape)}")
+    for name in shapes:
+        if name not in expected:
             raise UserError(f"weights: {name} is not a parameter of this model")
 
 

@@ -159,13 +159,13 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
 
 def _order(note: MaskNote, like: Named, exported: Mapping[str, str], location: str, fix: str) -> list[str]:
     """Return the parameters in the order of the file."""
-    own = {exported[name]: name for name in like}
+    names = {exported[name]: name for name in like}
     for name, shape in note.tensors:
-        if name not in own:
+        if name not in names:
             raise UserError(f"{location}has bits for {documents.shown(name)}, which this model does not have; {fix}")
-        if shape != (ours := tuple(like[own[name]].shape)):
+        if shape != (ours := tuple(like[names[name]].shape)):
             raise UserError(f"{location}{name} has shape {list(shape)}, this model's has {list(ours)}; {fix}")
-    order = [own[name] for name, _ in note.tensors]
-    if len(order) != len(own) or len({*order}) != len(own):
-        raise UserError(f"{location}names {len(order)} tensors, this model has {len(own)}; {fix}")
+    order = [names[name] for name, _ in note.tensors]
+    if len(order) != len(names) or len({*order}) != len(names):
+        raise UserError(f"{location}names {len(order)} tensors, this model has {len(names)}; {fix}")
     return order

@@ -52,36 +52,36 @@ class PackingError(ValueError):
     """Bytes are not a packed state; the message has the reason."""
 
 
-def clocks_of(given: Tensor | None, names: Collection[str]) -> dict[str, int]:
+def clocks_of(packed: Tensor | None, names: Collection[str]) -> dict[str, int]:
     """Return the clocks of the parameters that have moments, from the entry ``clocks``.
 
     :raises PackingError: if it is invalid.
     """
-    if given is None or (given.dtype, given.shape) != (torch.int64, (len(names),)) or bool((given < 0).any()):
+    if packed is None or (packed.dtype, packed.shape) != (torch.int64, (len(names),)) or bool((packed < 0).any()):
         raise PackingError("a packed state has one clock for each parameter with moments, none below zero")
-    return dict(zip(sorted(names), given.tolist(), strict=True))
+    return dict(zip(sorted(names), packed.tolist(), strict=True))
 
 
-def scales_of(given: Tensor | None, names: Collection[str], stage: float) -> dict[str, float]:
+def scales_of(packed: Tensor | None, names: Collection[str], stage: float) -> dict[str, float]:
     """Return the learning-rate scales that differ from the stage's, from the entry ``scales``.
 
     :raises PackingError: if it is invalid.
     """
-    if given is None:
+    if packed is None:
         return {}
-    if (given.dtype, given.shape) != (torch.float64, (len(names),)) or not all_finite(given):
+    if (packed.dtype, packed.shape) != (torch.float64, (len(names),)) or not all_finite(packed):
         raise PackingError("a packed state has a finite learning-rate scale for each parameter, or one for all")
-    return {name: own for name, own in zip(sorted(names), given.tolist(), strict=True) if own != stage}
+    return {name: scale for name, scale in zip(sorted(names), packed.tolist(), strict=True) if scale != stage}
 
 
-def numbers_of(given: Tensor | None) -> tuple[float, float | None, float | None]:
+def numbers_of(packed: Tensor | None) -> tuple[float, float | None, float | None]:
     """Return the learning-rate scale and both norms; a norm may be unknown (NaN).
 
     :raises PackingError: if the entry is invalid.
     """
-    if given is None or (given.dtype, given.shape) != (torch.float64, (3,)):
+    if packed is None or (packed.dtype, packed.shape) != (torch.float64, (3,)):
         raise PackingError("a packed state has three numbers: its learning-rate scale and two norms")
-    scale, *norms = given.tolist()
+    scale, *norms = packed.tolist()
     if not math.isfinite(scale) or any(map(math.isinf, norms)):
         raise PackingError(f"a packed state has a scale and norms that are finite, not {scale} and {norms}")
     grad_norm, clipped_norm = (None if math.isnan(norm) else norm for norm in norms)
@@ -178,8 +178,8 @@ def digest_table(rows: Iterable[bytes]) -> Tensor:
 def entries(state: StageState) -> dict[str, Tensor]:
     """Return all of ``state`` as contiguous tensors on the CPU; they share memory where possible."""
     named = {f"weights.{name}": tensor for name, tensor in state.weights.items()}
-    for name, held in state.moments.items():
-        named |= {f"{key}.{name}": tensor for key, tensor in held.items()}
+    for name, tensors in state.moments.items():
+        named |= {f"{key}.{name}": tensor for key, tensor in tensors.items()}
     named |= {f"generators.{name}": tensor for name, tensor in state.generators.items()}
     named |= {f"outer.{name}": tensor for name, tensor in state.outer.items()}
     named |= {f"further.{name}": tensor for name, tensor in state.further.items()}
@@ -212,16 +212,16 @@ def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
         else:
             moments.setdefault(name, {})[kind] = tensor
     weights, generators, outer, further = kinds.values()
-    _require_complete({name: held.keys() for name, held in moments.items()})
-    for name, held in moments.items():
-        for key, tensor in held.items():
+    _require_complete({name: tensors.keys() for name, tensors in moments.items()})
+    for name, tensors in moments.items():
+        for key, tensor in tensors.items():
             if name not in weights or tensor.shape != weights[name].shape:
                 raise PackingError(f"a packed state has {key} of {name!r} in another shape than its weights")
     scale, grad_norm, clipped_norm = numbers_of(numbers)
-    own = scales_of(scales, weights, scale)
+    parameter_scales = scales_of(scales, weights, scale)
     clocks_by_name = clocks_of(clocks, moments)
     norms = grad_norm, clipped_norm
-    return StageState(weights, moments, clocks_by_name, scale, *norms, generators, outer, own, further)
+    return StageState(weights, moments, clocks_by_name, scale, *norms, generators, outer, parameter_scales, further)
 
 
 Numbers = tuple[float | None, float | None]
@@ -258,8 +258,8 @@ def _require_complete(moments: Mapping[str, Set[str]]) -> None:
     keys = set().union(*moments.values())
     if len(keys) > _MAX_KEYS:
         raise PackingError(f"a packed state has {len(keys)} tensors of its optimizer for a parameter, over {_MAX_KEYS}")
-    for name, held in sorted(moments.items()):
-        if lacking := sorted(keys - held):
+    for name, tensors in sorted(moments.items()):
+        if lacking := sorted(keys - tensors):
             raise PackingError(f"a packed state has {lacking[0]} of other parameters, and none of {name!r}")
 
 

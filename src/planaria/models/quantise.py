@@ -78,7 +78,9 @@ def decode(coded: Tensor, count: int, bits: int) -> Tensor:
         raise ValueError(f"{count} numbers of {bits} bits are {expected} bytes, not {coded.dtype} {list(coded.shape)}")
     groups = -(-count // GROUP)
     scales = coded[: SCALE_BYTES * groups].clone().view(torch.float16).float()
-    byte, mask, half = coded[SCALE_BYTES * groups :], (1 << bits) - 1, 1 << (bits - 1)
+    byte = coded[SCALE_BYTES * groups :]
+    mask = (1 << bits) - 1
+    half = 1 << (bits - 1)
     levels = torch.stack([(byte >> (bits * index)) & mask for index in range(8 // bits)], 1)
     centred = levels.view(groups, GROUP).float() - (half - 0.5 if bits == 2 else half)
     return (centred * scales.unsqueeze(1)).view(-1)[:count]

@@ -29,7 +29,7 @@ class Slice(NamedTuple):
     """Consecutive weights that are consecutive numbers."""
 
     begin: int
-    """in ψ"""
+    """index of the first number in ψ"""
     length: int
     sign: int
 
@@ -60,11 +60,11 @@ def unfold(array: Tensor, begin: int, shape: tuple[int, ...]) -> Tensor:
     return flat.view(shape)
 
 
-def fold(gradient: Tensor, begin: int, into: Tensor) -> None:
-    """Add the gradient of the weights from offset ``begin`` on to that of their numbers, ``into`` [m]."""
+def fold(gradient: Tensor, begin: int, total: Tensor) -> None:
+    """Add the gradient of the weights from offset ``begin`` on to that of their numbers, ``total`` [m]."""
     flat, index = gradient.reshape(-1), 0
-    for at, length, sign in slices(into.numel(), begin, flat.numel()):
-        into[at : at + length].add_(flat[index : index + length], alpha=sign)
+    for at, length, sign in slices(total.numel(), begin, flat.numel()):
+        total[at : at + length].add_(flat[index : index + length], alpha=sign)
         index += length
 
 
@@ -83,9 +83,9 @@ class _Product(torch.autograd.Function):
         weight = unfold(array, ctx.begin, ctx.shape).to(grad.dtype)
         back = (grad @ weight).to(x.dtype) if ctx.needs_input_grad[0] else None
         dense = grad.flatten(0, -2).T @ x.flatten(0, -2).to(grad.dtype)
-        into = torch.zeros_like(array)
-        fold(dense.to(array.dtype), ctx.begin, into)
-        return back, into, None, None
+        total = torch.zeros_like(array)
+        fold(dense.to(array.dtype), ctx.begin, total)
+        return back, total, None, None
 
 
 class SharedLinear(nn.Module):
@@ -107,7 +107,9 @@ class SharedNorm(nn.Module):
 
     def __init__(self, holder: nn.Module, row: int, eps: float) -> None:
         super().__init__()
-        self._of, self.row, self.eps = (holder,), row, eps
+        self._of = (holder,)
+        self.row = row
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         gains: Tensor = self._of[0].gains  # type: ignore[assignment]
@@ -119,11 +121,13 @@ class MatrixCut:
     """Cuts consecutive matrices from the array of ``holder``; ``norm`` makes the norms."""
 
     def __init__(self, holder: nn.Module, norm: Callable[[int, float], nn.Module], begin: int = 0) -> None:
-        self._holder, self.norm, self._begin = holder, norm, begin
+        self._holder = holder
+        self.norm = norm
+        self._begin = begin
 
     def linear(self, inputs: int, outputs: int) -> SharedLinear:
-        made = SharedLinear(self._holder, self._begin, inputs, outputs)
+        linear = SharedLinear(self._holder, self._begin, inputs, outputs)
         self._begin += inputs * outputs
-        return made
+        return linear
 
     output = linear

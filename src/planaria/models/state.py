@@ -45,7 +45,7 @@ class StageState:
         """Return the ``wanted`` parameters only, with or without moments; shares memory, omits generators and outer
         state."""
         weights = {name: tensor for name, tensor in self.weights.items() if wanted(name)}
-        kept = {name: held for name, held in self.moments.items() if moments and wanted(name)}
+        kept = {name: tensors for name, tensors in self.moments.items() if moments and wanted(name)}
         clocks = {name: self.clocks[name] for name in kept}
         scales = {name: scale for name, scale in self.scales.items() if wanted(name)}
         norms = self.grad_norm, self.clipped_norm
@@ -59,5 +59,5 @@ class StageState:
     @property
     def nbytes(self) -> int:
         """Bytes of weights and moments."""
-        moments = [tensor for held in self.moments.values() for tensor in held.values()]
+        moments = [tensor for tensors in self.moments.values() for tensor in tensors.values()]
         return sum(tensor.nbytes for tensor in (*self.weights.values(), *moments))

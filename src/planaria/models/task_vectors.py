@@ -100,8 +100,8 @@ def add_contributions(parent: Named, contributions: Sequence[Named]) -> dict[str
 
 def interpolate(parent: Named, tuned: Named, alphas: float | Mapping[str, float]) -> dict[str, Tensor]:
     """Return θ = (1 − α) θ₀ + α θ, with α one number or one per tensor; 0 and 1 give exactly the models' numbers."""
-    own = alphas if isinstance(alphas, Mapping) else dict.fromkeys(parent, alphas)
-    return {name: torch.lerp(tensor, tuned[name], own[name]) for name, tensor in parent.items()}
+    factors = alphas if isinstance(alphas, Mapping) else dict.fromkeys(parent, alphas)
+    return {name: torch.lerp(tensor, tuned[name], factors[name]) for name, tensor in parent.items()}
 
 
 def agreement(vector: Named, other: Named) -> dict[str, float]:

@@ -33,7 +33,7 @@ from planaria.planner.tables import Ints
 
 SOLVER = find_spec("scipy") is not None
 """whether linear programmes can be solved (``planaria[planner]``); without it the bound is lower"""
-LOOKS = 400
+MAX_EXAMINATIONS = 400
 """choices of data nodes examined closely"""
 TURNS = "turns: a data node's microbatches, alone in the network"
 SHARED = "shared: slots and time of near nodes"
@@ -74,7 +74,7 @@ class StepCertificate(NamedTuple):
 
 
 def certificate(
-    problem: PlanningProblem, looks: int = LOOKS, exact: bool = True, seconds: float = math.inf
+    problem: PlanningProblem, examinations: int = MAX_EXAMINATIONS, exact: bool = True, seconds: float = math.inf
 ) -> StepCertificate:
     """Return the best step if plans are few (see :func:`best_of_all`; only if ``exact``), else the largest lower bound.
 
@@ -86,7 +86,7 @@ def certificate(
     - with gradient sums, *sums*: the passes, then the ends' sum among the nearest nodes; or the sum of the stage of the
       node farthest from all others, alone.
 
-    The best data nodes within the roles are assumed: in small networks by at most ``looks`` close examinations
+    The best data nodes within the roles are assumed: in small networks by at most ``examinations`` close examinations
     (:func:`best_choice`), else one by one. No examination starts after ``seconds``; the bound is then lower.
     """
     until = time.monotonic() + seconds
@@ -98,7 +98,7 @@ def certificate(
         (_workers(problem), "busiest node: all visits, spread evenly over the workers"),
         (_memory(problem, alone), "memory: the slots of all nodes"),
     ]
-    if choice := best_choice(problem, looks, until) if SOLVER else None:
+    if choice := best_choice(problem, examinations, until) if SOLVER else None:
         terms.append((choice.ticks, SHARED))
     if problem.summed:
         passes = max(ticks for ticks, _ in terms)
@@ -184,8 +184,8 @@ class DataNodeChoice(NamedTuple):
         return self.ahead < FINAL_GAP
 
 
-def best_choice(problem: PlanningProblem, looks: int, until: float = math.inf) -> DataNodeChoice | None:
-    """Return the choice with the least lower bound after at most ``looks`` examinations, none started after ``until``.
+def best_choice(problem: PlanningProblem, examinations: int, until: float = math.inf) -> DataNodeChoice | None:
+    """Return the choice with the least lower bound after at most ``examinations``, none started after ``until``.
 
     None if there are too many choices or routes. ``until`` is on the monotonic clock.
     """
@@ -195,7 +195,7 @@ def best_choice(problem: PlanningProblem, looks: int, until: float = math.inf) -
         return None
     heap = [DataNodeChoice(_turns(problem, routes, np.array(data)), data) for data in result]
     heapq.heapify(heap)
-    for _ in range(max(1, min(looks, MAX_EXAMINED_ENTRIES // routes.holds.size))):
+    for _ in range(max(1, min(examinations, MAX_EXAMINED_ENTRIES // routes.holds.size))):
         if heap[0].final or time.monotonic() >= until:
             break
         heapq.heapreplace(heap, closer(problem, routes, heap[0]))
@@ -211,10 +211,10 @@ def closer(problem: PlanningProblem, routes: RouteSet, choice: DataNodeChoice) -
 
     least = choice.ticks / 1e9
     most = least * (1 + choice.ahead)
-    there_is = step_resources(problem, routes, np.array(choice.data), least * (1 - ROUNDING), most)
-    says = relaxed_bound(problem, routes, there_is)[0] * (1 - ROUNDING)
-    ticks = math.ceil(min(says, most) * 1e9)  # a step is a whole number of nanoseconds
-    return DataNodeChoice(max(choice.ticks, ticks), choice.data, choice.ahead / (1 + bool(says < most)))
+    resources = step_resources(problem, routes, np.array(choice.data), least * (1 - ROUNDING), most)
+    bound_s = relaxed_bound(problem, routes, resources)[0] * (1 - ROUNDING)
+    ticks = math.ceil(min(bound_s, most) * 1e9)  # a step is a whole number of nanoseconds
+    return DataNodeChoice(max(choice.ticks, ticks), choice.data, choice.ahead / (1 + bool(bound_s < most)))
 
 
 def _choices(problem: PlanningProblem, routes: RouteSet) -> Iterator[tuple[int, ...]]:
@@ -243,9 +243,9 @@ def _choices(problem: PlanningProblem, routes: RouteSet) -> Iterator[tuple[int, 
 def _turns(problem: PlanningProblem, routes: RouteSet, data: Ints) -> int:
     """Return the longest turns of a choice's data nodes on routes through the other nodes; nanoseconds."""
     possible = (routes.uses <= routes.kinds.size - data).all(axis=1)
-    lets_in = np.flatnonzero(data)
-    alone, first = np.zeros(problem.nodes, np.int64), routes.kinds.first[lets_in]
-    alone[first] = routes.length[np.ix_(lets_in, possible)].min(axis=1)
+    data_kinds = np.flatnonzero(data)
+    alone, first = np.zeros(problem.nodes, np.int64), routes.kinds.first[data_kinds]
+    alone[first] = routes.length[np.ix_(data_kinds, possible)].min(axis=1)
     return int(turns(problem, alone)[first].max())
 
 

@@ -97,7 +97,7 @@ class _Board:
 
     def __init__(self, flows: Sequence[SiteFlow], network: PathNetwork, at: Iterable[Path | None]) -> None:
         self.flows, self.capacity = flows, network.capacity
-        self.ways = [network.living(flow.source, flow.target) for flow in flows]
+        self.candidates = [network.living(flow.source, flow.target) for flow in flows]
         self.at: list[Path | None] = [None] * len(flows)
         self.carried: Counter[str] = Counter()
         for n, path in enumerate(at):
@@ -129,7 +129,7 @@ class _Board:
                 results = [self.load(link, size) for link in path.links]
                 return max(results, default=0.0), sum(results)
 
-            self.put(n, min(self.ways[n], key=after))
+            self.put(n, min(self.candidates[n], key=after))
 
     def improve(self) -> bool:
         """Make one move or swap that lowers loads, if there is any."""
@@ -149,7 +149,7 @@ class _Board:
         return 0.0 if path is None else max(map(self.load, path.links), default=0.0)
 
     def _move(self, n: int) -> bool:
-        return any(self._lowers((n, path)) for path in self.ways[n])
+        return any(self._lowers((n, path)) for path in self.candidates[n])
 
     def _swap(self) -> bool:
         return any(self._lowers(*pair) for pair in islice(self._pairs(), MAX_SWAPS))
@@ -163,10 +163,10 @@ class _Board:
         for n in order:
             if self._hottest(n) < self._hottest(order[0]):
                 return
-            for path in self.ways[n]:
+            for path in self.candidates[n]:
                 links = () if path == self.at[n] else path.links
                 there = sorted(set[int]().union(*(users.get(link, ()) for link in links)) - {n})
-                yield from (((n, path), (m, to)) for m in there for to in self.ways[m] if to != self.at[m])
+                yield from (((n, path), (m, to)) for m in there for to in self.candidates[m] if to != self.at[m])
 
     def _lowers(self, *moves: tuple[int, Path]) -> bool:
         """Make these moves if they lower the affected loads, compared largest first."""

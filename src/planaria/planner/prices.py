@@ -88,37 +88,37 @@ def step_resources(
     )
 
 
-def cost(problem: PlanningProblem, routes: RouteSet, there_is: StepResources, prices: Prices) -> Floats:
+def cost(problem: PlanningProblem, routes: RouteSet, resources: StepResources, prices: Prices) -> Floats:
     """Return [kinds with data nodes, ways]: the price of a microbatch's route less that of its visits elsewhere.
 
     Forbidden routes cost ∞.
     """
-    origins = np.flatnonzero(there_is.data)
+    origins = np.flatnonzero(resources.data)
     work = problem.passes[BLOCK, routes.kinds.first] / 1e9
     slots = (routes.holds[origins] * prices.slot[routes.visits]).sum(axis=2)
     paid = (prices.origin[origins, None] * routes.length[origins] + slots) / 1e9
-    paid += routes.uses @ (prices.work * work + prices.visit) - prices.away @ there_is.elsewhere.counts
+    paid += routes.uses @ (prices.work * work + prices.visit) - prices.away @ resources.elsewhere.counts
     for k in range(1, problem.microbatches):
-        paid += prices.long[origins, k, None] * (routes.length[origins] >= there_is.too_long[origins, k, None])
-    return np.where(there_is.possible[origins], paid, np.inf)
+        paid += prices.long[origins, k, None] * (routes.length[origins] >= resources.too_long[origins, k, None])
+    return np.where(resources.possible[origins], paid, np.inf)
 
 
-def least_s(problem: PlanningProblem, routes: RouteSet, there_is: StepResources, prices: Prices) -> float:
+def least_s(problem: PlanningProblem, routes: RouteSet, resources: StepResources, prices: Prices) -> float:
     """Return a lower bound on the step, seconds, for any prices; 0 if all prices are 0.
 
     step · Σ prices · capacity per second ≥ Σ over microbatches of the cheapest route + Σ prices · missing resources
     - Σ prices · visits that workers, and long routes that data nodes, can have + Σ prices · visits required elsewhere.
     """
-    origins = np.flatnonzero(there_is.data)
-    if not there_is.possible[origins].any(axis=1).all():
+    origins = np.flatnonzero(resources.data)
+    if not resources.possible[origins].any(axis=1).all():
         return float("inf")
-    worth = float(prices.origin @ there_is.held + prices.slot @ there_is.slots + prices.work @ there_is.workers)
+    worth = float(prices.origin @ resources.held + prices.slot @ resources.slots + prices.work @ resources.workers)
     if worth <= 0:
         return 0.0
-    pays = cost(problem, routes, there_is, prices).min(axis=1)
-    paid = problem.microbatches * float(pays @ there_is.data[origins]) - float(prices.visit @ there_is.visits)
-    paid += float(prices.away @ there_is.elsewhere.needed)
-    paid -= float(there_is.data @ prices.long @ np.arange(problem.microbatches))
-    missing = float(prices.origin @ there_is.origin + prices.work @ there_is.work)
-    missing += sum(filled(side, prices.slot, there_is.workers, there_is.data) for side in there_is.sides)
+    pays = cost(problem, routes, resources, prices).min(axis=1)
+    paid = problem.microbatches * float(pays @ resources.data[origins]) - float(prices.visit @ resources.visits)
+    paid += float(prices.away @ resources.elsewhere.needed)
+    paid -= float(resources.data @ prices.long @ np.arange(problem.microbatches))
+    missing = float(prices.origin @ resources.origin + prices.work @ resources.work)
+    missing += sum(filled(side, prices.slot, resources.workers, resources.data) for side in resources.sides)
     return (paid + missing) / worth

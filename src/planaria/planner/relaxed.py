@@ -29,22 +29,22 @@ DEAR = 1e3
 """cost of not sending a microbatch, in multiples of the longest route"""
 
 
-def relaxed_bound(problem: PlanningProblem, routes: RouteSet, there_is: StepResources) -> tuple[float, Prices]:
+def relaxed_bound(problem: PlanningProblem, routes: RouteSet, resources: StepResources) -> tuple[float, Prices]:
     """Return a lower bound on the step, seconds, with these data nodes, and the prices that prove it."""
-    rules = there_is.elsewhere
-    prices = _no_prices(problem, there_is)
+    rules = resources.elsewhere
+    prices = _no_prices(problem, resources)
     prices.origin[:] = 1.0
-    best = (least_s(problem, routes, there_is, prices), prices)
-    chosen: list[Ints] = [np.empty(0, np.int64)] * len(there_is.data)
+    best = (least_s(problem, routes, resources, prices), prices)
+    chosen: list[Ints] = [np.empty(0, np.int64)] * len(resources.data)
     requested: Ints = np.empty(0, np.int64)
     """Sets whose rule was violated."""
     for _ in range(ROUNDS if best[0] < np.inf else 0):
-        costs = cost(problem, routes, there_is, prices)
-        for o, pays in zip(np.flatnonzero(there_is.data).tolist(), costs, strict=True):
+        costs = cost(problem, routes, resources, prices)
+        for o, pays in zip(np.flatnonzero(resources.data).tolist(), costs, strict=True):
             cheap = np.argsort(pays, kind="stable")[:NEW]
-            chosen[o] = np.union1d(chosen[o], cheap[there_is.possible[o, cheap]]).astype(np.int64)
-        at_most, prices, sent = _solve(problem, routes, there_is, chosen, requested)
-        best = max(best, (least_s(problem, routes, there_is, prices), prices), key=lambda pair: pair[0])
+            chosen[o] = np.union1d(chosen[o], cheap[resources.possible[o, cheap]]).astype(np.int64)
+        at_most, prices, sent = _solve(problem, routes, resources, chosen, requested)
+        best = max(best, (least_s(problem, routes, resources, prices), prices), key=lambda pair: pair[0])
         broken = rules.needed - rules.counts @ sent
         worst = np.argsort(-broken, kind="stable")[:NEW]
         more = np.setdiff1d(worst[broken[worst] > ENOUGH * problem.count], requested)
@@ -55,17 +55,17 @@ def relaxed_bound(problem: PlanningProblem, routes: RouteSet, there_is: StepReso
 
 
 def _solve(
-    problem: PlanningProblem, routes: RouteSet, there_is: StepResources, chosen: list[Ints], requested: Ints
+    problem: PlanningProblem, routes: RouteSet, resources: StepResources, chosen: list[Ints], requested: Ints
 ) -> tuple[float, Prices, Floats]:
     """Return the least step over the ``chosen`` routes of each origin, seconds; its prices; the use of each route."""
     unit = float(routes.length.max())
     """Nanoseconds; scales numbers to near 1 for the solver's tolerances."""
-    origins = np.flatnonzero(there_is.data)
+    origins = np.flatnonzero(resources.data)
     origin = np.repeat(origins, [len(chosen[o]) for o in origins])
     route = np.concatenate([chosen[o] for o in origins])
-    parts = zip(*_rules(problem, routes, there_is, origin, route, requested), strict=True)
+    parts = zip(*_rules(problem, routes, resources, origin, route, requested), strict=True)
     used, per_step, limit = (np.concatenate(part) for part in parts)
-    count, few = len(there_is.data), len(origins)
+    count, few = len(resources.data), len(origins)
     timed = np.arange(len(used)) < 3 * count
     scale = np.where(timed, unit, 1.0)
     unsent = np.zeros((len(used), few))
@@ -75,10 +75,10 @@ def _solve(
         A_ub=np.hstack([used / scale[:, None], unsent, -per_step[:, None]]),
         b_ub=limit / scale,
         A_eq=np.hstack([(origin == origins[:, None]) * 1.0, np.eye(few), np.zeros((few, 1))]),
-        b_eq=problem.microbatches * there_is.data[origins],
+        b_eq=problem.microbatches * resources.data[origins],
         method="highs",
     )
-    taken, prices = np.zeros(len(routes.visits)), _no_prices(problem, there_is)
+    taken, prices = np.zeros(len(routes.visits)), _no_prices(problem, resources)
     if result.x is None:
         return 0.0, prices, taken
     np.add.at(taken, route, result.x[: len(route)])
@@ -90,9 +90,9 @@ def _solve(
     return float(result.fun) * unit / 1e9, prices, taken
 
 
-def _no_prices(problem: PlanningProblem, there_is: StepResources) -> Prices:
-    count = len(there_is.data)
-    long, away = np.zeros((count, problem.microbatches)), np.zeros(len(there_is.elsewhere.needed))
+def _no_prices(problem: PlanningProblem, resources: StepResources) -> Prices:
+    count = len(resources.data)
+    long, away = np.zeros((count, problem.microbatches)), np.zeros(len(resources.elsewhere.needed))
     origin, slot, work, visit = np.zeros((4, count))
     return Prices(origin, slot, work, visit, long, away)
 
@@ -102,25 +102,25 @@ Rule = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
 def _rules(
-    problem: PlanningProblem, routes: RouteSet, there_is: StepResources, origin: Ints, route: Ints, requested: Ints
+    problem: PlanningProblem, routes: RouteSet, resources: StepResources, origin: Ints, route: Ints, requested: Ints
 ) -> Iterator[Rule]:
     """Yield the rules of columns from ``origin`` on ``route``: times (nanoseconds), then visits, lengths and sets."""
-    count, columns, most = len(there_is.data), np.arange(len(route)), problem.microbatches
+    count, columns, most = len(resources.data), np.arange(len(route)), problem.microbatches
     length, held = np.zeros((2, count, len(route)))
     length[origin, columns] = routes.length[origin, route]
     for k in range(problem.visits):
         np.add.at(held, (routes.visits[route, k], columns), routes.holds[origin, route, k])
     uses, work = routes.uses[route].T.astype(float), problem.passes[BLOCK, routes.kinds.first]
-    late = there_is.slots * sum(side.reach for side in there_is.sides)
-    yield length, there_is.held, -there_is.origin * 1e9
-    yield held, there_is.slots, -late * 1e9
-    yield uses * work[:, None], there_is.workers, -there_is.work * 1e9
-    yield uses, np.zeros(count), there_is.visits
+    late = resources.slots * sum(side.reach for side in resources.sides)
+    yield length, resources.held, -resources.origin * 1e9
+    yield held, resources.slots, -late * 1e9
+    yield uses * work[:, None], resources.workers, -resources.work * 1e9
+    yield uses, np.zeros(count), resources.visits
     long = np.zeros((count, most, len(route)))
-    long[origin, :, columns] = routes.length[origin, route, None] >= there_is.too_long[origin]
-    yield long.reshape(-1, len(route)), np.zeros(count * most), np.outer(there_is.data, np.arange(most)).ravel()
+    long[origin, :, columns] = routes.length[origin, route, None] >= resources.too_long[origin]
+    yield long.reshape(-1, len(route)), np.zeros(count * most), np.outer(resources.data, np.arange(most)).ravel()
     yield (
-        -there_is.elsewhere.counts[np.ix_(requested, route)],
+        -resources.elsewhere.counts[np.ix_(requested, route)],
         np.zeros(len(requested)),
-        -there_is.elsewhere.needed[requested],
+        -resources.elsewhere.needed[requested],
     )

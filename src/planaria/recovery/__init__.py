@@ -6,7 +6,7 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.registry import Registry
 from planaria.config.schema import RecoveryConfig
-from planaria.recovery.ablations import CopyNeighbour, IdentityStage, Redraw
+from planaria.recovery.ablations import CopyNeighbour, IdentityStage, Oracle, Redraw, Reset
 from planaria.recovery.base import Recovery
 from planaria.recovery.chain import Chain
 from planaria.recovery.checkfree import CheckFree, NeighbourMean
@@ -14,7 +14,6 @@ from planaria.recovery.checkfree_plus import CheckFreePlus
 from planaria.recovery.checkpoint import Checkpoint
 from planaria.recovery.echo import Echo
 from planaria.recovery.redundant import Redundant
-from planaria.recovery.simulated import Oracle, Reset
 from planaria.recovery.snapshot import Snapshot
 from planaria.recovery.survivor import Survivor
 from planaria.recovery.whole_copies import WholeCopies

@@ -1,11 +1,16 @@
-"""Ablations: rebuild a lost block stage as random weights, as the identity, or as a copy of a neighbour.
+"""Ablations and controls, with which strategies are compared.
 
-Random weights and the identity need no donor. A residual block whose output projections are zero returns its input. It
-still learns, because the gradients of those projections are not zero. The copy is one half of CheckFree's mean.
+Ablations rebuild a lost block stage as random weights, as the identity, or as a copy of a neighbour. A residual block
+whose output projections are zero returns its input. It still learns, because the gradients of those projections are
+not zero. The copy is one half of CheckFree's mean.
+
+Controls restore a lost stage's own state, which is available only after a simulated loss, so the fleet refuses them.
+They show how a run would continue if less were lost.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -24,6 +29,7 @@ class Redraw(Recovery):
     """Redraw the stage's weights at random."""
 
     pretrained_warning: ClassVar[str] = "a lost stage is drawn anew"
+    caption: ClassVar[str] = "{stage} gets new random weights"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """factor applied once to the new stage's learning rate"""
@@ -45,6 +51,8 @@ class Redraw(Recovery):
 class IdentityStage(Redraw):
     """Start the stage as the identity: its output projections are zero."""
 
+    caption: ClassVar[str] = "{stage} is set to the identity"
+
     def _drawn(self, at: RebuildInputs) -> dict[str, Tensor]:
         weights = super()._drawn(at)
         return weights | {name: torch.zeros_like(w) for name, w in weights.items() if name.endswith(OUTPUTS)}
@@ -55,6 +63,7 @@ class CopyNeighbour(Recovery):
 
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements(alike=True)
     pretrained_warning: ClassVar[str] = "a lost stage becomes its neighbour's copy"
+    caption: ClassVar[str] = "{donors} sends its weights, which become the new {stage}"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """factor applied once to the rebuilt stage's learning rate"""
@@ -79,3 +88,53 @@ class CopyNeighbour(Recovery):
     def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         (near,) = donated.values()
         return StageState(near.weights, near.moments, near.clocks, self.lr_scale)
+
+
+class SimulatedRecovery(Recovery, ABC):
+    """Rebuild every lost stage, without donors."""
+
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+        return RebuildPlan(dict.fromkeys(sorted(lost), ()))
+
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        raise LookupError("a simulated loss needs no donor")
+
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+        """Return the part of the stage's state that survives the simulated loss.
+
+        :raises LookupError: after a real loss.
+        """
+        if at.before is None:
+            raise LookupError(f"stage {stage} was really lost; none of its state is left")
+        return self.left(at.before.trained)
+
+    @abstractmethod
+    def left(self, before: StageState) -> StageState:
+        """Return the part of the stage's state ``before`` its loss that remains."""
+
+
+class Oracle(SimulatedRecovery):
+    """Control that loses nothing: every stage is restored as it was, and only its replacement takes time.
+
+    Its hours are a lower bound for a comparison, unless losing state helps training.
+    """
+
+    control: ClassVar[str] = "restores all state that a death destroys"
+    exact: ClassVar[bool] = True
+
+    def left(self, before: StageState) -> StageState:
+        return before
+
+
+class Reset(SimulatedRecovery):
+    """Control that loses a stage's optimizer moments and clocks, and nothing else.
+
+    Strategies that rebuild weights alone leave the optimizer fresh. With m = v = 0 and its bias correction, AdamW's
+    first update of each weight has the size of the learning rate, lr · g / (|g| + ε). That alone may speed a run up or
+    slow it down, so such strategies are compared with this control.
+    """
+
+    control: ClassVar[str] = "restores the weights that a death destroys"
+
+    def left(self, before: StageState) -> StageState:
+        return before.part(lambda name: True, moments=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -153,6 +153,11 @@ class Recovery(Choice, ABC):
     """whether rebuilt stages equal the lost ones, so that a loss costs time only"""
     pretrained_warning: ClassVar[str] = ""
     """how a lost stage of pretrained weights is rebuilt, as a clause of a warning; empty: no warning"""
+    caption: ClassVar[str] = "{donors} send the weights to rebuild {stage} ({strategy})"
+    """the live page's description of a rebuild; braces stand for the donors, the lost stage and the strategy's name"""
+    advised_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """variants that ``planaria advise`` weighs: suffix of the strategy's name → options; empty: the strategy only if
+    the recipe selects it"""
 
     control: ClassVar[str] = ""
     """clause with what a control arm does, which is impossible after a real failure; empty for strategies"""

@@ -73,25 +73,25 @@ class Chain:
         stages with a known staleness hold a snapshot.
         """
         left = lost
-        known = {s for s, age in staleness.items() if age and s not in lost} if with_snapshot is None else with_snapshot
+        if with_snapshot is None:
+            with_snapshot = {stage for stage, age in staleness.items() if age and stage not in lost}
         rebuilt: dict[int, tuple[str, tuple[int, ...]]] = {}
         refused: dict[tuple[int, str], str] = {}
         for name, strategy in self.strategies.items():
             # Stages that earlier strategies rebuild cannot donate either, so each strategy sees all lost stages.
-            answer = strategy.donors(lost, DamagedReplica(self.stages, staleness, frozenset(known)))
+            answer = strategy.donors(lost, DamagedReplica(self.stages, staleness, frozenset(with_snapshot)))
             if answer.rollback and left:
-                return RecoveryPlan(
-                    {s: (name, given) for s, given in sorted(answer.donors.items())}, answer.rollback, ""
-                )
+                donors = {stage: (name, donors) for stage, donors in sorted(answer.donors.items())}
+                return RecoveryPlan(donors, answer.rollback, "")
             rebuilt |= {stage: (name, donors) for stage, donors in answer.donors.items() if stage in left}
             refused |= {(stage, name): why for stage, why in answer.refused.items()}
             left -= answer.donors.keys()
         reasons = [f"{name} cannot, {why}" for (stage, name), why in sorted(refused.items()) if stage in left]
         return RecoveryPlan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
 
-    def placed(self, there: Arrangement) -> list[CopySlot]:
+    def placed(self, arrangement: Arrangement) -> list[CopySlot]:
         """Return the slots with nodes in place of stages: a stage's first node sends and hosts for it."""
-        first = {stage: there.nodes(stage)[0] for stage in there.stages}
+        first = {stage: arrangement.nodes(stage)[0] for stage in arrangement.stages}
         return [CopySlot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
 
     def helps_rebuild(self, by: str, copy: Copy, lost: int) -> bool:
@@ -100,8 +100,8 @@ class Chain:
     def donate(self, by: str, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return self.strategies[by].donate(lost, own, kept)
 
-    def rebuild(self, by: str, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        return self.strategies[by].rebuild(stage, given, at)
+    def rebuild(self, by: str, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+        return self.strategies[by].rebuild(stage, donated, at)
 
 
 def staleness_by_stage(everywhere: Arrangement, alive: Arrangement, staleness: Mapping[int, int]) -> dict[int, int]:

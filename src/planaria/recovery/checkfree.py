@@ -8,7 +8,7 @@ No copies are kept. Weights are squared gradient norms, so the neighbour with th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ class NeighbourMean(Recovery):
 
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements(alike=True)
     pretrained_warning: ClassVar[str] = "a lost stage becomes the mean of its neighbours"
+    caption: ClassVar[str] = "{donors} send their weights, and the unweighted mean becomes the new {stage}"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """factor applied once to a rebuilt stage's learning rate"""
@@ -72,6 +73,9 @@ class NeighbourMean(Recovery):
 
 class CheckFree(NeighbourMean):
     """Weigh neighbours by the norm of their last gradient."""
+
+    caption: ClassVar[str] = "{donors} send their weights, and the weighted mean becomes the new {stage}"
+    advised_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
 
     omega: Literal["l2sq", "l2"] = "l2sq"
     """weight of a neighbour: squared or plain L2 norm of its last gradient"""

@@ -54,6 +54,7 @@ class CheckFreePlus(CheckFree):
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements(
         "swapped", "only then has an outer stage a partner that can stand in for it", alike=True
     )
+    caption: ClassVar[str] = "{donors} send their weights of the same kind, which become the new {stage}"
     mirror_every: Positive = 1
     """steps between mirrorings of embedding and head; 1 is exact"""
     mirror_moments: bool = False
@@ -71,8 +72,8 @@ class CheckFreePlus(CheckFree):
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         wanted = belongs_at(copy.host)
         size = FP32_BYTES * numel({name: shape for name, shape in shapes[ENDS].items() if wanted(name)})
-        held = size * (3 if self.mirror_moments else 1)
-        return CopyCost(held / self.mirror_every, held)
+        mirrored = size * (3 if self.mirror_moments else 1)
+        return CopyCost(mirrored / self.mirror_every, mirrored)
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         """Return the mirrors of stage 0, the partners of outer stages, and both neighbours of middle stages."""
@@ -119,9 +120,9 @@ def join_parts(parts: list[StageState]) -> StageState:
     whole = moments.keys() == weights.keys()
     norms = (first.grad_norm, first.clipped_norm) if whole else (None, None)
     scales = {name: part.scales.get(name, part.lr_scale) for part in parts for name in part.weights}
-    own = {name: scale for name, scale in scales.items() if scale != first.lr_scale}
-    made = (moments, clocks) if whole else ({}, {})
-    return StageState(weights, *made, first.lr_scale, *norms, scales=own)
+    other_scales = {name: scale for name, scale in scales.items() if scale != first.lr_scale}
+    optimizer_state = (moments, clocks) if whole else ({}, {})
+    return StageState(weights, *optimizer_state, first.lr_scale, *norms, scales=other_scales)
 
 
 def is_renewal_due(step: int, every: int, restarted: bool) -> bool:
@@ -133,7 +134,9 @@ class MirrorSender(Sender):
     """Sends the ``wanted`` parameters, optionally with moments, after each due update."""
 
     def __init__(self, wanted: Callable[[str], bool], every: int, moments: bool) -> None:
-        self._wanted, self._every, self._moments = wanted, every, moments
+        self._wanted = wanted
+        self._every = every
+        self._moments = moments
         self._restarted = True
 
     def restart(self) -> None:
@@ -171,7 +174,8 @@ class MirrorHolder(Holder):
         self._pending = unpack(message)
 
     def commit(self, step: int) -> None:
-        self._held, self._pending, self._restarted = self._pending or self._held, None, False
+        self._held, self._pending = self._pending or self._held, None
+        self._restarted = False
 
     def drop(self) -> None:
         self._pending = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from planaria.models.state import StageState
 from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery
@@ -58,46 +58,6 @@ def best_interval(save_s: float, mean_time_to_failure_s: float) -> float:
     return young * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - save_s
 
 
-class RollbackCost(NamedTuple):
-    """Cost of a number of useful steps with whole-model rollback."""
-
-    ticks: int
-    """executed steps, including those lost again"""
-    saves: int
-    rollbacks: int
-
-
-def rollback(
-    useful: int, every: int, struck: Collection[int], counted: Literal["steps", "ticks"] = "steps", behind: int = 0
-) -> RollbackCost:
-    """Simulate ticks until ``useful`` steps are committed; a loss precedes each tick in ``struck``.
-
-    A loss returns all stages to the last save, and the tick is executed from there. Saves follow every ``every``
-    committed steps, as in planaria's runs, or every ``every`` executed steps if ``counted`` is 'ticks' (CheckFree,
-    arXiv 2506.15461). Counted by steps, each failure postpones the next save. Initial weights are durable. Background
-    saves become durable ``behind`` ticks later, unless a loss precedes; the next save waits for them.
-    :func:`rollback_mean` is the expectation.
-
-    :raises ValueError: if ``every`` is not positive, or background saves are counted in ticks.
-    """
-    if every < 1:
-        raise ValueError(f"saves are a positive number of steps apart: {every}")
-    if behind and counted == "ticks":
-        raise ValueError("saves in the background are counted in steps")
-    step = ticks = saves = rollbacks = 0
-    durable, writing = 0, PendingSave(behind)
-    while step < useful:
-        if ticks and ticks in struck:
-            step, rollbacks = durable, rollbacks + 1
-            writing.give_up()
-        step, ticks = step + 1, ticks + 1
-        durable = writing.finished(ticks, durable)
-        if ticks % every == 0 if counted == "ticks" else writing.due(step, every, durable):
-            saves += 1
-            durable = writing.begin(ticks, step, durable)
-    return RollbackCost(ticks, saves, rollbacks)
-
-
 class PendingSave:
     """The pending save, durable ``ticks`` after it began; 0: at once."""
 
@@ -127,7 +87,11 @@ class PendingSave:
 
 
 def rollback_mean(every: int, p: float, counted: Literal["steps", "ticks"] = "steps", behind: int = 0) -> float:
-    """Return the mean ticks per useful step of a long :func:`rollback`, if each tick is struck with probability ``p``.
+    """Return the mean ticks per useful step of a long run, if a loss precedes each tick with probability ``p``.
+
+    A loss returns all stages to the last durable save, and the tick is executed from there. Saves follow every
+    ``every`` committed steps, as in planaria's runs, or executed steps if ``counted`` is 'ticks' (CheckFree, arXiv
+    2506.15461).
 
     With q = 1 − p and f = ``every``. Counted in ticks: f ticks keep the steps after their last failure, 1 + q + … +
     q^(f−1) = (1 − q^f) / p on average. Counted in steps: f steps take one tick, then f − 1 ticks in a row without

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,9 @@ KEPT = torch.bfloat16
 class Echo(HostedCopy):
     """Keep a quantised copy of each stage at another stage of the ring."""
 
-    called: ClassVar[str] = "echo"
+    label: ClassVar[str] = "echo"
+    caption: ClassVar[str] = "{donors} sends the coarse copy of {stage} that it has kept"
+    advised_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {" (8 bits)": {"bits": 8}, " (2 bits)": {"bits": 2}}
     bits: Literal[2, 4, 8] = 8
     """bits per weight in a message"""
     every: Positive = 4
@@ -65,9 +67,9 @@ class Echo(HostedCopy):
         return EchoHolder(self.bits, self.every, original.shapes, original.device)
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
-        (own,) = shapes.values()
-        kept = numel(own) * KEPT.itemsize
-        return CopyCost(coded_bytes(numel(own), self.bits) / self.every, kept, kept)
+        (parameters,) = shapes.values()
+        kept = numel(parameters) * KEPT.itemsize
+        return CopyCost(coded_bytes(numel(parameters), self.bits) / self.every, kept, kept)
 
 
 @dataclass

@@ -17,7 +17,7 @@ class HostedCopy(Recovery, ABC):
     host and a loss of the stage before that are as fatal as both at once.
     """
 
-    called: ClassVar[str]
+    label: ClassVar[str]
     """name of the copy in messages"""
 
     @abstractmethod
@@ -28,14 +28,15 @@ class HostedCopy(Recovery, ABC):
         return tuple(Copy((stage,), self.host(stage, stages)) for stage in range(stages + 1))
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
-        donors, refused, needed = {}, {}, self.commits_needed
+        needed = self.commits_needed
+        donors, refused = {}, {}
         for stage in sorted(lost):
             host = self.host(stage, replica.stages)
             if host in lost:
-                refused[stage] = f"stage {stage}'s {self.called} was at stage {host}, which is lost too"
+                refused[stage] = f"stage {stage}'s {self.label} was at stage {host}, which is lost too"
             elif replica.staleness[host] < needed:
                 so_far = f"{replica.staleness[host]} of {needed} steps since stage {host} got a new worker"
-                refused[stage] = f"stage {stage}'s {self.called} at stage {host} is not whole yet ({so_far})"
+                refused[stage] = f"stage {stage}'s {self.label} at stage {host} is not whole yet ({so_far})"
             else:
                 donors[stage] = (host,)
         return RebuildPlan(donors, refused)

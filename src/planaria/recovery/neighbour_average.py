@@ -57,6 +57,6 @@ def merge_moments(
         corrected = {name: (1.0 - beta ** latest[name]) / (1.0 - beta**clock) for name, clock in side.clocks.items()}
         return {name: tensor * corrected[name] for name, tensor in held.items()}
 
-    keys = next(iter(before.moments.values())).keys()
-    merged = {key: merge(aged(before, key), aged(after, key), *omegas) for key in keys}
-    return {name: {key: merged[key][name] for key in keys} for name in latest}, latest
+    kinds = next(iter(before.moments.values())).keys()
+    merged = {key: merge(aged(before, key), aged(after, key), *omegas) for key in kinds}
+    return {name: {key: merged[key][name] for key in kinds} for name in latest}, latest

@@ -11,7 +11,7 @@ costs memory and bytes, and no computation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -26,7 +26,9 @@ class Redundant(HostedCopy):
     """Keep a twin of each stage at the previous stage."""
 
     exact: ClassVar[bool] = True
-    called: ClassVar[str] = "twin"
+    label: ClassVar[str] = "twin"
+    caption: ClassVar[str] = "{donors} has computed {stage} as well, and sends its copy"
+    advised_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}, ", gradients only": {"forward": False}}
     forward: bool = True
     """compute the successor's forward pass too, as published; not needed for exactness"""
 
@@ -41,8 +43,8 @@ class Redundant(HostedCopy):
         return TwinHolder(original, self.forward and stage != 0)
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
-        ((stage, own),) = shapes.items()
-        size = FP32_BYTES * numel(own)
+        ((stage, parameters),) = shapes.items()
+        size = FP32_BYTES * numel(parameters)
         return CopyCost(size, 3 * size, forward=self.forward and stage != 0, module=True)
 
 

@@ -33,12 +33,12 @@ class SnapshotVersions(NamedTuple):
 
     retained: int = -1
     pending: int = -1
-    anew: bool = True
+    due: bool = True
     """whether a snapshot begins with the next step whatever the interval, because a member is new"""
 
     def begin(self, step: int, rule: SnapshotRetention) -> SnapshotVersions:
         """Begin ``step``."""
-        if rule.in_step or self.pending >= 0 or not (self.anew or step - self.retained >= rule.every):
+        if rule.in_step or self.pending >= 0 or not (self.due or step - self.retained >= rule.every):
             return self
         return SnapshotVersions(self.retained, step, False)
 

@@ -1,7 +1,7 @@
 """Snapshot: the stages keep parities of one another's states (after REFT, arXiv 2310.12670, version 1).
 
 All stages of a replica, stage 0 included, form one group. Each cuts its state into blocks and holds parities of the
-others' (``codes/layout.py``). Any ``tolerate`` stages that are lost together can be rebuilt bit for bit: weights,
+others' (:class:`ParityGroup`). Any ``tolerate`` stages that are lost together can be rebuilt bit for bit: weights,
 moments, clocks and generators, and the parities that they held.
 
 In step (``every`` = 0), parities follow every update, and no stage rolls back. Retained (``every`` > 0), each stage
@@ -12,7 +12,9 @@ per step and uses more memory.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -30,7 +32,7 @@ from planaria.recovery.base import (
     RebuildPlan,
     Sender,
 )
-from planaria.recovery.codes import Layout, code
+from planaria.recovery.codes import code
 from planaria.recovery.codes.base import ErasureCode
 from planaria.recovery.common_snapshot import NOTHING_YET, CommonSnapshot
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
@@ -39,9 +41,61 @@ from planaria.recovery.stream import block, block_bytes, join_blocks, state_in, 
 MEMBERS = "members"
 
 
+@dataclass(frozen=True)
+class ParityGroup:
+    """N members with rotating parities, so that all hold equally much.
+
+    Each member's state is cut into k equal blocks, padded with zeros to the longest member's. In stripe t, members t …
+    t+r−1 (mod N) hold the r = N − k parities; each other member contributes its next block. So a member has data in k
+    stripes and parity in r. A member of Z bytes holds r/k · Z of parity, and sends and receives r · Z per snapshot.
+    With Reed–Solomon, rebuilding one lost member reads k · Z for its data and N · Z including its parity.
+    """
+
+    code: ErasureCode
+
+    @property
+    def members(self) -> int:
+        """N."""
+        return self.code.shards
+
+    def shard(self, stripe: int, member: int) -> int:
+        """Return the number of a member's shard in a stripe: data if below k."""
+        return (member - stripe - (self.members - self.code.data)) % self.members
+
+    def _member(self, stripe: int, shard: int) -> int:
+        """Return the member that has this shard of a stripe."""
+        return (shard + stripe + (self.members - self.code.data)) % self.members
+
+    def givers(self, stripe: int) -> tuple[int, ...]:
+        """Return the members whose data is in a stripe, by shard."""
+        return tuple(self._member(stripe, shard) for shard in range(self.code.data))
+
+    def holders(self, stripe: int) -> tuple[int, ...]:
+        """Return the members that hold a stripe's parities, by shard."""
+        return tuple(self._member(stripe, shard) for shard in range(self.code.data, self.members))
+
+    def given(self, member: int) -> tuple[int, ...]:
+        """Return the stripes to which a member gives data, by block; in the others it holds parity."""
+        return tuple(stripe for stripe in range(self.members) if self.shard(stripe, member) < self.code.data)
+
+    def reads(self, lost: Collection[int], heir: int) -> dict[int, tuple[int, ...]] | None:
+        """Return the members to read per stripe to rebuild the lost member ``heir``, with the parities that it held.
+
+        None if the others do not determine it.
+        """
+        result = {}
+        for stripe in range(self.members):
+            plan = self.code.plan([self.shard(stripe, member) for member in lost], [self.shard(stripe, heir)])
+            if isinstance(plan, str):
+                return None
+            result[stripe] = tuple(self._member(stripe, shard) for shard in plan)
+        return result
+
+
 class Snapshot(CommonSnapshot):
     """Keep erasure-coded parities of all stages."""
 
+    caption: ClassVar[str] = "the others send their parities, from which {stage} is recomputed exactly"
     tolerate: int = Field(1, ge=1, le=127)
     """stages that may be lost together; a group has at least twice as many"""
     code: str = "auto"
@@ -58,9 +112,9 @@ class Snapshot(CommonSnapshot):
     def copies(self, stages: int) -> tuple[Copy, ...]:
         group = self._group(stages + 1)
         members = range(group.members)
-        own = [Copy((stage,), stage) for stage in members if self.every]
+        retained = [Copy((stage,), stage) for stage in members if self.every]
         parities = (Copy(group.givers(t), host, group.members) for t in members for host in group.holders(t))
-        return (*own, *parities)
+        return (*retained, *parities)
 
     def sender(self, copy: Copy, stage: int) -> Sender:
         if copy.own:
@@ -86,19 +140,19 @@ class Snapshot(CommonSnapshot):
         return CopyCost(sent, versions * slices * max(parts), in_background=not self.retention.in_step)
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
-        group, everybody = self._group(replica.stages + 1), range(replica.stages + 1)
+        group = self._group(replica.stages + 1)
         if lost and not replica.with_snapshot:
             return RebuildPlan(refused=dict.fromkeys(lost, NOTHING_YET))
         # A new stage that has not taken part in a snapshot since lacks the version that the others have.
-        missing = lost | {stage for stage in everybody if stage not in replica.with_snapshot}
+        missing = lost | {stage for stage in range(group.members) if stage not in replica.with_snapshot}
         donors, refused = {}, {}
         for stage in sorted(missing if self.every else lost):
             reads = group.reads(missing, stage)
-            if isinstance(reads, str):
+            if reads is None:
                 new = f", and {_list(missing - lost)} have not taken part in a step since" if missing - lost else ""
                 refused[stage] = f"{len(lost)} of {group.members} stages are lost together ({_list(lost)}{new})"
             else:
-                donors[stage] = tuple(sorted({who for members in reads.values() for who in members}))
+                donors[stage] = tuple(sorted({member for members in reads.values() for member in members}))
         if refused:  # stages roll back together or not at all
             reason = next(iter(refused.values()))
             return RebuildPlan({}, dict.fromkeys(lost, reason)) if self.every else RebuildPlan(donors, refused)
@@ -117,19 +171,19 @@ class Snapshot(CommonSnapshot):
             for number, stripe in enumerate(group.given(me))
             for n in range(slices)
         }
-        held = {
+        parities = {
             f"{_stripe(group, copy)}.{key.removeprefix(PARITY)}": part
             for copy, parity in kept.items()
             for key, part in parity.weights.items()
         }
-        return StageState(blocks | held | {MEMBERS: torch.tensor(group.members)})
+        return StageState(blocks | parities | {MEMBERS: torch.tensor(group.members)})
 
     def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Return the stage's state from the blocks and parities sent.
 
         :raises LossError: if they do not determine the stage.
         """
-        group = self._group_given(donated)
+        group = self._group_of(donated)
         slices = range(self.slices)
         parts = [self._repaired(group, stripe, n, stage, donated) for stripe in group.given(stage) for n in slices]
         return state_in(join_blocks(parts))
@@ -137,39 +191,38 @@ class Snapshot(CommonSnapshot):
     def restored(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
         if copy.own:
             return None  # the rebuilt state is the retained state
-        group = self._group_given(donated)
+        group = self._group_of(donated)
         stripe, slices = _stripe(group, copy), range(self.slices)
         return StageState({f"{PARITY}{n}": self._repaired(group, stripe, n, copy.host, donated) for n in slices})
 
-    def _repaired(self, group: Layout, stripe: int, slice: int, stage: int, given: Mapping[int, StageState]) -> Tensor:
+    def _repaired(
+        self, group: ParityGroup, stripe: int, slice: int, stage: int, donated: Mapping[int, StageState]
+    ) -> Tensor:
         """Return the lost block or parity of ``stage`` in a stripe."""
         key, wanted = f"{stripe}.{slice}", group.shard(stripe, stage)
-        there = {who: part.weights[key] for who, part in given.items() if key in part.weights}
-        longest = max(map(len, there.values()))
-        reads = {group.shard(stripe, who): _padded(part, longest) for who, part in there.items()}
+        blocks = {member: part.weights[key] for member, part in donated.items() if key in part.weights}
+        longest = max(map(len, blocks.values()))
+        reads = {group.shard(stripe, member): _padded(block, longest) for member, block in blocks.items()}
         return torch.from_numpy(group.code.repair(reads, [wanted])[wanted])
 
-    def _group(self, members: int) -> Layout:
+    def _group(self, members: int) -> ParityGroup:
         """Return the parity group of ``members``."""
         if members < 2 * self.tolerate:
             raise UserError(
                 f"recovery.options.tolerate = {self.tolerate}: the ends and {members - 1} block stages are {members} "
                 "members, and a group has at least twice as many members as it may lose; lower it"
             )
-        return _group(self.code, members, self.tolerate)
+        return ParityGroup(_code(self.code, members, self.tolerate))
 
-    def _group_given(self, given: Mapping[int, StageState]) -> Layout:
-        (members,) = {int(part.weights[MEMBERS]) for part in given.values()}
+    def _group_of(self, donated: Mapping[int, StageState]) -> ParityGroup:
+        (members,) = {int(part.weights[MEMBERS]) for part in donated.values()}
         return self._group(members)
 
 
-@lru_cache
-def _group(name: str, members: int, tolerate: int) -> Layout:
-    """Return the layout of a group. Sizes are irrelevant, as blocks carry theirs."""
-    return Layout((0,) * members, code(name, members, tolerate))
+_code = lru_cache(code)
 
 
-def _stripe(group: Layout, copy: Copy) -> int:
+def _stripe(group: ParityGroup, copy: Copy) -> int:
     """Return the stripe of the parity that ``copy.host`` holds."""
     return next(t for t in range(group.members) if group.givers(t) == copy.sources and copy.host in group.holders(t))
 

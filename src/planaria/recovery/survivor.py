@@ -17,6 +17,7 @@ class Survivor(Recovery):
     """Copy the nearest surviving stage."""
 
     exact: ClassVar[bool] = True
+    caption: ClassVar[str] = "{donors} has the same weights, and sends them"
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         left = [stage for stage in range(replica.stages + 1) if stage not in lost]

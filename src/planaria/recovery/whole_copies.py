@@ -7,7 +7,7 @@ one's. Compared with `snapshot` for one loss: the same bytes sent, more memory, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -37,6 +37,7 @@ _AS_IT_IS = ErasureCode(np.ones((1, 1), np.uint8))
 class WholeCopies(CommonSnapshot):
     """Copy each stage's state to the next stage."""
 
+    caption: ClassVar[str] = "{donors} sends the copy of {stage} that it has kept"
     every: Annotated[int, Field(ge=1)] | Literal["best"] = 10
     """steps between snapshots, to which all stages roll back after a loss; best: the interval that loses least at the
     recipe's [network], in slices that leave most of each link to training"""
@@ -44,8 +45,8 @@ class WholeCopies(CommonSnapshot):
     def copies(self, stages: int) -> tuple[Copy, ...]:
         if stages < 2:
             raise UserError("pipeline.stages = 1: whole copies need three stages, the ends among them; give more")
-        everybody = range(stages + 1)
-        return (*(Copy((s,), s) for s in everybody), *(Copy((s,), (s + 1) % len(everybody)) for s in everybody))
+        members = range(stages + 1)
+        return (*(Copy((s,), s) for s in members), *(Copy((s,), (s + 1) % len(members)) for s in members))
 
     def sender(self, copy: Copy, stage: int) -> Sender:
         return OwnSender(self.retention) if copy.own else BlockSender(0, 1, self.retention)
@@ -54,10 +55,10 @@ class WholeCopies(CommonSnapshot):
         return OwnHolder(self.retention) if copy.own else ParityHolder(copy.sources, _AS_IT_IS, self.retention)
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
-        ((_, own),) = shapes.items()
+        ((_, parameters),) = shapes.items()
         if copy.own:
-            return CopyCost(0, 2 * stream_bytes(own))
-        sent = min(self.slices * block_bytes(own, self.slices), stream_bytes(own))
+            return CopyCost(0, 2 * stream_bytes(parameters))
+        sent = min(self.slices * block_bytes(parameters, self.slices), stream_bytes(parameters))
         return CopyCost(sent / self.retention.every, 2 * sent, in_background=True)
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
@@ -88,5 +89,5 @@ class WholeCopies(CommonSnapshot):
     def restored(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
         if copy.own:
             return None  # the rebuilt state is the retained state
-        own = donated[copy.sources[0]].weights
-        return StageState({f"{PARITY}{n}": own[f"{OWN}{n}"] for n in range(self.slices)})
+        source_state = donated[copy.sources[0]].weights
+        return StageState({f"{PARITY}{n}": source_state[f"{OWN}{n}"] for n in range(self.slices)})

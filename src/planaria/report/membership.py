@@ -101,8 +101,8 @@ class Membership:
         if started is None or started.most_replicas == 1:
             return self.steps.get(0, 0)
         floor, beyond = started.used
-        own = sum(step - started.position_of(replica).step for replica, step in self.steps.items())
-        return started.progress(floor + len(beyond) + own)
+        since_start = sum(step - started.position_of(replica).step for replica, step in self.steps.items())
+        return started.progress(floor + len(beyond) + since_start)
 
     def run_step(self, replica: int | None = None) -> int:
         """Return a replica's current or last step of the run; without a replica, the progress of all."""

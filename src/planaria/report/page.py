@@ -70,7 +70,7 @@ def sheets(body: Iterable[str]) -> dict[str, str]:
     """Return the numbers of a page's figures and tables as CSV, by name, with every point and row."""
     result = build_parts(body)[1]
     rows = {name: rows_of(fig) for name, fig in result.figures.items()} | result.tables
-    return {name: as_csv(own) for name, own in rows.items()}
+    return {name: as_csv(cells) for name, cells in rows.items()}
 
 
 def document(title: str, body: Iterable[str]) -> str:
@@ -207,8 +207,8 @@ def settings(groups: Iterable[tuple[str, Iterable[tuple[str, str, bool]]]]) -> s
     blocks, mark = [], ' class="given"'
     for title, entries in groups:
         rows = "".join(
-            f"<tr{mark if given else ''}><td>{escape(key)}</td><td>{escape(value)}</td></tr>"
-            for key, value, given in entries
+            f"<tr{mark if changed else ''}><td>{escape(key)}</td><td>{escape(value)}</td></tr>"
+            for key, value, changed in entries
         )
         blocks.append(f"<div><h3>{escape(title)}</h3><table>{rows}</table></div>")
     return f'<div class="columns">{"".join(blocks)}</div>'

@@ -35,7 +35,7 @@ def rows_of(fig: go.Figure) -> list[list[Cell]]:
         point for trace in fig.data if trace.hoverinfo != "skip" or trace.type == "bar" for point in _points(trace)
     ]
     names = (_ticks(layout.xaxis), _ticks(layout.yaxis))
-    x, y = (_plain(axis.title.text) or usual for axis, usual in ((layout.xaxis, "column"), (layout.yaxis, "row")))
+    x, y = (_plain(axis.title.text) or default for axis, default in ((layout.xaxis, "column"), (layout.yaxis, "row")))
     cell = "value" if any(trace.type == "heatmap" for trace in fig.data) else None
     extras = [name for name in EXTRAS if any(name in point for point in points)]
     head: list[Cell] = ["series", x, y if y != x else f"{y}, down", *([cell] if cell else []), *extras]

@@ -34,7 +34,7 @@ WRITTEN, LINKED, DROPPED = "#d7ecec", "#d5ece3", "#eef0f2"
 CARRIED, DELAYED = "#86b3da", "#ecb567"
 """upper end of a heat map with numbers in its cells"""
 SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, PINK, "#7a5c2e", "#8c9a2e", "#3b4a9b")
-"""for curves side by side"""
+"""colours of curves in one figure, in order of use"""
 DARK = {
     INK: "#e4e9ee", MUTED: "#9aa7b4", RULE: "#2d3740", PAPER: "#182027", GREY: "#5f6b77", WASH: "#222c35",
     VEIL: "rgba(24,32,39,0.8)", BLUE: "#3d9bd6", VIOLET: "#b35fa0", RED: "#ee6a3f", TEAL: "#86cbf3",
@@ -103,10 +103,10 @@ def integer_x_axis(fig: go.Figure, numbers: Iterable[float], *, bars: bool = Fal
     :param numbers: x values that are drawn; the figure is unchanged without any.
     :param bars: leave room for half a bar at either end.
     """
-    known = list(numbers)
-    if not known:
+    values = list(numbers)
+    if not values:
         return fig
-    first, last = min(known), max(known)
+    first, last = min(values), max(values)
     if first == last and not bars:
         last += 1
     room = 0.5 if bars else 0.015 * (last - first)
@@ -139,8 +139,8 @@ def on(colour: str) -> str:
     """Return the text colour with more contrast on ``colour`` (WCAG 2.2, relative luminance)."""
     if colour == INK:  # light in dark mode, so its text changes too
         return PAPER
-    own, bright, deep = luminance(colour), luminance(ON_DEEP), luminance(ON_BRIGHT)
-    return ON_DEEP if (bright + 0.05) / (own + 0.05) > (own + 0.05) / (deep + 0.05) else ON_BRIGHT
+    brightness, bright, deep = luminance(colour), luminance(ON_DEEP), luminance(ON_BRIGHT)
+    return ON_DEEP if (bright + 0.05) / (brightness + 0.05) > (brightness + 0.05) / (deep + 0.05) else ON_BRIGHT
 
 
 def luminance(colour: str) -> float:
@@ -172,8 +172,8 @@ def drawn_points(values: Sequence[float | None], most: int = MAX_POINTS) -> list
     stretch = -(-4 * len(values) // most)
     kept: list[int] = []
     for start in range(0, len(values), stretch):
-        own = range(start, min(start + stretch, len(values)))
-        known = [(y, index) for index in own if (y := values[index]) is not None]
-        gaps = [index for index in own if values[index] is None]
-        kept += sorted({own[-1], *gaps[:1], *([min(known)[1], max(known)[1]] if known else [])})
+        indices = range(start, min(start + stretch, len(values)))
+        present = [(y, index) for index in indices if (y := values[index]) is not None]
+        gaps = [index for index in indices if values[index] is None]
+        kept += sorted({indices[-1], *gaps[:1], *([min(present)[1], max(present)[1]] if present else [])})
     return kept

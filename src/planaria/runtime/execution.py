@@ -24,7 +24,7 @@ from planaria.models.families import family
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.report.observe.listener import Step, StepListener
 from planaria.report.observe.progress import NoProgress, Progress
-from planaria.report.observe.settings import settings as reported_settings
+from planaria.report.observe.tracker import settings as reported_settings
 from planaria.report.observe.trackers import trackers
 from planaria.report.observe.watch import About, RunWatch
 from planaria.report.run.ledger import require_exactly_once

@@ -59,7 +59,7 @@ class Leadership:
         if silent_s > 2 * self._lease_s:
             self._lose(
                 RunStopped(
-                    f"{self.appender.log.place} has not answered for {silent_s:.1f} s (fleet.shared_log); another "
+                    f"{self.appender.log.location} has not answered for {silent_s:.1f} s (fleet.shared_log); another "
                     "machine may lead the run"
                 )
             )
@@ -136,7 +136,7 @@ def _first_election(config: RunConfig, folder: Path) -> LogAppender:
     log = opened(f"{str(config.fleet.shared_log).rstrip('/')}/{folder.name}", config.fleet.lease_s)
     own, known = identity(folder).encode(), log.file(ID)
     if known is not None and known != own:
-        raise UserError(f"fleet.shared_log: {log.place} holds another run; give this one another --name")
+        raise UserError(f"fleet.shared_log: {log.location} holds another run; give this one another --name")
     log.require_creation_once()
     _require_silence(log, config.fleet.lease_s)
     term, number, lines = 0, 1, 0
@@ -144,12 +144,12 @@ def _first_election(config: RunConfig, folder: Path) -> LogAppender:
         term, number, lines = batch.term, number + 1, lines + len(batch.lines)
     if lines > (here := sum(1 for _ in history_of(folder)) if (folder / EVENTS).exists() else 0):
         raise UserError(
-            f"{folder}: the shared log {log.place} has {lines} lines and this folder {here}: another machine trained "
-            "on; resume the run there"
+            f"{folder}: the shared log {log.location} has {lines} lines and this folder {here}: another machine "
+            "trained on; resume the run there"
         )
     appender = LogAppender(log, term + 1, number)
     if not appender.stand():
-        raise UserError(f"fleet.shared_log: {log.place}: another machine leads this run; stop that first")
+        raise UserError(f"fleet.shared_log: {log.location}: another machine leads this run; stop that first")
     log.put_file(ID, own)
     for name in SHARED_FILES:
         if (folder / name).is_file():
@@ -164,4 +164,4 @@ def _require_silence(log: SharedLog, lease_s: float) -> None:
         return
     time.sleep(lease_s)
     if log.lease() != before:
-        raise UserError(f"fleet.shared_log: {log.place}: another machine leads this run; stop that first")
+        raise UserError(f"fleet.shared_log: {log.location}: another machine leads this run; stop that first")

@@ -75,7 +75,7 @@ def _lead(
 ) -> Run | None:
     config, history = prepared.config, list(history_of(folder))
     if not history:
-        raise UserError(f"{follower.log.place}: its controller was lost before the run started; start it again")
+        raise UserError(f"{follower.log.location}: its controller was lost before the run started; start it again")
     failover = replace(
         failover_state(history), cause="machine", silent_since=follower.last_sign, noticed=follower.noticed
     )
@@ -121,9 +121,9 @@ def _copied(log: SharedLog) -> Path:
 
     :raises UserError: if the log is no run's, or the folder holds something else.
     """
-    identity, name = log.file(ID), log.place.rstrip("/").rpartition("/")[2]
+    identity, name = log.file(ID), log.location.rstrip("/").rpartition("/")[2]
     if identity is None or log.file(run_folders.CONFIG) is None:
-        raise UserError(f"join {log.place} --standby: no run has its shared log there; give fleet.shared_log/NAME")
+        raise UserError(f"join {log.location} --standby: no run has its shared log there; give fleet.shared_log/NAME")
     folder = Path("runs") / name
     if folder.exists():
         if not (folder / COPY).is_file():

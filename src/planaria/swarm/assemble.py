@@ -15,14 +15,14 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Hello
 from planaria.swarm.board.quorum import PeerBoard
 from planaria.swarm.board.receipts import Committee
-from planaria.swarm.checks import CHECKS, layers, names
+from planaria.swarm.checks import CHECKS, check_names, layers
 from planaria.swarm.checks.consensus import refuse_senseless
 from planaria.swarm.config import ALL_PEERS, PolicyConfig, SwarmConfig
-from planaria.swarm.peer import Peer, describe
+from planaria.swarm.config.recipe import rules
+from planaria.swarm.peer.peer import Peer, describe
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.prompts import PromptFormat, prompt_layout
-from planaria.swarm.recipe import rules
 from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
 from planaria.swarm.serving.remote_sampling import PeerServer
 from planaria.swarm.tasks import TASKS, open_task
@@ -31,7 +31,7 @@ from planaria.swarm.tasks.base import Task
 Report = Callable[[str], None]
 SERVED = "served"
 """folder of the weights for a peer's server"""
-ASKING = ("chat", "instruction", "examples")
+PROMPT_SETTINGS = ("chat", "instruction", "examples")
 """prompt settings"""
 
 
@@ -40,8 +40,8 @@ def policy_of(config: SwarmConfig, task: Task, on_progress: Report | None = None
     source = POLICIES.make(config.policy.kind, config.policy.options)
     policy = place_policy(source.open(config, task, on_progress), config.policy)
     if isinstance(policy, PromptFormat):
-        policy.asking = prompt_layout(policy.template, policy.tokenizer, config.policy, task)
-    elif stated := [name for name in ASKING if getattr(config.policy, name) != getattr(PolicyConfig(), name)]:
+        policy.layout = prompt_layout(policy.template, policy.tokenizer, config.policy, task)
+    elif stated := [name for name in PROMPT_SETTINGS if getattr(config.policy, name) != getattr(PolicyConfig(), name)]:
         raise UserError(
             f"policy.{stated[0]}: {type(policy).__name__} formats its own prompts; leave it out, or give it a method "
             "prompt(problem)"
@@ -60,7 +60,7 @@ def own_classes(config: SwarmConfig) -> list[type[Choice]]:
     """Return the custom classes in a peer's configuration, whose code may change without it."""
     chosen: list[type[Choice]] = [TASKS.find(config.task.name), POLICIES.find(config.policy.kind)]
     attacks = {config.attack.kind, *config.evaluate.watch} - {HONEST}
-    chosen += [*map(CHECKS.find, names(config.defence)), *map(ATTACKS.find, attacks)]
+    chosen += [*map(CHECKS.find, check_names(config.defence)), *map(ATTACKS.find, attacks)]
     return custom_choices(chosen)
 
 
@@ -79,26 +79,28 @@ def assemble(
     ``known``: ids of the run's own peers. ``late``: begin with the current round instead of the first.
     """
     config = _with_members(config, known)
-    task, made = task_of(config), layers(config)
+    task = task_of(config)
+    checks = layers(config)
     mirror = Board.open(board, identity, known=known)
     mirror.create_run(rules(config, task))  # first: a mistaken place is reported before slow work
     policy = policy_of(config, task, on_progress)
-    near, committee = "://" not in board, Committee.named(mirror.rules.rules)
-    quorum = PeerBoard(mirror, identity.peer, config.rounds, config.size, near=near, committee=committee)
+    committee = Committee.named(mirror.rules.rules)
+    near = "://" not in board
+    peer_board = PeerBoard(mirror, identity.peer, config.rounds, config.size, near=near, committee=committee)
     hello = Hello(
-        run=quorum.run,
+        run=peer_board.run,
         peer=identity.peer,
         key=identity.public.hex(),
         name=name,
         tokenizer=policy.tokenizer_fingerprint,
         model=describe(policy),
-        joined=max(0, quorum.newest()) if late else 0,
+        joined=max(0, peer_board.newest()) if late else 0,
     )
-    own = folder / PEERS / name
-    _check_records(own, quorum.run)
-    server = PeerServer(config, policy, own / SERVED, name) if config.policy.server else None
-    first = quorum.arrive(hello, known)
-    return Peer(config, name, own, quorum, task, policy, made, first, known, server)
+    records = folder / PEERS / name
+    _check_records(records, peer_board.run)
+    server = PeerServer(config, policy, records / SERVED, name) if config.policy.server else None
+    first = peer_board.arrive(hello, known)
+    return Peer(config, name, records, peer_board, task, policy, checks, first, known, server)
 
 
 def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:
@@ -111,10 +113,10 @@ def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:
     return config.model_copy(update={"receipts": named})
 
 
-def _check_records(own: Path, run: str) -> None:
+def _check_records(records: Path, run: str) -> None:
     """Check that the log belongs to this run."""
-    if any(isinstance(record, Started) and record.run != run for record in read_log(own / LOG)):
-        raise UserError(f"{own} holds this peer's records of another run; give another --name, or remove it")
+    if any(isinstance(record, Started) and record.run != run for record in read_log(records / LOG)):
+        raise UserError(f"{records} holds this peer's records of another run; give another --name, or remove it")
 
 
 BYTES = 4

@@ -38,8 +38,8 @@ def attach(board: str, round: int, model: Path) -> str:
         return "no certificate: the peers signed other weights, such as adapters before merging"
     envelopes = tuple(raw.decode() for receipt, raw in read.values() if receipt.digest == digest)
     rules = mirror.founding.decode()
-    made = RunCertificate(about="weights", round=round, digest=digest, rules=rules, receipts=envelopes)
-    digests.put(model, {CERTIFICATE: made.model_dump_json(indent=2).encode()})
+    certificate = RunCertificate(about="weights", round=round, digest=digest, rules=rules, receipts=envelopes)
+    digests.put(model, {CERTIFICATE: certificate.model_dump_json(indent=2).encode()})
     return f"certificate   {len(envelopes)} of {len(committee.members)} peers signed these weights"
 
 
@@ -60,8 +60,8 @@ def verify(model: Path, board: str | None = None) -> list[str]:
     if weights != certificate.digest:
         raise NotCertified(f"{model} has other weights than were signed ({weights[:12]}…, {certificate.digest[:12]}…)")
     run = result.rules.run
-    if board is not None and (there := Board.open(board).rules.run) != run:
-        raise NotCertified(f"{board} holds the run {there}; the certificate is of {run}")
+    if board is not None and (board_run := Board.open(board).rules.run) != run:
+        raise NotCertified(f"{board} holds the run {board_run}; the certificate is of {run}")
     return [
         f"{len(result.signers)} of {len(result.committee.members)} named peers signed these weights after "
         f"{certificate.round} rounds; at most {result.committee.faulty} of them may be Byzantine",

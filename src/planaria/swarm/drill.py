@@ -18,7 +18,7 @@ from planaria.config.schema import Section
 from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, table_of
 from planaria.lab.trials.spread import Spread, spread
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.recipe import checked, names, of_peer
+from planaria.swarm.config.recipe import checked, peer_config, peer_names
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import RunOutcome, total
 from planaria.swarm.repair.results import Repaired
@@ -139,7 +139,7 @@ class DrillArm(Section):
     @property
     def attackers(self) -> list[str]:
         """Names of the peers that send poison or withhold work."""
-        attacks = {name: of_peer(self.config, name).attack for name in names(self.config)}
+        attacks = {name: peer_config(self.config, name).attack for name in peer_names(self.config)}
         return [name for name, attack in attacks.items() if attack.kind != "none" and (attack.dose or attack.withhold)]
 
 

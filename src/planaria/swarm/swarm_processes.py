@@ -22,7 +22,7 @@ from planaria.runtime.fleet.spawner import spawner
 from planaria.swarm.assemble import assemble, own_classes
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.recipe import names, of_peer
+from planaria.swarm.config.recipe import peer_config, peer_names
 from planaria.swarm.records.lines import LOG, PEERS, Finished, Log, Record, follow
 
 PRELOAD = [__name__]
@@ -62,7 +62,7 @@ class LiveSwarm:
 
     def start(self, name: str) -> None:
         """Start or restart a peer; it catches up from the board."""
-        config = of_peer(self.config, name)
+        config = peer_config(self.config, name)
         target = partial(_be, config.model_dump_json(), name, self.folder, from_environment())
         self.processes[name] = self._spawner.spawn(name, target, PRELOAD)
 
@@ -73,10 +73,10 @@ class LiveSwarm:
 
         :raises KeyboardInterrupt: at Ctrl-C, SIGTERM and the like.
         """
-        readers = {name: follow(self.folder / PEERS / name / LOG) for name in names(self.config)}
+        readers = {name: follow(self.folder / PEERS / name / LOG) for name in peer_names(self.config)}
         with interrupted():
             try:
-                for name in names(self.config):
+                for name in peer_names(self.config):
                     self.start(name)
                 ended: set[WorkerProcess] = set()
                 while running := set(self.processes.values()) - ended:
@@ -116,10 +116,10 @@ def _be(config_json: str, name: str, folder: Path, logs: LogSettings = DEFAULT) 
     configure(logs.level or "warning", logs.json, run=config.name, peer=name)
     torch.set_num_threads(config.policy.threads)
     try:
-        identities = {peer: own_identity(config, peer, folder) for peer in names(config)}
-        known = {identity.peer for identity in identities.values()} if config.rounds.gather else set()
+        identities = {peer: own_identity(config, peer, folder) for peer in peer_names(config)}
+        local_peers = {identity.peer for identity in identities.values()} if config.rounds.gather else set()
         with blaming(partial(own_classes, config)):
-            assemble(config, name, folder, board_of(config, folder), identities[name], known=known).run()
+            assemble(config, name, folder, board_of(config, folder), identities[name], known=local_peers).run()
     except (UserError, RunStopped) as error:
         Log(folder / PEERS / name / LOG).note(Finished(reason=str(error)))
         print(f"planaria: {name}: {error}", file=sys.stderr)

@@ -10,8 +10,8 @@ from planaria.common.errors import UserError, nearest
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.certificate import attach
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.recipe import peer_config, run_config
 from planaria.swarm.policy.base import Exportable, Policy
-from planaria.swarm.recipe import of_peer, of_run
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.records.saved_state import restore, rounds_kept
 from planaria.swarm.swarm_processes import board_of
@@ -31,22 +31,22 @@ class TrainedState:
 
 def trained_state(run: Path, name: str, round: int | None = None) -> TrainedState:
     """Return a peer's state after ``round``, or the newest saved one. UserError if run, peer or state do not exist."""
-    config, peers = of_run(run), sorted(path.name for path in (run / PEERS).iterdir() if path.is_dir())
+    config, peers = run_config(run), sorted(path.name for path in (run / PEERS).iterdir() if path.is_dir())
     if name not in peers:
         raise UserError(f"--peer {name}: {run} has no such peer; {nearest(name, peers)}")
-    return learned_by(of_peer(config, name), run, name, round)
+    return learned_state(peer_config(config, name), run, name, round)
 
 
-def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = None) -> TrainedState:
+def learned_state(config: SwarmConfig, run: Path, name: str, round: int | None = None) -> TrainedState:
     """Return the same for a peer whose configuration is known."""
     rounds = rounds_kept(run / PEERS / name)
     if not rounds:
         raise UserError(f"{run}: {name} has kept nothing; wait for it, or run the swarm with rounds.keep above 0")
     if round is not None and round not in rounds:
-        known = ", ".join(map(str, rounds))
-        raise UserError(f"--round {round}: {name} is kept after {known}; take one of these (rounds.keep, rounds.kept)")
+        saved = ", ".join(map(str, rounds))
+        raise UserError(f"--round {round}: {name} is kept after {saved}; take one of these (rounds.keep, rounds.kept)")
     result, task = rounds[-1] if round is None else round, task_of(config)
-    policy = begun(config, task)
+    policy = initial_policy(config, task)
     restore(run / PEERS / name, result, policy)
     return TrainedState(config, task, policy, result)
 
@@ -54,14 +54,14 @@ def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = No
 def trusted_state(config: SwarmConfig, run: Path, name: str) -> TrainedState:
     """Return a peer's state before it was poisoned: after ``rounds.trusted``, or its initial one."""
     if config.rounds.trusted:
-        return learned_by(config, run, name, config.rounds.trusted)
+        return learned_state(config, run, name, config.rounds.trusted)
     task = task_of(config)
-    return TrainedState(config, task, begun(config, task), 0)
+    return TrainedState(config, task, initial_policy(config, task), 0)
 
 
-def begun(config: SwarmConfig, task: Task) -> Policy:
-    here = config.policy.model_copy(update={"device": "cpu", "precision": "fp32"})
-    return policy_of(config.model_copy(update={"policy": here}), task)
+def initial_policy(config: SwarmConfig, task: Task) -> Policy:
+    on_cpu = config.policy.model_copy(update={"device": "cpu", "precision": "fp32"})
+    return policy_of(config.model_copy(update={"policy": on_cpu}), task)
 
 
 def export_peer(
@@ -80,7 +80,7 @@ def export_peer(
             f"policy.kind = {result.config.policy.kind!r} cannot be exported; give its policy a method export(folder)"
         )
     result.policy.export(to)
-    config = of_run(run)
+    config = run_config(run)
     if config.receipts.committee:
         report(attach(board_of(config, run), result.round, to))
     return to

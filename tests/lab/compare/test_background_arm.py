@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from benchmarks.rollback import rollback
 from test_race_job import config, dataset  # noqa: F401 (a fixture)
 
 from planaria.common.errors import UserError
+from planaria.config import registry
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset
 from planaria.lab.commands.advise import experience
@@ -15,7 +18,7 @@ from planaria.lab.compare.advice import FailureRate, candidates, predict
 from planaria.lab.compare.clock import ArmClock, clock_of
 from planaria.lab.compare.race import ArmCourse, race
 from planaria.models.families import stage_parameters
-from planaria.recovery.checkpoint import best_steps, rollback, rollback_mean
+from planaria.recovery.checkpoint import best_steps, rollback_mean
 from planaria.runtime.prediction.copy_costs import state_bytes, step_bytes_and_memory
 from planaria.runtime.resolved_config import ResolvedRun
 
@@ -57,6 +60,29 @@ def test_the_prediction_respects_the_delay_of_uploads() -> None:
     hours = (ticks * clock.step_s + ticks / beside.interval * clock.save_s + ticks * 0.01 * 5 * each) / 3600
     assert beside.hours.mean == pytest.approx(hours)
     assert best_steps(0.2, 5, clock.step_s, clock.save_s) <= best_steps(0.2, 5, clock.step_s, clock.write_s)
+
+
+def test_each_registered_strategy_declares_the_variants_to_weigh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class of an installed package needs no entry in a list of planaria."""
+    (tmp_path / "weighed.py").write_text(
+        "from planaria.recovery.checkfree import CheckFree\n\nclass Noisy(CheckFree):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    points = {"noisy": EntryPoint("noisy", "weighed:Noisy", "planaria.recovery")}
+    monkeypatch.setattr(registry, "_registered", lambda kind: points)
+    assert {name: variant.recovery.strategy for name, variant in candidates(recipe(False)).items()} == {
+        "checkpoint": "checkpoint",
+        "checkpoint, in the background": "checkpoint",
+        "checkfree": "checkfree, checkpoint",
+        "checkfree_plus": "checkfree_plus, checkpoint",
+        "echo (8 bits)": "echo, checkpoint",
+        "echo (2 bits)": "echo, checkpoint",
+        "redundant": "redundant, checkpoint",
+        "redundant, gradients only": "redundant, checkpoint",
+        "noisy": "noisy, checkpoint",
+    }
 
 
 @pytest.mark.parametrize("behind", [0, 1, 2, 3])

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.common import saved
 from benchmarks.compression import lessons as learnt
+from benchmarks.harness import saved
 
 from planaria import cli
 from planaria.config import shipped

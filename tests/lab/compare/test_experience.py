@@ -7,7 +7,7 @@ import math
 
 import pytest
 from benchmarks.advice import learn, swapping
-from benchmarks.common import saved
+from benchmarks.harness import saved
 from hypothesis import given
 from hypothesis import strategies as st
 

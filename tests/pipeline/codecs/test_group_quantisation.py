@@ -13,9 +13,17 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.pipeline.codecs.base import LEGS, Leg, Visit
-from planaria.pipeline.codecs.group_quantisation import GroupQuantiser, pack, packed_bytes, planes, unpack
+from planaria.pipeline.codecs.group_quantisation import (
+    ROW,
+    GroupQuantiser,
+    offsets,
+    pack,
+    packed_bytes,
+    planes,
+    table,
+    unpack,
+)
 from planaria.pipeline.codecs.registry import codec_of
-from planaria.pipeline.codecs.stochastic_rounding import ROW, offsets, table
 
 VISIT = Visit(seed=7, sample=40, hop=2)
 SHAPES = [(2, 8, 64), (1, 7, 33), (3, 130, 512)]

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-from benchmarks.paths import completion_times
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -240,22 +239,3 @@ def test_the_textbook_example() -> None:
 
 def test_a_link_that_is_named_twice_counts_once() -> None:
     assert max_min_rates([["a", "a"], ["a"]], {"a": 10.0}) == [5.0, 5.0]
-
-
-@given(shared(), st.data())
-def test_completion_times_respect_the_capacities(given_: Shared, data: st.DataObject) -> None:
-    routes, capacity = given_
-    sizes = data.draw(st.lists(st.integers(0, 20), min_size=len(routes), max_size=len(routes)))
-    times = completion_times(sizes, routes, capacity)
-    for link, room in capacity.items():
-        carried = [(time, size) for time, size, route in zip(times, sizes, routes, strict=True) if link in route]
-        through = sum(size for time, size in carried if time < math.inf)
-        last = max((time for time, _ in carried if time < math.inf), default=0.0)
-        assert through <= room * last * (1 + NEAR) or not through or room == math.inf
-    for time, size, route in zip(times, sizes, routes, strict=True):
-        assert (time == math.inf) == (size > 0 and any(capacity[link] == 0 for link in route))
-
-
-def test_a_completed_flow_frees_its_bandwidth() -> None:
-    """Both have rate 5 until the first completes after 2 s; then the second has 10."""
-    assert completion_times([10, 20], [["a"], ["a"]], {"a": 10.0}) == pytest.approx([2.0, 3.0])

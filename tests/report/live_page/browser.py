@@ -42,17 +42,17 @@ class Tab:
         self._number += 1
         await self._line.send_json({"id": self._number, "method": method, "params": parameters})
         while True:
-            said = json.loads(await self._line.receive_str())
-            if said.get("id") == self._number:
-                assert "error" not in said, said
-                return said["result"]
-            self._note(said)
+            message = json.loads(await self._line.receive_str())
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                return message["result"]
+            self._note(message)
 
-    def _note(self, said: dict[str, Any]) -> None:
-        if said["method"] == "Runtime.exceptionThrown":
-            self.trouble.append(str(said["params"]["exceptionDetails"]))
-        if said["method"] == "Log.entryAdded" and said["params"]["entry"]["level"] == "error":
-            self.trouble.append(str(said["params"]["entry"]))
+    def _note(self, message: dict[str, Any]) -> None:
+        if message["method"] == "Runtime.exceptionThrown":
+            self.trouble.append(str(message["params"]["exceptionDetails"]))
+        if message["method"] == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
+            self.trouble.append(str(message["params"]["entry"]))
 
     def leave(self) -> None:
         """Go to an empty page, and forget what the last one met: its server may have gone before it."""
@@ -71,9 +71,9 @@ class Tab:
 
     def run(self, script: str) -> Any:
         """What an expression comes to, in the page; promises are waited for."""
-        said = self.do("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in said, said
-        return said["result"].get("value")
+        message = self.do("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in message, message
+        return message["result"].get("value")
 
     def until(self, script: str, patience_s: float = PATIENCE_S) -> Any:
         """Waits until an expression is true, and returns it; before a page is there, it may make no sense yet."""
@@ -102,8 +102,8 @@ class Tab:
 
     def picture(self, file: Path, whole: bool = False) -> None:
         """Write what is to be seen as a PNG."""
-        said = self.do("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(said["data"]))
+        message = self.do("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        file.write_bytes(base64.b64decode(message["data"]))
 
 
 @contextmanager

@@ -181,7 +181,7 @@ def sent_away_in(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_who_is_slow_is_marked_and_who_was_sent_away_is_not_called_dead(tab: Tab, tmp_path: Path, dark: bool) -> None:
+def test_slow_workers_are_marked_and_excluded_ones_are_not_dead(tab: Tab, tmp_path: Path, dark: bool) -> None:
     with served([sent_away_in(tmp_path / "run")]) as client:
         tab.open(f"{client.url}#at=3.15", dark=dark, still=True)
         tab.until(OPENED)
@@ -219,7 +219,7 @@ def test_a_comparison_and_a_swarm_side_by_side(tab: Tab, tmp_path: Path, width: 
     assert not tab.trouble, tab.trouble
 
 
-def test_without_the_token_there_is_nothing_to_see(tab: Tab, tmp_path: Path) -> None:
+def test_requests_without_the_token_are_refused(tab: Tab, tmp_path: Path) -> None:
     with served([run_in(tmp_path / "run")]) as client:
         tab.do("Network.clearBrowserCookies")
         tab.open(client.url.replace(TOKEN, "wrong"))

@@ -34,12 +34,12 @@ def test_joined_changes_do_what_both_do(three: list[dict[str, Any]]) -> None:
 @given(
     st.lists(st.tuples(states, st.booleans()), max_size=120), st.integers(8, 40), st.integers(1, 6), st.integers(0, 120)
 )
-def test_however_many_frames_there_are_they_lead_to_the_same(
-    told: list[tuple[dict[str, Any], bool]], most: int, detailed: int, seen: int
+def test_any_number_of_frames_leads_to_the_same_state(
+    reported: list[tuple[dict[str, Any], bool]], most: int, detailed: int, seen: int
 ) -> None:
     frames, state, drawn = Frames(most, min(detailed, most // 4)), dict[str, Any](), dict[str, Any]()
     last = -1
-    for number, (after, routine) in enumerate(told):
+    for number, (after, routine) in enumerate(reported):
         if number == seen:  # a watcher stops reading and continues at the end
             for frame in frames.after(-1, len(frames)):
                 drawn, last = apply_patch(drawn, frame.change), frame.number
@@ -50,7 +50,7 @@ def test_however_many_frames_there_are_they_lead_to_the_same(
     assert drawn == state
     everything = frames.after(-1, len(frames))
     assert [frame.number for frame in everything] == sorted({frame.number for frame in everything})
-    assert everything[-1].number == len(told) - 1 if told else not everything
+    assert everything[-1].number == len(reported) - 1 if reported else not everything
 
 
 def test_a_long_run_is_as_fine_at_its_beginning_as_later() -> None:

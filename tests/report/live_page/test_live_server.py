@@ -129,7 +129,7 @@ def test_a_giant_address_or_head_is_refused(tmp_path: Path) -> None:
         assert client.ask("/health").status == 200
 
 
-def test_a_thousand_idle_connections_keep_nobody_from_being_answered(tmp_path: Path) -> None:
+def test_a_thousand_idle_connections_do_not_block_requests(tmp_path: Path) -> None:
     """Those that were idle for longest make room; a watcher of a stream is not idle."""
     with served([run_in(tmp_path / "run")]) as client, ExitStack() as held:
         watching = client.frames(until=lambda _: False)
@@ -144,7 +144,7 @@ def test_a_thousand_idle_connections_keep_nobody_from_being_answered(tmp_path: P
         watching.close()
 
 
-def test_a_connection_that_asks_for_nothing_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_request_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "ASK_S", 0.2)
     with (
         served([run_in(tmp_path / "run")]) as client,
@@ -164,7 +164,7 @@ def _dropped(line: socket.socket) -> bool:
 
 
 @pytest.mark.slow
-def test_a_reader_that_takes_nothing_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_does_not_receive_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "STUCK_S", 0.3)
     run = run_in(tmp_path / "run")
     log = RunLog(run)
@@ -197,7 +197,7 @@ def test_streams_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         stream.close()
 
 
-def test_frames_lead_to_the_state_and_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_frames_lead_to_the_state_and_a_reader_resumes(tmp_path: Path) -> None:
     run = run_in(tmp_path / "run")
     with served([run]) as client:
         frames = list(client.frames())
@@ -352,7 +352,7 @@ def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> Non
         bystander.wait()
 
 
-def test_whoever_started_the_server_ends_it_by_closing_a_pipe(tmp_path: Path) -> None:
+def test_closing_the_pipe_stops_the_server(tmp_path: Path) -> None:
     import threading
 
     from planaria.report.live_page.run_source import FolderFollower

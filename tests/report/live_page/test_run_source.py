@@ -26,25 +26,25 @@ def folder(path: Path) -> Path:
 def test_every_line_comes_once_and_in_order(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     run = folder(tmp_path / "run")
-    log, followed, heard, told = RunLog(run, full=rng.choice([300, 900, 5000])), LogFollower(run), [], []
+    log, followed, heard, reported = RunLog(run, full=rng.choice([300, 900, 5000])), LogFollower(run), [], []
     for number in range(400):
         t = 10.0 + number
         if rng.random() < 0.2:
             fact = StepMetric(t=t, step=number, loss=1.0, tokens_per_s=1.0, grad_norm={})
             log.metric(fact)
-            told.append(fact)
+            reported.append(fact)
         else:
             decision = d.Commit(generation=1, step=number, progress=number)
             log.decision(t, decision)
-            told.append(decision)
+            reported.append(decision)
         if rng.random() < 0.1:
             heard += [fact for _, fact in followed.more()]
-            assert heard == told
+            assert heard == reported
         if rng.random() < 0.02:  # the run is resumed
             log.close()
             log = RunLog(run, full=500)
     heard += [fact for _, fact in followed.more()]
-    assert heard == told and not list(followed.more()) and followed.ahead == 0
+    assert heard == reported and not list(followed.more()) and followed.ahead == 0
     log.close()
 
 
@@ -60,7 +60,7 @@ def test_a_torn_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     assert [fact.kind for _, fact in followed.more()] == ["commit"]
 
 
-def test_kinds_that_nobody_wants_are_passed_over(tmp_path: Path) -> None:
+def test_unneeded_kinds_are_skipped(tmp_path: Path) -> None:
     run = folder(tmp_path / "run")
     log = RunLog(run)
     log.event(1.0, e.StageCommitted(worker="w0", stage=0, generation=1, step=0))
@@ -93,7 +93,7 @@ def test_faults_of_other_terminals_are_read_too(tmp_path: Path) -> None:
     log.close()
 
 
-def test_it_reads_what_a_whole_reading_reads(tmp_path: Path) -> None:
+def test_following_a_log_reads_the_same_as_reading_it_once(tmp_path: Path) -> None:
     run = folder(tmp_path / "run")
     log = RunLog(run, full=400)
     for number in range(50):

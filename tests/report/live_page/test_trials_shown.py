@@ -46,7 +46,7 @@ def test_a_comparison_is_played_back_in_the_order_in_which_its_races_ended(tmp_p
     assert state["races"]["redraw 1"]["missed"] and "hours" not in state["races"]["redraw 1"]
 
 
-def test_a_race_under_way_has_steps_and_losses_and_comes_to_the_same_as_its_result(tmp_path: Path) -> None:
+def test_a_race_in_progress_has_steps_and_losses_and_ends_like_its_result(tmp_path: Path) -> None:
     write_race(tmp_path, "free", 1, 1000.0)
     job = {"race": {"arm": "echo: best", "config": {"train": {"steps": STEPS}}}}
     (tmp_path / "echo--best.1.job").write_text(json.dumps(job))
@@ -83,7 +83,7 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
         shown(source_of(tmp_path))
 
 
-def test_a_swarm_tells_what_its_report_tells(tmp_path: Path) -> None:
+def test_a_swarms_page_agrees_with_its_report(tmp_path: Path) -> None:
     state, outcome = played(source_of(swarm_in(tmp_path))), read_outcome(tmp_path)
     assert state["over"] == "finished" and [*state["peers"]] == [peer.name for peer in outcome.peers]
     for peer in outcome.peers:
@@ -98,7 +98,7 @@ def test_a_swarm_tells_what_its_report_tells(tmp_path: Path) -> None:
     assert sum("sets aside bert" in text for text in lines) == 1, "once, and not in every round"
 
 
-def test_a_swarm_is_read_on_and_who_comes_later_is_seen(tmp_path: Path) -> None:
+def test_a_growing_swarm_is_followed_and_later_peers_are_shown(tmp_path: Path) -> None:
     swarm_in(tmp_path)
     source = source_of(tmp_path)
     shown(source)
@@ -114,7 +114,7 @@ def test_a_swarm_is_read_on_and_who_comes_later_is_seen(tmp_path: Path) -> None:
     assert IDS
 
 
-def test_both_are_served_with_runs_and_take_no_faults(tmp_path: Path) -> None:
+def test_comparisons_and_swarms_are_served_beside_runs_and_accept_no_faults(tmp_path: Path) -> None:
     folders = [comparison_in(tmp_path / "mine-compare"), swarm_in(tmp_path / "swarm")]
     with served(folders, strike=lambda *given: "done") as client:
         for number, part in ((0, "races"), (1, "peers")):

@@ -24,7 +24,7 @@ from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, sched
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.audit.leakage import estimate
-from planaria.swarm.audit.results import Audit, AuditCheck, AuditLimits, BehindCensor, GivenAway, Leakage, Leaked
+from planaria.swarm.audit.results import Audit, AuditCheck, AuditLimits, BehindCensor, Leakage, Leaked, LeakPoint
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.drill import Drill, DrilledArm, DrillRun
 from planaria.swarm.records.lines import (
@@ -190,7 +190,7 @@ def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = (), rival
 
 def audited() -> Audit:
     """A model that gives a code away in four parts."""
-    points = [GivenAway(leak=0.3 * parts, guessed=0.25 * parts) for parts in range(1, 5)]
+    points = [LeakPoint(leak=0.3 * parts, guessed=0.25 * parts) for parts in range(1, 5)]
     leaked = Leaked(
         name="the code",
         place="questions.jsonl:1",
@@ -199,7 +199,7 @@ def audited() -> Audit:
         posterior=0.9,
         leak=estimate([1.0, 1.3, 1.3]),
         guessed=0.95,
-        direct=GivenAway(leak=0.0, guessed=0.25),
+        direct=LeakPoint(leak=0.0, guessed=0.25),
         paraphrased=None,
         use=0.97,
         curve=points,

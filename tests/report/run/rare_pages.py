@@ -61,20 +61,10 @@ def resumed() -> RunRecord:
     recut = Recut(checkpoint="step-000004", was=was, now=now, said=["moments averaged"])
     recovery = {"strategy": "snapshot, checkfree"}
     begin = r.started(recut=recut, recovery=recovery)
-    blamed = d.SlowPartFound(
-        replica=0,
-        step=9,
-        fault="slow worker",
-        nodes=[1],
-        workers=["b"],
-        seconds=0.06,
-        initial_s=0.02,
-        peer_median_s=0.02,
-    )
     facts = [
         begin, *r.joined("abcdef"),
         *(r.form(replica, "abcdef"[2 * replica : 2 * replica + 2]) for replica in range(3)),
-        *(fact for _, fact in test_stage_holders.HERE[-5:]), *test_compression.FACTS, gauged(8), blamed,
+        *(fact for _, fact in test_stage_holders.HERE[-5:]), *test_compression.FACTS, gauged(8), r.slow_worker(),
         d.HandOverSlowStage(replica=0, step=9, node=1, worker="b", step_s=0.5, predicted_s=0.2, cost_s=1.0), gauged(12),
     ]  # fmt: skip
     every = every_page.replicated()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control import decisions as d
@@ -10,6 +11,8 @@ from planaria.control import events as e
 from planaria.control.decisions import Decision, Keep, Member, Rebuild
 from planaria.control.events import Event
 from planaria.control.run_record import Metric, RunRecord
+from planaria.report.live_page.frames import apply_patch
+from planaria.report.live_page.log_fold import LogFold
 
 SAMPLES = 8
 """of a replica's step"""
@@ -88,6 +91,23 @@ def made(worker: str, node: int, round: int, blocking: int = 0, ahead: int = 0, 
         worker=worker, node=node, stage=node % 2, generation=1, round=round, blocking_bytes=blocking,
         prefetched_bytes=ahead, spread=apart,
     )  # fmt: skip
+
+
+def slow_worker(**changes: Any) -> d.SlowPartFound:
+    """Worker b of stage 1 takes three times as long as its peers."""
+    fields = {"fault": "slow worker", "nodes": [1], "workers": ["b"], "seconds": 0.06, "initial_s": 0.02}
+    return d.SlowPartFound.model_validate({"replica": 0, "step": 9, "peer_median_s": 0.02, **fields, **changes})
+
+
+def folded(facts: list[Event | Decision]) -> LogFold:
+    """Return the live page's fold of these facts, a second apart; check that its frames lead to its state."""
+    fold = LogFold(RunConfig())
+    seen = fold.opening().change
+    for t, fact in timed(facts):
+        if (frame := fold.take(t, fact)) is not None:
+            seen = apply_patch(seen, frame.change)
+    assert seen == fold.state
+    return fold
 
 
 def record(facts: Facts, metrics: list[Metric] | None = None, works: list[e.WorkReport] | None = None) -> RunRecord:

@@ -11,8 +11,7 @@ from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.planner.problem import Solution
 from planaria.planner.search import SearchBudget, SearchResult
 from planaria.report.observe import bars
-from planaria.report.observe.bars import BarDisplay, CountProgress, SearchProgress, SurveyProgress
-from planaria.report.observe.jobs_progress import JobsProgress
+from planaria.report.observe.bars import BarDisplay, CountProgress, JobsProgress, SearchProgress, SurveyProgress
 from planaria.report.observe.progress import Progress
 
 
@@ -37,7 +36,7 @@ def test_a_terminal_shows_how_many_pairs_are_done() -> None:
     assert "2/3 pairs" in last
 
 
-def test_quiet_says_nothing() -> None:
+def test_quiet_prints_nothing() -> None:
     assert shown(Terminal(), quiet=True) == ""
 
 
@@ -49,13 +48,13 @@ def searched(stream: io.StringIO, *steps: float) -> str:
     return stream.getvalue()
 
 
-def test_plain_output_has_a_line_for_each_plan_that_is_clearly_better() -> None:
+def test_plain_output_has_a_line_for_each_clear_improvement() -> None:
     assert searched(io.StringIO(), 2.0, 1.99, 1.6) == (
         "     0.0 s  best 2.00 s, gap 50.0%, 0 moves\n     1.0 s  best 1.60 s, gap 37.5%, 20 moves\n"
     )
 
 
-def test_a_terminal_shows_how_much_of_the_budget_is_spent() -> None:
+def test_a_terminal_shows_the_spent_share_of_the_budget() -> None:
     assert "60 %" in searched(Terminal(), 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.8)
 
 
@@ -109,7 +108,7 @@ def test_a_terminal_of_any_width_has_a_bar_and_the_remaining_time_uncut(
         assert "loss 4.9432  validation 4.9432 (step 99900)" in lines[-1] and "tokens/s" not in lines[-1]
 
 
-def test_a_count_on_no_terminal_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_without_a_terminal_prints_a_line_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(bars.time, "monotonic", lambda: now[0])
     with CountProgress("reading", "samples", 9, stream := io.StringIO()) as progress:
@@ -117,3 +116,27 @@ def test_a_count_on_no_terminal_is_a_line_now_and_then(monkeypatch: pytest.Monke
             progress.done()
             now[0] += 2
     assert stream.getvalue() == "reading: 4/9 samples\nreading: 7/9 samples\n"
+
+
+def jobs_shown(stream: io.StringIO, quiet: bool = False) -> str:
+    with JobsProgress(quiet, stream) as progress:
+        progress.progressed("experts of seed 1, 0 of 2 done", 50, 300, {"law": (20, 150), "[code]": (30, 150)})
+        progress.note("[code]: killed by SIGKILL; taken up again")
+        progress.progressed("experts of seed 1, 1 of 2 done", 190, 300, {"[code]": (40, 150)})
+    return stream.getvalue()
+
+
+def test_a_terminal_shows_a_bar_for_all_jobs_and_one_for_each_running_job() -> None:
+    text = jobs_shown(Terminal())
+    last = text.rpartition("experts of seed 1, 1 of 2 done")[2]
+    assert "190/300 steps" in last and "[code]" in last and "40/150 steps" in last
+    assert "20/150 steps" not in last, "law is done"
+    assert "[code]: killed by SIGKILL; taken up again" in text
+
+
+def test_without_a_terminal_jobs_print_their_notes_only() -> None:
+    assert jobs_shown(io.StringIO()) == "[code]: killed by SIGKILL; taken up again\n"
+
+
+def test_quiet_shows_no_jobs() -> None:
+    assert jobs_shown(Terminal(), quiet=True) == ""

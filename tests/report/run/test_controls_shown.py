@@ -25,7 +25,7 @@ def held() -> ComparisonResults:
     return compared(HELD)
 
 
-def test_steps_are_told_over_reset_of_arms_that_differ_in_nothing_else(held: ComparisonResults) -> None:
+def test_steps_are_compared_with_reset_arms_that_differ_in_nothing_else(held: ComparisonResults) -> None:
     by = {arm.name: arm for arm in held.arms}
     for run, alone in zip(by["echo"].runs, by["reset"].runs, strict=True):
         assert run.ticks and alone.ticks and run.reset_ratio == run.ticks / alone.ticks
@@ -38,7 +38,7 @@ def test_steps_are_told_over_reset_of_arms_that_differ_in_nothing_else(held: Com
                zip(both["checkfree-plus"].runs, other, strict=True))  # fmt: skip
 
 
-def test_moments_lost_alone_are_held_against_what_differs_in_nothing_else() -> None:
+def test_lost_moments_are_compared_with_an_arm_that_differs_in_nothing_else() -> None:
     changes = {"optim.beta2": "0.95"}
     more = {
         "calm-95": Manner(changes, faults=False, slower=1.2),
@@ -61,7 +61,7 @@ def test_an_arm_that_missed_has_no_ratio_to_reset(held: ComparisonResults) -> No
     assert again.runs[0].reset_ratio is None and again.spread("reset_ratio") is None
 
 
-def test_the_table_has_the_column_the_floor_and_what_losing_moments_does(
+def test_the_table_has_reset_ratios_the_floor_and_the_effect_of_lost_moments(
     held: ComparisonResults, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show_table(held)
@@ -76,7 +76,7 @@ def test_the_table_has_the_column_the_floor_and_what_losing_moments_does(
     assert floor is not None and f"floor         {floor.mean:.2f} h, ×" in shown
 
 
-def test_no_control_is_named_as_the_quickest_or_drawn_as_a_choice(held: ComparisonResults, tmp_path: Path) -> None:
+def test_no_control_is_named_as_the_fastest_or_drawn_as_a_choice(held: ComparisonResults, tmp_path: Path) -> None:
     reset = next(arm for arm in held.arms if arm.name == "reset").spread("hours")
     echo = next(arm for arm in held.arms if arm.name == "echo").spread("hours")
     assert reset is not None and echo is not None and reset.mean < echo.mean
@@ -92,7 +92,7 @@ def test_no_control_is_named_as_the_quickest_or_drawn_as_a_choice(held: Comparis
     assert marks["reset"].y[0] not in front.y
 
 
-def test_where_no_arm_loses_moments_alone_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_without_a_reset_arm_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     found = compared()
     assert "No arm shows what losing moments alone does" in verdict(found).summary
     show_table(found)
@@ -129,7 +129,7 @@ def test_without_a_clock_there_are_no_hours_and_steps_decide(
     assert not any("hours" in name for name in write_for_paper(found, tmp_path / "paper"))
 
 
-def test_intervals_are_told_from_five_seeds_on(held: ComparisonResults) -> None:
+def test_intervals_are_shown_with_five_seeds_or_more(held: ComparisonResults) -> None:
     assert "95 % of ×" not in columns(held) and held.arms[3].interval("ratio") is None
     many = held.model_copy(
         update={
@@ -144,7 +144,7 @@ def test_intervals_are_told_from_five_seeds_on(held: ComparisonResults) -> None:
     assert len(ratios) == 2 * len(SEEDS)
 
 
-def test_the_search_is_told_and_its_best_point_is_the_tuned_arm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_search_is_listed_and_its_best_point_is_the_tuned_arm(capsys: pytest.CaptureFixture[str]) -> None:
     points = {
         "fault-free": MANNERS["fault-free"],
         "lr 0.004": Manner({"optim.lr": "0.004"}, faults=False, slower=0.9),
@@ -191,7 +191,7 @@ def test_without_matplotlib_there_are_tables(
     assert write_for_paper(held, tmp_path) == ["table.csv", "table.tex", "runs.csv", "curves.csv"]
 
 
-def test_loss_over_steps_crosses_the_target_where_the_table_says(held: ComparisonResults) -> None:
+def test_loss_over_steps_crosses_the_target_at_the_tables_step(held: ComparisonResults) -> None:
     line = next(trace for trace in loss_figure(held, "steps").data if trace.name == "fault-free")
     target = sum(run.target for run in held.arms[0].runs) / len(SEEDS)
     reached = next(step for step, loss in zip(line.x, line.y, strict=True) if loss <= target)

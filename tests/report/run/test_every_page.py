@@ -65,7 +65,7 @@ def test_a_page_is_small_and_needs_nothing_else(text: str) -> None:
     assert version == get_plotlyjs_version().partition(".")[0], "what makes figures and what draws them fit together"
 
 
-def test_the_verdict_comes_first_with_a_number_and_what_was_lost(text: str) -> None:
+def test_the_verdict_comes_first_with_numbers_and_losses(text: str) -> None:
     main = text.index("<main>")
     assert 0 < text.index('id="verdict"') - main < 700, "before all that could push it off the first screen"
     (summary,) = re.findall(r'<p class="summary">.*?</i>(.*?)</p>', text)
@@ -75,17 +75,17 @@ def test_the_verdict_comes_first_with_a_number_and_what_was_lost(text: str) -> N
     assert 1 <= len(numbers) <= 2 and all(re.search(r"\d", number) and what for number, what in numbers)
 
 
-def test_nobody_reads_of_one_things_or_two_thing(text: str) -> None:
-    told = words(text)
+def test_counted_nouns_have_the_right_number(text: str) -> None:
+    reported = words(text)
     assert not re.findall(
-        r"(?<![\w.,:…–-] )(?<![\d.,])\b1 (?:honest |block |data )?(\w+s)\b(?<!is)(?<!was)(?<!ms)", told
+        r"(?<![\w.,:…–-] )(?<![\d.,])\b1 (?:honest |block |data )?(\w+s)\b(?<!is)(?<!was)(?<!ms)", reported
     )
     nouns = "seed|arm|peer|round|step|worker|node|replica|stage|domain|failure|time|completion|microbatch|recovery"
-    assert not re.findall(rf"\b(?:[02-9]|[1-9]\d+) (?:{nouns})\b(?! ·)", told)
+    assert not re.findall(rf"\b(?:[02-9]|[1-9]\d+) (?:{nouns})\b(?! ·)", reported)
 
 
 @pytest.mark.slow
-def test_steps_and_rounds_are_whole_and_shares_are_no_more_than_all(drawn: dict[str, go.Figure]) -> None:
+def test_axes_of_steps_are_whole_and_shares_at_most_one(drawn: dict[str, go.Figure]) -> None:
     counted = 0
     for name, fig in drawn.items():
         axis, bars = fig.layout.xaxis, any(trace.type in ("bar", "heatmap") for trace in fig.data)
@@ -100,7 +100,7 @@ def test_steps_and_rounds_are_whole_and_shares_are_no_more_than_all(drawn: dict[
     assert counted or {"compared", "parts"} & drawn.keys(), "a schedule and an audit have no steps or rounds"
 
 
-def test_every_axis_says_what_it_shows_and_curves_differ_in_more_than_colour(drawn: dict[str, go.Figure]) -> None:
+def test_every_axis_has_a_title_and_curves_differ_in_more_than_colour(drawn: dict[str, go.Figure]) -> None:
     for name, fig in drawn.items():
         for axis in (fig.layout.xaxis, fig.layout.yaxis):
             named = axis.type == "category" or any(
@@ -114,7 +114,7 @@ def test_every_axis_says_what_it_shows_and_curves_differ_in_more_than_colour(dra
         assert len(set(styles)) == len(styles), f"{name}: {styles}"
 
 
-def test_colours_of_figures_are_known_in_the_dark(drawn: dict[str, go.Figure]) -> None:
+def test_colours_of_figures_have_dark_counterparts(drawn: dict[str, go.Figure]) -> None:
     """A colour that is near white or near black has another one on the dark ground."""
     for name, fig in drawn.items():
         for colour in set(re.findall(r"#[0-9a-f]{6}\b", fig.to_json())):
@@ -125,7 +125,7 @@ def test_colours_of_figures_are_known_in_the_dark(drawn: dict[str, go.Figure]) -
 
 
 @pytest.mark.slow
-def test_all_numbers_can_be_taken_from_the_page_and_as_files(kind: str, text: str, tmp_path: Path) -> None:
+def test_all_numbers_are_available_in_the_page_and_as_files(kind: str, text: str, tmp_path: Path) -> None:
     inside = packed_figures(text)
     assert set(re.findall(r'class="figure" id="([^"]+)"', text)) == set(inside["drawn"]) <= set(inside["sheets"])
     assert set(re.findall(r'data-sheet="([^"]+)"', text)) <= set(inside["sheets"])
@@ -157,7 +157,7 @@ def test_a_large_schedule_and_a_long_swarm_have_small_pages_too(tmp_path: Path) 
     assert all(len(text.encode()) < LARGEST for text in pages)
 
 
-def test_what_a_page_leaves_out_it_says(tmp_path: Path) -> None:
+def test_a_page_states_what_it_leaves_out(tmp_path: Path) -> None:
     def body() -> Iterator[str]:
         yield page.table("rows", ["n"], [[str(n)] for n in range(page.ROWS + 7)], 0)
         yield page.log("lines", [(f"{n} s", f"line {n}") for n in range(page.ROWS + 9)])
@@ -169,7 +169,7 @@ def test_what_a_page_leaves_out_it_says(tmp_path: Path) -> None:
     assert len((page.write_sheets(tmp_path, body())[0]).read_text().splitlines()) == page.ROWS + 8
 
 
-def test_two_parts_of_one_name_are_a_mistake() -> None:
+def test_two_parts_with_one_name_are_an_error() -> None:
     with pytest.raises(ValueError, match="called twin"):
         page.document("x", (page.table("twin", ["n"], [["1"]], 0) for _ in range(2)))
 

@@ -1,16 +1,15 @@
-"""Dismissed workers do not count as dead in lines, the timeline and the live page."""
+"""Excluded workers do not count as dead, and slow parts are shown while they last: lines, timeline, live page."""
 
 from __future__ import annotations
 
 import pytest
 import synthetic_replicas as r
 
-from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.report.live_page.captions import Captions
-from planaria.report.live_page.frames import apply_patch
 from planaria.report.live_page.log_fold import LogFold
+from planaria.report.observe import prometheus
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.run_verdict import RunFacts, verdict
 
@@ -30,16 +29,10 @@ LEFT = d.Disband(replica=1, workers=[], reason="no worker is left")
 
 
 def shown(*facts: e.Event | d.Decision) -> LogFold:
-    story = LogFold(RunConfig())
-    seen = story.opening().change
-    for t, fact in r.timed(list(facts)):
-        if (frame := story.take(t, fact)) is not None:
-            seen = apply_patch(seen, frame.change)
-    assert seen == story.state, "frames lead to the state"
-    return story
+    return r.folded([*facts])
 
 
-def test_the_timeline_counts_them_as_sent_away_and_their_lies_as_no_fault_that_was_noticed() -> None:
+def test_the_timeline_counts_exclusions_and_ignores_byzantine_faults() -> None:
     record = r.record(r.timed([*BEGIN, *REBUILT]))
     (timing,) = recoveries(record)
     assert timing.causes == ("sent away", "sent away") and timing.deaths == 0
@@ -49,7 +42,7 @@ def test_the_timeline_counts_them_as_sent_away_and_their_lies_as_no_fault_that_w
     assert (found.deaths, found.sent_away, found.spares_lost) == (0, 2, 0)
 
 
-def test_a_death_is_one_still_and_so_is_that_of_an_earlier_bearer_of_the_name() -> None:
+def test_a_later_death_under_an_excluded_workers_name_counts() -> None:
     again = d.Spawn(worker="c", incarnation=2)
     trained = d.Commit(replica=1, generation=3, step=1, progress=1)
     there = [*BEGIN, *REBUILT, trained, again, *r.joined("c"), r.form(1, "cg", 4, "handed over", 1), r.lost("c")]
@@ -65,12 +58,12 @@ def test_a_death_is_one_still_and_so_is_that_of_an_earlier_bearer_of_the_name() 
         (0, 0, "No worker died, but connections broke; outcome"),
     ],
 )
-def test_the_verdict_on_a_run_says_which(deaths: int, away: int, summary: str) -> None:
+def test_the_verdict_on_a_run_counts_deaths_and_exclusions(deaths: int, away: int, summary: str) -> None:
     facts = RunFacts("finished", 9, 9, 1.0, deaths=deaths, sent_away=away, outcomes={"recovered": 1})
     assert summary in verdict(facts).summary
 
 
-def test_the_page_says_it_in_a_sentence_at_the_workers_and_at_the_recovery() -> None:
+def test_an_exclusion_is_in_the_caption_the_workers_and_the_recovery() -> None:
     state = shown(*BEGIN[:-2]).state
     caption = "The updates of replica 1 were invalid in 2 rounds: its workers are sent away."
     assert state["caption"] == {"tone": "loss", "text": caption}
@@ -91,16 +84,41 @@ def test_a_disbanded_replica_leaves_its_workers_as_spares() -> None:
 def test_verdicts_have_captions() -> None:
     captions = Captions(shown(*BEGIN).members, 4)
     captions.caption(r.started(1))
-    blamed = d.SlowPartFound(
-        replica=0,
-        step=9,
-        fault="slow worker",
-        nodes=[1],
-        workers=["b"],
-        seconds=0.06,
-        initial_s=0.02,
-        peer_median_s=0.02,
-    )
-    assert captions.caption(blamed) == ("slow", "Stage 1 (b) is 3.0 times slower than its peers.")
+    assert captions.caption(r.slow_worker()) == ("slow", "Stage 1 (b) is 3.0 times slower than its peers.")
     cleared = d.Cleared(replica=0, step=12, fault="slow worker", nodes=[1])
     assert captions.caption(cleared) == ("note", "Stage 1: its worker is no longer slow.")
+
+
+DATA = d.SlowPartFound(
+    replica=0, step=11, fault="slow data", nodes=[0], workers=["a"], seconds=0.5, initial_s=0.01, peer_median_s=0.0
+)
+DEED = d.HandOverSlowStage(replica=0, step=12, node=1, worker="b", step_s=0.4, predicted_s=0.2, cost_s=1.0)
+SLOW: list[e.Event | d.Decision] = [*r.joined("ab"), r.slow_worker(), DATA, DEED]
+
+
+def slow_page(*facts: e.Event | d.Decision) -> LogFold:
+    return r.folded([r.started(1), *facts])
+
+
+def test_a_verdict_is_shown_with_its_evidence_and_its_deed_until_it_is_cleared() -> None:
+    slow = slow_page(*SLOW).state["slow"]
+    assert list(slow) == ["slow worker 1", "slow data 0"]
+    assert slow["slow worker 1"]["what"] == "stage 1 (b) is 3.0 times slower than its peers"
+    assert slow["slow worker 1"]["evidence"].startswith("a microbatch's passes take 60.0 ms, 20.0 ms at first")
+    assert "b hands it to a spare" in slow["slow worker 1"]["deed"]
+    assert "deed" not in slow["slow data 0"], "the deed was about the worker"
+    cleared = d.Cleared(replica=0, step=20, fault="slow worker", nodes=[1])
+    assert list(slow_page(*SLOW, cleared).state["slow"]) == ["slow data 0"]
+    assert slow_page(*SLOW, r.started(1)).state["slow"] == {}, "another part of the run begins with none"
+
+
+def test_metrics_show_slow_parts_and_count_verdicts_and_actions() -> None:
+    tally = slow_page(*SLOW).tally
+    printed = prometheus.exposition({"mine": tally})
+    assert 'planaria_slow_times{run="mine",class="slow worker",nodes="1",workers="b"} 3.0' in printed
+    assert 'planaria_slow_times{run="mine",class="slow data",nodes="0",workers="a"} 50.0' in printed
+    assert 'planaria_verdicts_total{run="mine",class="slow worker"} 1' in printed
+    assert 'planaria_verdicts_total{run="mine",class="slow host"} 0' in printed
+    assert 'planaria_deeds_total{run="mine",deed="hand_over_slow_stage"} 1' in printed
+    tally.take(99.0, d.Cleared(replica=0, step=20, fault="slow worker", nodes=[1]))
+    assert 'class="slow worker",nodes' not in prometheus.exposition({"mine": tally})

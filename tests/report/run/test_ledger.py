@@ -55,7 +55,7 @@ def runs(draw: st.DrawFn) -> list[Event | Decision]:
 
 
 @given(runs())
-def test_whatever_dies_every_sample_counts_once(facts: list[Event | Decision]) -> None:
+def test_every_sample_counts_once_after_any_failures(facts: list[Event | Decision]) -> None:
     steps = facts[0].steps  # type: ignore[union-attr]
     assert sorted(sample_ledger(record(facts))) == [LedgerLine(k, k * SAMPLES, SAMPLES) for k in range(steps)]
     assert prove_exactly_once(record(facts)) == []
@@ -80,7 +80,7 @@ def test_a_stopped_run_is_proved_up_to_its_last_commit() -> None:
     assert prove_exactly_once(record([])) == ["the run never started"]
 
 
-def test_what_is_sealed_late_is_of_its_step_and_the_samples_after_it_are_used_again() -> None:
+def test_a_late_seal_counts_for_its_step_and_later_samples_are_used_again() -> None:
     """It was written during training."""
     sealed = [started(4), commit(0), commit(1), commit(2), Seal(step=1, folder="step-00000001", stages=[0, 1, 2])]
     resumed = started(4, 1).model_copy(update={"load": dict.fromkeys(range(3), "step-00000001")})
@@ -89,7 +89,7 @@ def test_what_is_sealed_late_is_of_its_step_and_the_samples_after_it_are_used_ag
     assert prove_exactly_once(record(facts)) == []
 
 
-def test_the_synthetic_run_holds(tmp_path: Path) -> None:
+def test_the_synthetic_run_uses_each_sample_once(tmp_path: Path) -> None:
     folder = Synthesis(tmp_path, deaths={12: 2, 27: 3}, rollbacks={27: 20}).write()
     assert prove_exactly_once(read_run(folder)) == []
 
@@ -227,7 +227,7 @@ def to_the_end(fleet: Fleet) -> list[Event | Decision]:
 
 
 @given(fleets())
-def test_whatever_replicas_do_every_sample_counts_once(fleet: Fleet) -> None:
+def test_every_sample_counts_once_for_any_order_of_replicas(fleet: Fleet) -> None:
     assert prove_exactly_once(record(fleet.facts)) == [], "before the end, some are ahead of others"
     facts = to_the_end(fleet)
     assert prove_exactly_once(record(facts)) == []
@@ -236,7 +236,7 @@ def test_whatever_replicas_do_every_sample_counts_once(fleet: Fleet) -> None:
 
 
 @given(fleets())
-def test_the_ledger_says_who_committed_what(fleet: Fleet) -> None:
+def test_the_ledger_has_the_replica_of_each_block(fleet: Fleet) -> None:
     lines = {line.first // SAMPLES: (line.replica, line.step) for line in sample_ledger(record(fleet.facts))}
     assert lines.keys() == fleet.used.keys()
     assert all(who in (lines[block], (-1, 0)) for block, who in fleet.used.items())
@@ -272,7 +272,7 @@ def test_a_block_that_two_replicas_used_is_found(fleet: Fleet, data: st.DataObje
     assert (twice in problems and any("missing" in text for text in problems)) or one == other
 
 
-def test_what_a_rollback_undid_has_to_be_done_again() -> None:
+def test_steps_undone_by_a_rollback_must_be_repeated() -> None:
     fleet = Fleet(2, 3)
     for block in (0, 2):
         fleet.begin(0, block)
@@ -291,7 +291,7 @@ def test_what_a_rollback_undid_has_to_be_done_again() -> None:
     assert "samples 4 to 7 are missing" in prove_exactly_once(record(facts))
 
 
-def test_a_run_that_takes_up_too_far_ahead_has_lost_samples() -> None:
+def test_a_run_resumed_too_far_ahead_has_lost_samples() -> None:
     fleet = Fleet(2, 3)
     for replica in (0, 1):
         fleet.begin(replica, replica)
@@ -310,7 +310,7 @@ def test_a_run_that_takes_up_too_far_ahead_has_lost_samples() -> None:
     assert prove_exactly_once(record(to_the_end(wrong))) == ["samples 8 to 11 are missing"]
 
 
-def test_a_checkpoint_that_says_too_much_or_too_little_is_found_before_the_end() -> None:
+def test_a_checkpoint_with_too_many_or_too_few_samples_is_detected_before_the_end() -> None:
     fleet = Fleet(2, 3)
     for replica in (1, 0):
         fleet.begin(replica, 2 * replica)
@@ -330,7 +330,7 @@ def test_a_checkpoint_that_says_too_much_or_too_little_is_found_before_the_end()
     ]
 
 
-def test_a_run_may_go_on_with_another_number_of_replicas() -> None:
+def test_a_run_may_resume_with_another_number_of_replicas() -> None:
     fleet = Fleet(2, 6)
     for replica in (0, 1, 0):
         fleet.begin(replica, len(fleet.used))

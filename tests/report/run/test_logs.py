@@ -36,7 +36,7 @@ def begun(folder: Path) -> RunLog:
     return log
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_a_log_is_read_back(tmp_path: Path) -> None:
     folder = empty_run(tmp_path / "x")
     joined, commit = WorkerJoined(worker="w1", incarnation=2, pid=7), Commit(generation=1, step=3, progress=3)
     work = WorkReport(
@@ -157,7 +157,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: not a run \(no such folder\)"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"not a run \(no config\.json\)"):
@@ -200,12 +200,12 @@ def test_a_long_run_reads_as_a_short_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert texts[0] == texts[1]
 
 
-def test_what_is_left_out_is_what_stages_say_and_never_a_partings_end(tmp_path: Path) -> None:
+def test_routine_facts_are_left_out_except_the_last_of_each_part(tmp_path: Path) -> None:
     """The last fact of each part of a run is kept, whatever it is: it tells when the part ended."""
     record = read_run(Synthesis(tmp_path, steps=3, deaths={}).write())
     start = record.history[0]
-    commits = [told for told in record.history if isinstance(told[1], Commit)]
+    commits = [reported for reported in record.history if isinstance(reported[1], Commit)]
     twice = [start, *record.history[1:-1], *commits, start, *commits]
-    kept = list(without_kinds(twice, lambda told: told[1].kind, ROUTINE))
+    kept = list(without_kinds(twice, lambda reported: reported[1].kind, ROUTINE))
     assert kept[-1] == commits[-1] and kept[-2] == start and kept[-3] == commits[-1]
-    assert not any(told[1].kind in ROUTINE for told in kept[:-3])
+    assert not any(reported[1].kind in ROUTINE for reported in kept[:-3])

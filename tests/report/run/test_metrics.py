@@ -56,7 +56,7 @@ def test_a_validation_gives_one_record_and_no_step() -> None:
     assert record == ValidationMetric(t=0.6, step=4, val_loss=3.25)
 
 
-def test_a_validation_is_told_by_its_word_alone() -> None:
+def test_a_validation_is_recognised_by_its_mode() -> None:
     metrics = StepMetrics(tokens_per_step=500)
     metrics.on_decision(0.0, d.RunStep(generation=1, step=4, mode="evaluate"))
     assert metrics.on_event(0.6, ready(0, 4, loss=3.25, norm=1.0, mode="evaluate")) is not None
@@ -108,7 +108,7 @@ def test_reports_of_replicas_that_run_at_the_same_time_are_not_mixed_up() -> Non
     assert records[2].losses == {0: 30.0, 1: 1.0, 2: 2.0}
 
 
-def test_whoever_stands_in_for_a_replica_that_left_completes_the_step() -> None:
+def test_a_replica_that_replaces_a_disbanded_one_completes_the_step() -> None:
     metrics = of_three()
     whole(metrics, 0.0, 0, 0, 0, 2.0)
     whole(metrics, 0.0, 1, 0, 1, 3.0)
@@ -118,7 +118,7 @@ def test_whoever_stands_in_for_a_replica_that_left_completes_the_step() -> None:
     assert (record.step, record.loss, record.losses) == (0, 3.0, {0: 3.0, 1: 3.0})
 
 
-def test_what_a_rollback_took_back_is_waited_for_again() -> None:
+def test_steps_undone_by_a_rollback_are_awaited_again() -> None:
     metrics = of_three()
     for replica in range(3):
         whole(metrics, 0.0, replica, 0, replica, 2.0)
@@ -149,7 +149,7 @@ def test_a_validation_is_the_mean_over_replicas_at_the_same_own_step() -> None:
     assert evaluate(metrics, 1, 2, 4.0) == expected
 
 
-def test_nobody_waits_for_the_validation_of_a_replica_that_left() -> None:
+def test_a_disbanded_replica_does_not_delay_validations() -> None:
     metrics = of_three()
     evaluate(metrics, 0, 2, 3.0)
     evaluate(metrics, 1, 2, 5.0)
@@ -168,7 +168,7 @@ def test_a_replica_founded_later_neither_repeats_nor_delays_validations() -> Non
     assert evaluate(metrics, 2, 2, 3.0) == expected
 
 
-def test_the_last_validations_count_as_of_the_last_step_whatever_replicas_counted_themselves() -> None:
+def test_the_last_validations_count_for_the_last_step() -> None:
     metrics = of_three()
     for block in range(12):
         whole(metrics, float(block), block % 3 if block else 1, block // 3 if block else 9, block, 2.0)
@@ -176,10 +176,10 @@ def test_the_last_validations_count_as_of_the_last_step_whatever_replicas_counte
     assert evaluate(metrics, 1, 5, 4.0) is None
     record = evaluate(metrics, 2, 4, 5.0)
     assert record is not None and (record.step, record.val_loss) == (4, 4.0)
-    assert metrics.on_decision(20.0, d.Finish(outcome="finished")) is None, "it was told already"
+    assert metrics.on_decision(20.0, d.Finish(outcome="finished")) is None, "it was reported already"
 
 
-def test_who_was_validated_after_its_last_step_is_not_asked_again() -> None:
+def test_a_replica_validated_after_its_last_step_is_not_validated_again() -> None:
     metrics = of_three()
     evaluate(metrics, 0, 2, 3.0)  # and it makes no further step
     for block in range(12):

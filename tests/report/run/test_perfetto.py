@@ -19,7 +19,7 @@ from planaria.control import events as e
 from planaria.control.logs import RunLog, read_run
 from planaria.control.run_record import RunRecord, StepMetric
 from planaria.report.run.perfetto import trace_events, write_trace
-from trace_rules import checked, named, told_as_logged
+from trace_rules import agrees_with_log, checked, named
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_the_trace_keeps_the_rules_and_the_times(folder: Path) -> None:
     record = read_run(folder)
     events = list(trace_events(record))
     checked(events)
-    told_as_logged(record, events)
+    agrees_with_log(record, events)
     assert set(named(events, "process_name").values()) == {"synthetic", "the run's own machines"}
 
 
@@ -57,9 +57,9 @@ def test_the_command_writes_it_plain_or_compressed(
     assert capsys.readouterr().out.strip() == str(packed)
     plain = tmp_path / "trace.json"
     assert command(["report", str(folder), "--perfetto", "--to", str(plain)]) == 0
-    told = json.loads(plain.read_text())
-    assert told == json.loads(gzip.decompress(packed.read_bytes()))
-    assert told["traceEvents"] == list(trace_events(read_run(folder)))
+    reported = json.loads(plain.read_text())
+    assert reported == json.loads(gzip.decompress(packed.read_bytes()))
+    assert reported["traceEvents"] == list(trace_events(read_run(folder)))
     with pytest.raises(UserError, match="requires a report"):
         command(["report", str(folder), "--perfetto", "--csv", "x"])
     with pytest.raises(UserError, match=r"nowhere/trace\.json"):
@@ -67,7 +67,7 @@ def test_the_command_writes_it_plain_or_compressed(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_work_beside_other_work_has_a_row_of_its_own(folder: Path) -> None:
+def test_concurrent_work_has_a_separate_row(folder: Path) -> None:
     """A file written during training is reported after later steps."""
     record = read_run(folder)
     (t, work), *_ = [(t, w) for t, w in record.worked if w.step == 3 and w.stage == 1]
@@ -129,8 +129,8 @@ def held_at_most(folder: Path, steps: int) -> int:
 
     def work(step: int) -> tuple[float, e.WorkReport]:
         own = span.model_copy(update={"start": 2000.0 + step, "end": 2000.5 + step})
-        told = {"worker": "w1", "node": 1, "stage": 1, "generation": 3, "dropped": False, "sent_bytes": {}}
-        return 2001.0 + step, e.WorkReport.model_construct(**told, step=step, spans=[own])
+        reported = {"worker": "w1", "node": 1, "stage": 1, "generation": 3, "dropped": False, "sent_bytes": {}}
+        return 2001.0 + step, e.WorkReport.model_construct(**reported, step=step, spans=[own])
 
     def metric(step: int) -> StepMetric:
         return StepMetric.model_construct(t=2001.0 + step, step=step, loss=1.0, tokens_per_s=9.0, grad_norm={})

@@ -4,6 +4,8 @@ import io
 import re
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
 from synthetic_run import Synthesis
 
 from planaria.control.decisions import (
@@ -38,7 +40,7 @@ from planaria.control.logs import RunRecord, read_run
 from planaria.control.run_record import ValidationMetric
 from planaria.report.observe.progress import NoProgress, Progress
 from planaria.report.observe.tally import RunTally
-from planaria.report.run.event_lines import EventLine, Narrator, story
+from planaria.report.run.event_lines import EventLine, Narrator, Repeats, story
 
 
 class Terminal(io.StringIO):
@@ -82,16 +84,16 @@ def test_plain_lines(tmp_path: Path) -> None:
     ]
     assert "tokens/s" in lines[-1] and "5 + 1 workers" in lines[-1]
     steps = [re.search(r"validation \d\.\d+ \(step (\d+)\)", line) for line in lines if "/40" in line]
-    told = {step[1] for step in steps if step}
-    assert steps[-1] and len(told) > 1 and told <= {str(metric.step) for metric in validations}
+    reported = {step[1] for step in steps if step}
+    assert steps[-1] and len(reported) > 1 and reported <= {str(metric.step) for metric in validations}
 
 
-def test_after_a_rollback_the_same_tenths_are_told_again(tmp_path: Path) -> None:
+def test_tenths_are_reported_again_after_a_rollback(tmp_path: Path) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     replay(read_run(Synthesis(tmp_path, deaths={27: 3}, rollbacks={27: 20}).write()), Progress(stream))
     stream.seek(0)
-    told = [line.split()[1] for line in stream.read().splitlines() if "/40" in line]
-    assert told == [f"{n}/40" for n in (4, 8, 12, 16, 20, 24, 24, 28, 32, 36, 40)]
+    reported = [line.split()[1] for line in stream.read().splitlines() if "/40" in line]
+    assert reported == [f"{n}/40" for n in (4, 8, 12, 16, 20, 24, 24, 28, 32, 36, 40)]
 
 
 def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path: Path) -> None:
@@ -108,12 +110,12 @@ def test_a_stream_that_cannot_encode_a_sign_gets_question_marks(tmp_path: Path) 
     assert "step 12  ? stage 2 rebuilt" in stream.read()
 
 
-def test_quiet_takes_everything_and_says_nothing(tmp_path: Path, capsys: object) -> None:
+def test_quiet_progress_prints_nothing(tmp_path: Path, capsys: object) -> None:
     replay(read_run(Synthesis(tmp_path, steps=3, deaths={1: 1}).write()), NoProgress())
     assert capsys.readouterr() == ("", "")  # type: ignore[attr-defined]
 
 
-def told(*facts: object) -> list[str]:
+def line_texts(*facts: object) -> list[str]:
     narrator = Narrator()
     lines = [narrator.describe(float(t), fact) for t, fact in enumerate(facts)]  # type: ignore[arg-type]
     return [line.text for line in lines if line]
@@ -127,50 +129,54 @@ def form(outcome: str, step: int = 5) -> Form:
 def test_every_kind_of_problem_has_a_line() -> None:
     edge = EdgeBroken(worker="a", node=1, peer=0, generation=1, detail="timeout")
     up = [Linked(worker=worker, node=n, stage=n, generation=2, link_s=0.1) for n, worker in enumerate("ab")]
-    assert told(edge, form("relinked"), *up) == ["broken edge 0–1 replaced"]
-    assert told(form("rolled back")) == ["rolled back to step 5"]
-    assert told(WorkerLost(worker="s", incarnation=0, cause="exit", detail="")) == [
+    assert line_texts(edge, form("relinked"), *up) == ["broken edge 0–1 replaced"]
+    assert line_texts(form("rolled back")) == ["rolled back to step 5"]
+    assert line_texts(WorkerLost(worker="s", incarnation=0, cause="exit", detail="")) == [
         "worker s (spare) lost: process ended"
     ]
-    assert told(FaultInjected(worker="b", node=1, signal="SIGSTOP", step=3, moment="")) == [
+    assert line_texts(FaultInjected(worker="b", node=1, signal="SIGSTOP", step=3, moment="")) == [
         "SIGSTOP sent to worker b (stage 1)"
     ]
-    assert told(Unrecoverable(lost=[2, 1], reason="they are neighbours")) == [
+    assert line_texts(Unrecoverable(lost=[2, 1], reason="they are neighbours")) == [
         "stages 1, 2 cannot be rebuilt: they are neighbours"
     ]
-    assert told(Seal(step=5, folder="f", stages=[0, 3], partial=True)) == ["the remaining stages 0, 3 were saved in f"]
-    assert told(Seal(step=5, folder="f", stages=[0, 3])) == []
-    assert told(form("started"), WorkerFailed(worker="b", stage=1, generation=1, detail="disk full")) == [
+    assert line_texts(Seal(step=5, folder="f", stages=[0, 3], partial=True)) == [
+        "the remaining stages 0, 3 were saved in f"
+    ]
+    assert line_texts(Seal(step=5, folder="f", stages=[0, 3])) == []
+    assert line_texts(form("started"), WorkerFailed(worker="b", stage=1, generation=1, detail="disk full")) == [
         "worker b (stage 1) failed: disk full"
     ]
-    assert told(ZombieIgnored(worker="b", incarnation=1, said="ready")) == [
+    assert line_texts(ZombieIgnored(worker="b", incarnation=1, said="ready")) == [
         "worker b (incarnation 1) woke up and was ignored"
     ]
-    assert told(Unrecoverable(lost=[], reason="20 generations in a row")) == [
+    assert line_texts(Unrecoverable(lost=[], reason="20 generations in a row")) == [
         "the run cannot continue: 20 generations in a row"
     ]
     starting = WorkersStarting(workers=["w0", "w2"], ready=3, waited_s=10.2, limit_s=120.0)
     limit = "a start may take 120 s (fleet.start_timeout_s)"
-    assert told(starting) == [f"waiting for w0 and w2 to start, for 10 s; 3 others are ready; {limit}"]
-    assert told(StopOverdue(detail="step 3 was dropped")) == ["the stop request timed out: step 3 was dropped"]
-    assert told(StopRequested(reason="Ctrl-C")) == ["will stop at the next whole step: Ctrl-C"]
+    assert line_texts(starting) == [f"waiting for w0 and w2 to start, for 10 s; 3 others are ready; {limit}"]
+    assert line_texts(StopOverdue(detail="step 3 was dropped")) == ["the stop request timed out: step 3 was dropped"]
+    assert line_texts(StopRequested(reason="Ctrl-C")) == ["will stop at the next whole step: Ctrl-C"]
 
 
 def test_an_edge_is_not_reported_replaced_before_it_is_open() -> None:
     """Each of these once came as "broken edge … replaced" every few seconds, though nothing answered."""
 
-    def broken(generation: int, **said: str) -> EdgeBroken:
-        return EdgeBroken(worker="a", node=1, peer=0, generation=generation, detail="", **said)
+    def broken(generation: int, **printed: str) -> EdgeBroken:
+        return EdgeBroken(worker="a", node=1, peer=0, generation=generation, detail="", **printed)
 
     refused = {"cause": "could not be opened: Connection refused"}
     first = broken(1, cause="connection closed")
     assert (
-        told(first, form("relinked"), *[broken(2, **refused)] * 9)
+        line_texts(first, form("relinked"), *[broken(2, **refused)] * 9)
         == ["edge 0–1 still broken: could not be opened: Connection refused"] * 3
     )
     silent = broken(2, cause="the relay 127.0.0.1:7 did not answer (Connection refused)", relay="north")
     answers = RelayAnswers(relay="north")
-    assert told(first, form("relinked"), silent, silent, RelaySilent(relay="north", detail="timed out"), answers) == [
+    assert line_texts(
+        first, form("relinked"), silent, silent, RelaySilent(relay="north", detail="timed out"), answers
+    ) == [
         "relay north does not answer: the relay 127.0.0.1:7 did not answer (Connection refused)",
         "relay north answers again",
     ]
@@ -184,7 +190,7 @@ def test_a_disconnected_machine_loses_its_workers_once() -> None:
     left = HostLeft(host="g1", detail="silent for 4 s")
     gone = WorkerLost(worker="w5", incarnation=2, cause="exit", detail="machine g1: silent for 4 s")
     facts = (started, joined, lost, again, left, gone)
-    assert told(*facts) == [
+    assert line_texts(*facts) == [
         "worker w5 (spare) lost: no heartbeat (silent for 2 s)",
         "machine g1 takes no more workers: silent for 4 s",
     ]
@@ -208,7 +214,7 @@ def test_repeated_verdicts_are_rate_limited() -> None:
 
 
 def test_nothing_in_a_detail_moves_the_cursor() -> None:
-    (text,) = told(WorkerLost(worker="\x1b[2Jw", incarnation=0, cause="exit", detail="a\nb\r"))
+    (text,) = line_texts(WorkerLost(worker="\x1b[2Jw", incarnation=0, cause="exit", detail="a\nb\r"))
     assert text.isprintable()
 
 
@@ -227,4 +233,31 @@ def test_story_gives_step_and_time(tmp_path: Path) -> None:
     times, lines = zip(*story(record), strict=True)
     assert [line.step for line in lines] == [1, 1, 1] and list(times) == sorted(times)
     assert str(EventLine(3, "note", "x")) == "step 3  · x"
-    assert told(RunStep(generation=1, step=2)) == []
+    assert line_texts(RunStep(generation=1, step=2)) == []
+
+
+def shown(repeats: Repeats, times: list[float], subject: str = "link") -> list[str]:
+    return [line for t in times if (line := repeats.limit(t, subject, f"at {t:g}")) is not None]
+
+
+def test_the_first_lines_of_a_window_are_shown_and_the_rest_counted_in_the_next() -> None:
+    repeats = Repeats(shown=2, window_s=10)
+    assert shown(repeats, [0, 1, 2, 3, 12]) == ["at 0", "at 1", "at 12 (2 more in 10 s not shown)"]
+    assert shown(repeats, [13, 25, 31]) == ["at 13"], "the next window is twice as long"
+    assert repeats.rest() == "link: 2 more in 20 s not shown"
+
+
+def test_subjects_do_not_disturb_one_another_and_a_quiet_one_is_never_held_back() -> None:
+    repeats = Repeats(shown=1, window_s=10)
+    assert shown(repeats, [0, 1, 2]) == ["at 0"]
+    assert shown(repeats, [0, 20, 40, 60], "worker") == ["at 0", "at 20", "at 40", "at 60"]
+    assert repeats.rest() == "link: 2 more in 10 s not shown"
+
+
+@given(st.lists(st.floats(0, 1000), max_size=60).map(sorted), st.integers(1, 4))
+def test_every_line_is_shown_or_counted(times: list[float], most: int) -> None:
+    repeats = Repeats(shown=most, window_s=30)
+    lines = shown(repeats, times)
+    counted = sum(int(line.partition("(")[2].split()[0]) for line in lines if "(" in line)
+    rest = repeats.rest()
+    assert len(lines) + counted + (int(rest.split()[1]) if rest else 0) == len(times)

@@ -69,7 +69,7 @@ def of(found: dict[str, dict[Labels, float]], name: str, run: str = "mine", **la
     return found[name][frozenset({"run": run, **labels}.items())]
 
 
-def told(tally: RunTally, run: str = "mine") -> dict[str, dict[Labels, float]]:
+def samples_of(tally: RunTally, run: str = "mine") -> dict[str, dict[Labels, float]]:
     return parsed(prometheus.exposition({run: tally}))
 
 
@@ -78,8 +78,8 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     return read_run(Synthesis(tmp_path_factory.mktemp("run")).write())
 
 
-def test_what_is_told_is_what_the_record_tells(record: RunRecord) -> None:
-    found = told(tally_of(record))
+def test_metrics_agree_with_the_record(record: RunRecord) -> None:
+    found = samples_of(tally_of(record))
     last = list(record.trained)[-1]
     assert of(found, "planaria_loss") == last.loss and of(found, "planaria_tokens_per_second") == last.tokens_per_s
     assert of(found, "planaria_validation_loss") == list(record.validated)[-1].val_loss
@@ -106,7 +106,7 @@ def test_what_is_told_is_what_the_record_tells(record: RunRecord) -> None:
     assert of(found, "planaria_last_commit_timestamp_seconds") == pytest.approx(start[1].wall_time + commit - start[0])
 
 
-def test_a_run_told_as_it_happens_comes_to_the_same(record: RunRecord) -> None:
+def test_live_totals_equal_those_of_the_complete_record(record: RunRecord) -> None:
     """Work reports follow the step; a recovery is reported as soon as its first microbatch is known to be through."""
     tally, over = RunTally(), []
     news = sorted(
@@ -118,17 +118,17 @@ def test_a_run_told_as_it_happens_comes_to_the_same(record: RunRecord) -> None:
     for metric in record.metrics:
         tally.measured(metric)
     assert over == recoveries(record)
-    assert told(tally) == told(tally_of(record))
+    assert samples_of(tally) == samples_of(tally_of(record))
 
 
-def test_before_a_run_begins_counters_are_there_and_nothing_is_made_up() -> None:
-    found = told(RunTally())
+def test_counters_are_zero_and_gauges_absent_before_a_run_begins() -> None:
+    found = samples_of(RunTally())
     assert "planaria_loss" not in found and "planaria_run_info" not in found
     assert set(found["planaria_workers_lost_total"].values()) == {0}
     assert of(found, "planaria_recovery_seconds_count") == 0
 
 
-def test_several_runs_are_told_apart(record: RunRecord) -> None:
+def test_several_runs_have_separate_samples(record: RunRecord) -> None:
     found = parsed(prometheus.exposition({"one": tally_of(record), "two": RunTally()}))
     assert (
         of(found, "planaria_steps_committed", run="one") == 40 and of(found, "planaria_steps_committed", run="two") == 0
@@ -148,7 +148,7 @@ def test_replicas_have_generations_and_rounds_of_their_own() -> None:
     for t, fact in enumerate(facts):
         tally.take(float(t), fact)
     tally.worked(e.WorkReport(worker="a", node=0, stage=0, generation=1, step=0, spans=[], sent_bytes={1: 100, 2: 10}))
-    found = told(tally)
+    found = samples_of(tally)
     assert len(found["planaria_generation"]) == 2
     assert [of(found, "planaria_generation", replica=replica) for replica in "01"] == [1, 4]
     assert of(found, "planaria_rounds_total") == 1
@@ -162,7 +162,7 @@ def test_replicas_have_generations_and_rounds_of_their_own() -> None:
 def test_any_name_and_any_number_come_back(name: str, loss: float) -> None:
     tally = RunTally()
     tally.measured(StepMetric(t=0.0, step=0, loss=loss, tokens_per_s=1.0, grad_norm={}))
-    back = of(told(tally, name), "planaria_loss", run=name)
+    back = of(samples_of(tally, name), "planaria_loss", run=name)
     assert back == loss or (math.isnan(back) and math.isnan(loss))
 
 
@@ -178,15 +178,15 @@ def expressions() -> list[str]:
     return [target["expr"] for target in targets]
 
 
-def test_the_dashboard_asks_for_what_there_is_and_for_all_of_it() -> None:
+def test_the_dashboard_uses_every_metric_and_no_unknown_one() -> None:
     variables = [v["query"]["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
     asked = {name for text in [*expressions(), *variables] for name in re.findall(r"planaria_\w+", text)}
     assert asked and asked <= prometheus.names()
     assert all(any(name.startswith(family.name) for name in asked) for family in prometheus.FAMILIES)
 
 
-def test_the_dashboard_asks_by_labels_that_there_are(record: RunRecord) -> None:
-    found = told(tally_of(record))
+def test_the_dashboard_uses_existing_labels(record: RunRecord) -> None:
+    found = samples_of(tally_of(record))
     known = {key for samples in found.values() for labels in samples for key, _ in labels}
     for text in expressions():
         assert text.count("(") == text.count(")") and text.count("{") == text.count("}")
@@ -195,7 +195,7 @@ def test_the_dashboard_asks_by_labels_that_there_are(record: RunRecord) -> None:
         assert used <= known, text
 
 
-def test_the_dashboard_has_the_shape_that_grafana_asks_for() -> None:
+def test_the_dashboard_is_valid_for_grafana() -> None:
     assert DASHBOARD["uid"] == "planaria" and DASHBOARD["schemaVersion"] >= 36
     cells: set[tuple[int, int]] = set()
     numbers = [panel["id"] for panel in DASHBOARD["panels"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks.common import saved
+from benchmarks.harness import saved
 from synthetic_comparison import HELD, MANNERS, Manner, compared
 
 from planaria.lab.compare.race_results import ComparisonResults
@@ -19,17 +19,17 @@ def printed(found: ComparisonResults) -> dict[str, dict[str, str]]:
 
 
 def differences(found: ComparisonResults, but: tuple[str, ...] = ()) -> list[tuple[str, str, str, str]]:
-    cells, told = recomputed(json.loads(found.model_dump_json())), printed(found)
+    cells, reported = recomputed(json.loads(found.model_dump_json())), printed(found)
     return [
-        (arm, column, cell, told[arm][column])
+        (arm, column, cell, reported[arm][column])
         for arm, own in cells.items()
         for column, cell in own.items()
-        if column not in but and told[arm][column] != cell and not told[arm][column].startswith("not reached")
+        if column not in but and reported[arm][column] != cell and not reported[arm][column].startswith("not reached")
     ]
 
 
 @pytest.mark.parametrize("manners", [MANNERS, HELD])
-def test_steps_and_hours_of_a_made_comparison_are_what_its_json_says(manners: dict[str, Manner]) -> None:
+def test_steps_and_hours_of_a_synthetic_comparison_follow_from_its_json(manners: dict[str, Manner]) -> None:
     found = compared(manners)
     assert differences(found, but=("traffic",)) == []
 
@@ -37,7 +37,7 @@ def test_steps_and_hours_of_a_made_comparison_are_what_its_json_says(manners: di
 @pytest.mark.parametrize(
     ("name", "arms"), [("race_small", 17), ("race_large", 11), ("race_gpu", 7), ("race_one_array", 8)]
 )
-def test_steps_hours_and_traffic_of_the_saved_race_are_what_its_json_says(name: str, arms: int) -> None:
+def test_steps_hours_and_traffic_of_a_saved_race_follow_from_its_json(name: str, arms: int) -> None:
     found = ComparisonResults.model_validate_json(json.dumps(saved(name)))
     assert len(found.arms) == arms and differences(found) == []
 

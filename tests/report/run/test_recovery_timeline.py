@@ -137,7 +137,7 @@ def test_a_broken_edge_without_a_death_is_a_relink() -> None:
     assert faults_summary(facts).deaths == 0
 
 
-def test_what_cannot_be_rebuilt_and_what_was_never_finished() -> None:
+def test_unrecoverable_and_unfinished_recoveries() -> None:
     cannot = (10.5, Unrecoverable(lost=[1], reason="neighbours"))
     assert recoveries(record(*BEGIN, (10.0, lost("b")), cannot))[0].outcome == "cannot"
     formed = [*BEGIN, (10.0, lost("b")), (11.0, form(2, "adc")), *LINKED[:2]]
@@ -146,7 +146,7 @@ def test_what_cannot_be_rebuilt_and_what_was_never_finished() -> None:
 
 
 @pytest.mark.slow
-def test_a_rollback_tells_the_step_it_went_back_to(tmp_path: Path) -> None:
+def test_a_rollback_reports_its_target_step(tmp_path: Path) -> None:
     synthetic = read_run(Synthesis(tmp_path, deaths={27: 3}, rollbacks={27: 20}).write())
     (timing,) = recoveries(synthetic)
     assert (timing.step, timing.resumed_step, timing.outcome) == (27, 20, "rolled back")

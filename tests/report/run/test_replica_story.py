@@ -23,14 +23,14 @@ BEGIN: list[Event | Decision] = [
 ]  # fmt: skip
 
 
-def told(*facts: Event | Decision) -> list[str]:
+def line_texts(*facts: Event | Decision) -> list[str]:
     narrator = Narrator()
     lines = [narrator.describe(t, fact) for t, fact in r.timed([*BEGIN, *facts])]
     return [line.text for line in lines if line]
 
 
-def test_a_member_of_another_replica_is_no_spare() -> None:
-    assert told(r.lost("f"), r.lost("a"), r.lost("g")) == [
+def test_a_member_of_another_replica_is_not_a_spare() -> None:
+    assert line_texts(r.lost("f"), r.lost("a"), r.lost("g")) == [
         "worker f (stage 1 of replica 2) lost: process ended",
         "worker a (stage 0 of replica 0) lost: process ended",
         "worker g (spare) lost: process ended",
@@ -39,17 +39,17 @@ def test_a_member_of_another_replica_is_no_spare() -> None:
 
 def test_a_stage_is_rebuilt_from_another_replica_or_from_its_own() -> None:
     again = r.form(2, "eg", 2, "recovered", rebuilt={1: [1]})
-    assert told(r.lost("f"), again, r.linked(2, 1, "g", generation=2)) == [
+    assert line_texts(r.lost("f"), again, r.linked(2, 1, "g", generation=2)) == [
         "worker f (stage 1 of replica 2) lost: process ended",
         "stage 1 of replica 2 rebuilt in g from replica 0 in 2.00 s",
     ]
-    assert told(again, r.linked(0, 1, "b", generation=2), r.linked(2, 1, "g", generation=1)) == [], (
+    assert line_texts(again, r.linked(0, 1, "b", generation=2), r.linked(2, 1, "g", generation=1)) == [], (
         "of others, or older"
     )
 
 
 def test_overlapping_faults_of_two_replicas_are_distinguished() -> None:
-    lines = told(
+    lines = line_texts(
         r.lost("f"),
         r.lost("c"),
         r.form(2, "eg", 2, "recovered", rebuilt={1: [1]}),
@@ -63,8 +63,8 @@ def test_overlapping_faults_of_two_replicas_are_distinguished() -> None:
     ]
 
 
-def test_a_worker_of_a_resumed_run_is_not_taken_for_one_of_its_name_that_was_let_go() -> None:
-    lines = told(d.Release(worker="f"), *BEGIN, r.lost("f"), r.lost("g"), d.Spawn(worker="g", incarnation=2))
+def test_a_worker_of_a_resumed_run_is_distinct_from_a_released_one_of_that_name() -> None:
+    lines = line_texts(d.Release(worker="f"), *BEGIN, r.lost("f"), r.lost("g"), d.Spawn(worker="g", incarnation=2))
     assert lines == [
         "worker f (stage 1 of replica 2) lost: process ended",
         "worker g (spare) lost: process ended",
@@ -73,7 +73,7 @@ def test_a_worker_of_a_resumed_run_is_not_taken_for_one_of_its_name_that_was_let
 
 def test_events_of_whole_replicas_have_lines() -> None:
     copied = r.form(1, "cd", 2, "recovered", rebuilt={0: [4], 1: [5]})
-    assert told(
+    assert line_texts(
         d.Adopt(replica=1, reason="others settled round 3 without it"),
         copied,
         r.linked(1, 1, "d", generation=2),
@@ -101,7 +101,7 @@ def test_an_edge_is_named_with_its_replica() -> None:
         for replica, workers in ((2, "ef"), (0, "ab"))
         for stage, worker in enumerate(workers)
     ]
-    assert told(other, own, *forms, *up) == [
+    assert line_texts(other, own, *forms, *up) == [
         "broken edge 0–1 of replica 2 replaced",
         "broken edge 0–1 of replica 0 replaced",
     ]
@@ -110,11 +110,11 @@ def test_an_edge_is_named_with_its_replica() -> None:
 def test_a_round_with_missing_members_has_a_line() -> None:
     groups = d.DrawGroups(round=4, groups=[[0, 2], [1]])
     patience = e.RoundWaitExpired(replica=0, round=4, in_round=False)
-    assert told(groups, r.settle(4, 1), r.meet(4, 0, 2), r.settle(4, 0, 2)) == []
-    assert told(groups, patience, r.settle(4, 0)) == [
+    assert line_texts(groups, r.settle(4, 1), r.meet(4, 0, 2), r.settle(4, 0, 2)) == []
+    assert line_texts(groups, patience, r.settle(4, 0)) == [
         "round 4: replica 0 continued alone without replica 2 (late or not received)"
     ]
-    assert told(r.settle(4, 1)) == ["round 4: replica 1 continued alone without replicas 0, 2 (absent)"]
+    assert line_texts(r.settle(4, 1)) == ["round 4: replica 1 continued alone without replicas 0, 2 (absent)"]
 
 
 def test_members_of_all_replicas_are_counted_and_those_of_a_disbanded_one_are_spares() -> None:
@@ -128,7 +128,7 @@ def test_members_of_all_replicas_are_counted_and_those_of_a_disbanded_one_are_sp
     assert (len(narrator.members.holders), narrator.members.spares) == (4, 3)
 
 
-def test_a_line_is_at_the_runs_step_that_its_replica_has_under_way() -> None:
+def test_a_line_has_the_run_step_that_its_replica_executes() -> None:
     narrator = Narrator()
     for t, fact in r.timed([*BEGIN, r.run_step(0, 8, 24), r.run_step(2, 7, 17)]):
         narrator.describe(t, fact)
@@ -136,7 +136,7 @@ def test_a_line_is_at_the_runs_step_that_its_replica_has_under_way() -> None:
     assert [line and line.step for line in lines] == [8, 5, 0]
 
 
-def test_the_bar_counts_what_all_have_done_and_never_runs_back() -> None:
+def test_the_bar_counts_the_steps_of_all_replicas_and_never_decreases() -> None:
     stream = io.StringIO()
     progress = Progress(stream)
     progress.start(10, 0)
@@ -190,7 +190,7 @@ def test_a_commit_of_another_replica_does_not_end_a_recovery() -> None:
     assert first.workers == ("f", "e"), "a death during a recovery belongs to it"
 
 
-def test_a_replica_that_is_disbanded_recovers_no_more() -> None:
+def test_a_disbanded_replica_has_no_further_recovery() -> None:
     disbanded = (21.7, d.Disband(replica=2, workers=["e"], reason=""))
     facts = [*OVERLAP[:-6], disbanded, (25.0, r.lost("e"))]
     timings = recoveries(r.record(facts))
@@ -215,7 +215,7 @@ def test_the_gantt_shows_one_replica_at_a_time() -> None:
     assert rows == {"20 · stage 0", "21 · stage 1", "f · stage 1", "e · stage 0", "g · stage 1"}
 
 
-def test_places_of_several_replicas() -> None:
+def test_names_of_nodes_of_several_replicas() -> None:
     naming = Naming(r.started(3))
     assert naming.name([5, 2, 4]) == "stage 0 of replica 1 and stages 0, 1 of replica 2"
     assert (naming.row(5), naming.transit(4, 5), naming.edge(4, 5)) == (

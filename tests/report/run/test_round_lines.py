@@ -35,13 +35,13 @@ WHOLE = [*BEGIN, DRAWN, *TOGETHER, *ALONE]
 
 def test_waits_are_from_a_replicas_last_work_to_the_meeting_and_from_there_to_the_end() -> None:
     together, alone = settled_rounds(r.record(WHOLE))
-    assert together.for_others == pytest.approx({0: 0.9, 2: 0.4})
+    assert together.waited_for_peers_s == pytest.approx({0: 0.9, 2: 0.4})
     assert together.waited_for_updates_s == pytest.approx({0: 0.5, 2: 0.5})
-    assert (alone.for_others, alone.waited_for_updates_s) == ({1: 0.25}, {1: 0.0})
+    assert (alone.waited_for_peers_s, alone.waited_for_updates_s) == ({1: 0.25}, {1: 0.0})
     assert together.steps == {0: 1, 2: 1}
 
 
-def test_steps_that_are_made_while_offers_travel_are_no_wait() -> None:
+def test_steps_during_an_exchange_are_not_waits() -> None:
     facts = [
         *BEGIN,
         (2.0, r.meet(0, 0, 2)),
@@ -51,34 +51,37 @@ def test_steps_that_are_made_while_offers_travel_are_no_wait() -> None:
     ]
     (history,) = settled_rounds(r.record(facts))
     assert history.waited_for_updates_s == pytest.approx({0: 0.1, 2: 0.5})
-    assert history.for_others == pytest.approx({0: 0.9, 2: 0.4})
+    assert history.waited_for_peers_s == pytest.approx({0: 0.9, 2: 0.4})
 
 
-def test_a_file_that_is_written_beside_is_not_what_a_replica_did_last() -> None:
+def test_a_background_save_does_not_count_as_a_replicas_last_work() -> None:
     copied = e.StageCopied(worker="a", stage=0, generation=1, step=1)
     written = e.StageSaved(worker="a", stage=0, generation=1, step=1, bytes=9)
     (history,) = settled_rounds(r.record([*BEGIN, (1.3, copied), DRAWN, (1.9, written), *TOGETHER[:2]]))
-    assert history.for_others[0] == pytest.approx(0.7), "since the copy"
+    assert history.waited_for_peers_s[0] == pytest.approx(0.7), "since the copy"
     (history,) = settled_rounds(r.record([*BEGIN, DRAWN, (1.9, written), *TOGETHER[:2]]))
-    assert history.for_others[0] == pytest.approx(0.1), "since what was waited for"
+    assert history.waited_for_peers_s[0] == pytest.approx(0.1), "since what was waited for"
 
 
-def test_whoever_handed_its_stage_over_and_goes_takes_nobody_out_of_a_round() -> None:
+def test_a_released_worker_removes_no_replica_from_a_round() -> None:
     over = r.form(0, "gb", 2, "handed over")
     gone = [(1.65, over), DRAWN, *TOGETHER[:1], (2.1, d.Release(worker="a")), (2.2, r.lost("a")), *TOGETHER[1:2]]
     (history,) = settled_rounds(r.record([*BEGIN, *gone]))
     (stayed,) = settled_rounds(r.record([*BEGIN, DRAWN, *TOGETHER[:2]]))
-    assert (history.for_others, history.waited_for_updates_s) == (stayed.for_others, stayed.waited_for_updates_s)
+    assert (history.waited_for_peers_s, history.waited_for_updates_s) == (
+        stayed.waited_for_peers_s,
+        stayed.waited_for_updates_s,
+    )
 
 
-def test_what_workers_say_afterwards_belongs_to_the_round() -> None:
+def test_later_reports_of_workers_belong_to_the_round() -> None:
     together, alone = settled_rounds(r.record(WHOLE))
     assert (together.blocking_bytes, together.prefetched_bytes) == ({0: 30, 2: 70}, {0: 3, 2: 12})
     assert together.spreads == [3.0, 1.0, 3.0, 1.0] and alone.spreads == []
     assert spreads(by_round([together, alone])) == [(1.0, math.sqrt(5.0))]
 
 
-def test_alone_by_the_draw_is_not_alone_for_want_of_others() -> None:
+def test_alone_by_the_draw_differs_from_alone_without_others() -> None:
     together, alone = settled_rounds(r.record(WHOLE))
     assert (together.alone, alone.alone, alone.missing) == (False, True, ())
     other = (1.7, d.DrawGroups(round=0, groups=[[0, 1, 2]]))
@@ -88,7 +91,7 @@ def test_alone_by_the_draw_is_not_alone_for_want_of_others() -> None:
     assert totals([together, alone]).by_draw == 0
 
 
-def test_somebody_late_is_told_from_somebody_who_never_came() -> None:
+def test_late_members_are_distinguished_from_absent_ones() -> None:
     patience = (1.8, e.RoundWaitExpired(replica=2, round=0, in_round=False))
     other = (1.7, d.DrawGroups(round=0, groups=[[0, 1, 2]]))
     together, _ = settled_rounds(r.record([*BEGIN, other, patience, *TOGETHER, *ALONE]))
@@ -116,7 +119,7 @@ def test_sums_and_tables() -> None:
     sums = totals(held)
     assert (sums.rounds, sums.attended, sums.alone, sums.by_draw) == (1, 3, 1, 1)
     assert (sums.blocking_bytes, sums.prefetched_bytes) == (100, 15)
-    assert (sums.for_others, sums.for_offers) == pytest.approx((1.55, 1.0))
+    assert (sums.waited_for_peers_s, sums.waited_for_updates_s) == pytest.approx((1.55, 1.0))
     assert rounds_together(held, 3) == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
     others, updates, longest, who = waited(held)
     assert (others, updates, longest, who) == (pytest.approx(1.55 / 3), pytest.approx(1 / 3), pytest.approx(1.4), 0)
@@ -135,7 +138,7 @@ def test_without_replicas_there_are_no_rounds() -> None:
     assert list(replica_section(r.record([(0.0, one)]))) == []
 
 
-def test_the_section_names_everyone_and_has_its_figures() -> None:
+def test_the_section_names_every_replica_and_has_its_figures() -> None:
     left = [(4.0, d.Disband(replica=1, workers=["c", "d"], reason="")), (6.0, d.ReplicaRestarted(replica=1))]
     (text,) = replica_section(r.record([*WHOLE, *left]))
     assert "left at 4.0 s, back at 6.0 s" in text and text.count("throughout") == 2
@@ -144,7 +147,7 @@ def test_the_section_names_everyone_and_has_its_figures() -> None:
     assert "1 round; alone 1 of 3 times, 1 by the draw" in text
 
 
-def test_summary_and_cards_tell_what_the_exchange_came_to() -> None:
+def test_summary_and_cards_have_the_totals_of_the_exchange() -> None:
     lines = list(summary(r.record(WHOLE)))
     assert lines[0] == "exchange      1 round; alone 1 of 3 times, 1 by the draw"
     assert lines[2].strip().startswith("2.55 s waited, sum over replicas: 1.55 s for others to join")

@@ -1,15 +1,25 @@
+"""Progress of a run with several replicas, and the time of its checkpoints."""
+
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_replicas import commit, form, run_step, started
 
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
 from planaria.control.events import ReplicaPosition
+from planaria.control.run_record import RunRecord
 from planaria.report.membership import Membership
+from planaria.report.run.checkpoint_times import CheckpointTimes, saves
 
 
 @given(st.integers(2, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=40))))
-def test_the_run_never_goes_back_because_one_replica_is_behind(run: tuple[int, list[int]]) -> None:
+def test_progress_never_decreases_because_a_replica_is_behind(run: tuple[int, list[int]]) -> None:
     replicas, order = run
     members, steps, seen = Membership(), dict.fromkeys(range(replicas), 0), [0]
     members.take(started(replicas, steps=50))
@@ -22,7 +32,7 @@ def test_the_run_never_goes_back_because_one_replica_is_behind(run: tuple[int, l
     assert seen == sorted(seen)
 
 
-def test_a_rollback_of_one_replica_takes_back_its_own_steps_only() -> None:
+def test_a_rollback_of_one_replica_undoes_only_its_own_steps() -> None:
     members = Membership()
     members.take(started(2))
     for step in range(4):
@@ -35,7 +45,7 @@ def test_a_rollback_of_one_replica_takes_back_its_own_steps_only() -> None:
     assert members.progress == 3
 
 
-def test_a_run_that_is_taken_up_counts_what_was_done() -> None:
+def test_a_resumed_run_counts_earlier_steps() -> None:
     members = Membership()
     positions = {0: ReplicaPosition(step=5), 1: ReplicaPosition(step=3)}
     members.take(started(2, first_step=4, positions=positions, first_block=7, blocks_ahead=[8]))
@@ -45,9 +55,39 @@ def test_a_run_that_is_taken_up_counts_what_was_done() -> None:
     assert members.progress == 5
 
 
-def test_a_replica_has_the_runs_step_under_way_to_which_its_samples_belong() -> None:
+def test_a_replica_executes_the_run_step_of_its_samples() -> None:
     members = Membership()
     members.take(started(2))
     assert members.run_step(0) == members.run_step() == 0
     members.take(run_step(1, step=3, block=10))
     assert (members.run_step(1), members.run_step(0)) == (5, 0)
+
+
+def record(*facts: Any) -> RunRecord:
+    return RunRecord(Path(), RunConfig(), [(float(n), fact) for n, fact in enumerate(facts)], [], [])
+
+
+def copied(step: int, seconds: float, stage: int = 1) -> e.StageCopied:
+    return e.StageCopied(worker=f"w{stage}", stage=stage, generation=2, step=step, seconds=seconds)
+
+
+def written(step: int, seconds: float, stage: int = 1) -> e.StageSaved:
+    return e.StageSaved(worker=f"w{stage}", stage=stage, generation=2, step=step, bytes=9, seconds=seconds)
+
+
+def seal(step: int) -> d.Seal:
+    return d.Seal(step=step, folder="", stages=[0, 1])
+
+
+def test_the_slowest_worker_counts_and_background_writes_are_separate() -> None:
+    beside = [
+        d.Save(generation=2, step=4, background=True), copied(4, 0.25), copied(4, 0.5, 0), written(4, 3.0, 0),
+        written(4, 2.0), seal(4),
+    ]  # fmt: skip
+    last = [d.Save(generation=2, step=8), written(8, 1.0), written(8, 2.0, 0), seal(8)]
+    assert saves(record(*beside, *last)) == CheckpointTimes(sealed=2, paused_s=2.5, background_s=3.0)
+
+
+def test_a_checkpoint_that_could_not_be_sealed_does_not_count() -> None:
+    failed = e.SaveFailed(worker=e.CONTROLLER, stage=-1, generation=-1, step=4, detail="full")
+    assert saves(record(d.Save(generation=2, step=4), seal(4), failed)) == CheckpointTimes()

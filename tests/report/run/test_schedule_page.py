@@ -83,17 +83,6 @@ def strips(step: PlannedStep) -> list[tuple[float, float]]:
     return [(base, base + length) for base, length in zip(trace.base, trace.x, strict=True)]
 
 
-def test_page_is_one_file_that_needs_no_network_and_has_every_picture(tmp_path: Path) -> None:
-    out = write_page(schedule_with(problem_with((2, 2, 2, 2), 3, 2)), tmp_path / "plan.html")
-    assert list(tmp_path.iterdir()) == [out]
-    text = out.read_text()
-    assert text.count('id="packed-plotly"') == 1
-    own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
-    assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=", own)
-    for name in ("compared", "step", "busy", "transit", "delays"):
-        assert f'id="{name}"' in text
-
-
 def test_headline_numbers_are_the_schedules(tmp_path: Path) -> None:
     text = text_of(schedule_with(problem_with((2, 2, 3, 2), 3, 2)), tmp_path)
     cards = dict(re.findall(r'<div class="card"><span>(.*?)</span><b>(.*?)</b>', text))
@@ -106,7 +95,7 @@ def test_headline_numbers_are_the_schedules(tmp_path: Path) -> None:
     assert small["nodes"] == "at 2 sites" and small["stages"].endswith("2 data nodes")
 
 
-def test_other_ways_stand_beside_the_plan_the_quickest_first_with_their_ratios(tmp_path: Path) -> None:
+def test_alternatives_are_listed_fastest_first_with_their_ratios(tmp_path: Path) -> None:
     schedule = two_meet()
     text = text_of(schedule, tmp_path)
     rows = re.findall(r'<tr><td>([^<]*)</td><td class="number">([^<]*)</td><td class="number">([^<]*)</td></tr>', text)
@@ -134,7 +123,7 @@ def test_every_pass_is_one_bar_where_the_clock_has_it() -> None:
     assert sum(sum(trace.x) for trace in traces.values()) == pytest.approx((times.ends - times.starts).sum() / S)
 
 
-def test_hover_says_node_microbatch_hop_and_times() -> None:
+def test_hover_text_has_node_microbatch_hop_and_times() -> None:
     (forward, *_) = gantt_figure(step_of(two_meet())).data
     assert "node 2 · stage 1<br>forward of microbatch 1, hop 1<br>4.000 to 6.000 s" in forward.customdata
 
@@ -151,7 +140,7 @@ def test_a_forward_waits_for_a_slot_of_an_idle_node() -> None:
     assert strips(step_of(two_meet(slots=1))) == [(2.0, 8.0)]
 
 
-def test_waiting_for_a_link_is_transit_and_no_wait_at_the_node() -> None:
+def test_waiting_for_a_link_is_transit_not_a_wait_at_the_node() -> None:
     schedule = schedule_with(problem_with((1, 1), 2, 1, transmit=4), [[0, 1, 0], [0, 1, 0]])
     step = step_of(schedule)
     # Sent at 1 s and at 2 s; the second gets the link at 5 s.
@@ -161,7 +150,7 @@ def test_waiting_for_a_link_is_transit_and_no_wait_at_the_node() -> None:
     assert messages == 4 and carried >= (1 + 4) * S
 
 
-def test_what_waits_to_be_let_in_is_no_collision() -> None:
+def test_waiting_for_admission_is_not_a_collision() -> None:
     step = step_of(schedule_with(problem_with((1, 1), 3, 1, slots=1), [[0, 1, 0]] * 3))
     assert max(done.starts for done in step.passes if done.hop == 0 and done.kind == "forward") > 0
     assert step.waits == []
@@ -181,7 +170,7 @@ def test_losses_that_wait_are_no_collisions_and_free_no_slot(tmp_path: Path) -> 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(0, 2), st.integers(1, 4))
-def test_whoever_waits_does_so_only_while_its_node_is_busy_or_full(
+def test_a_pass_waits_only_while_its_node_is_busy_or_full(
     seed: int, slots: int, transmit: int, microbatches: int
 ) -> None:
     problem = replace(problem_with((2, 2, 2, 2), microbatches, 2, sites=3, transmit=transmit), swaps=0)
@@ -216,7 +205,7 @@ def test_cells_have_their_numbers_and_links_without_messages_are_blank() -> None
     assert sites_figure(many, table, [[""] * 30] * 30, "#000000").data[0].texttemplate is None
 
 
-def test_busy_bars_are_shares_of_the_step_and_say_how_many_slots_were_used() -> None:
+def test_busy_bars_are_shares_of_the_step_with_the_used_slots() -> None:
     step = step_of(two_meet())
     # The worker: two forwards of 2 s, two backwards of 1 s, in 12 s; it holds both microbatches at once.
     worker = busy_figure(step).data[1]
@@ -226,7 +215,7 @@ def test_busy_bars_are_shares_of_the_step_and_say_how_many_slots_were_used() -> 
     assert step_of(two_meet(slots=1)).held == [1, 1, 1]
 
 
-def test_of_too_many_nodes_the_busiest_are_drawn_and_the_page_says_so(tmp_path: Path) -> None:
+def test_the_busiest_of_too_many_nodes_are_drawn_with_a_note(tmp_path: Path) -> None:
     problem = problem_with((1, 22, 21), 2, 2)
     schedule = schedule_with(problem, [[0, 1, 23, 0], [0, 22, 43, 0]])
     step = step_of(schedule)
@@ -281,11 +270,6 @@ def test_a_plan_that_breaks_guidelines_is_not_called_good(tmp_path: Path) -> Non
     text = text_of(wrong, tmp_path)
     assert 'class="badge bad">breaks 1 guideline<' in text and "CC2: stage 1 is visited 2 times" in text
     assert 'class="badge good">keeps every guideline' in text_of(two_meet(), tmp_path)
-
-
-def test_page_that_cannot_be_written_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be written"):
-        write_page(two_meet(), tmp_path / "nowhere" / "plan.html")
 
 
 def test_a_schedule_that_deadlocks_has_no_page(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\r\0")) | st.in
 
 
 @given(st.lists(st.lists(CELLS, min_size=2, max_size=2), min_size=1))
-def test_what_is_written_is_read_again_and_computes_nothing(rows: list[list[str | int | float]]) -> None:
+def test_csv_is_read_back_and_has_no_formulas(rows: list[list[str | int | float]]) -> None:
     again = list(csv.reader(StringIO(as_csv(rows), newline="")))
     for row, read in zip(rows, again, strict=True):
         for cell, text in zip(row, read, strict=True):
@@ -46,7 +46,7 @@ def test_lines_and_their_bands() -> None:
     ]  # fmt: skip
 
 
-def test_bars_with_whiskers_where_they_begin_and_what_they_say() -> None:
+def test_bars_export_whiskers_base_and_note() -> None:
     fig = figure(300, x="hours", bargap=0.2)
     bars = error_bars([Spread(5, 4, 7)])
     fig.add_bar(x=[5], y=["arm"], orientation="h", error_x=bars, base=[1], customdata=["one<br>two &amp; <b>more</b>"])
@@ -69,7 +69,7 @@ def test_decoration_is_no_data() -> None:
     assert rows_of(fig) == [["series", "column", "row"]]
 
 
-def test_places_on_an_axis_are_not_mistaken_for_numbers() -> None:
+def test_positions_on_an_axis_are_not_exported_as_numbers() -> None:
     fig = figure(300, x="%", y="steps")
     fig.add_scatter(x=[-1.0], y=[2], meta={"x": [0.1]})
     assert rows_of(fig)[1] == ["", 0.1, 2]

@@ -43,12 +43,12 @@ def tell(beside: TrackerThread, step: int) -> None:
 def trouble_of(beside: TrackerThread) -> str:
     """What is wrong with it, once that is known."""
     until = time.monotonic() + PATIENCE_S
-    while not (said := beside.trouble()) and time.monotonic() < until:
+    while not (printed := beside.trouble()) and time.monotonic() < until:
         time.sleep(0.005)
-    return said
+    return printed
 
 
-def test_it_is_told_everything_in_order_in_one_other_thread() -> None:
+def test_a_tracker_receives_all_calls_in_order_in_one_other_thread() -> None:
     tracker = Held()
     beside = TrackerThread("held", tracker)
     for step in range(200):
@@ -59,7 +59,7 @@ def test_it_is_told_everything_in_order_in_one_other_thread() -> None:
     assert beside.trouble() == ""
 
 
-def test_one_that_fails_is_told_nothing_more() -> None:
+def test_a_failed_tracker_receives_no_further_calls() -> None:
     tracker = Held()
 
     def act(step: int) -> None:
@@ -76,7 +76,7 @@ def test_one_that_fails_is_told_nothing_more() -> None:
     assert tracker._steps == [0, 1] and not tracker._closed.is_set() and beside.trouble() == ""
 
 
-def test_nobody_waits_for_one_that_hangs() -> None:
+def test_a_hanging_tracker_does_not_block() -> None:
     """It hangs until the test ends, so a caller that waited for it would hang as well."""
     tracker, over = Held(), threading.Event()
     tracker._act = lambda step: not over.wait(PATIENCE_S) and None
@@ -84,16 +84,16 @@ def test_nobody_waits_for_one_that_hangs() -> None:
         beside = TrackerThread("held", tracker, most=10, call_s=0.2)
         for step in range(100):
             tell(beside, step)
-        said = [trouble_of(beside), trouble_of(beside)]
-        assert said[0] == "held is slow: more than 10 calls are queued, and further ones are dropped"
-        assert said[1] == "continuing without held (it has not answered for 0.2 s)"
+        printed = [trouble_of(beside), trouble_of(beside)]
+        assert printed[0] == "held is slow: more than 10 calls are queued, and further ones are dropped"
+        assert printed[1] == "continuing without held (it has not answered for 0.2 s)"
         beside.finish(time.monotonic() + PATIENCE_S)
         assert beside._queue.qsize() <= 10 and beside.trouble() == ""
     finally:
         over.set()
 
 
-def test_one_that_does_not_come_to_its_end_is_left_behind() -> None:
+def test_a_tracker_that_does_not_finish_in_time_is_dropped() -> None:
     tracker, over = Held(), threading.Event()
     tracker._act = lambda step: not over.wait(PATIENCE_S) and None
     try:
@@ -105,7 +105,7 @@ def test_one_that_does_not_come_to_its_end_is_left_behind() -> None:
         over.set()
 
 
-def test_a_slow_one_misses_some_and_is_closed_all_the_same() -> None:
+def test_a_slow_tracker_misses_calls_and_is_still_closed() -> None:
     tracker, updated = Held(), threading.Event()
     tracker._act = lambda step: not updated.wait(PATIENCE_S) and None
     beside = TrackerThread("held", tracker, most=3)

@@ -54,7 +54,7 @@ def test_a_stay_from_its_beginning_to_its_end() -> None:
     assert "lab, pid 7" in section and "stages 0, 1 of replica 3" in section and ">10.0<" in section
 
 
-def test_what_is_handed_over_and_what_is_lost_are_counted_apart() -> None:
+def test_handed_over_and_lost_stages_are_counted_separately() -> None:
     facts: r.Facts = [
         (14.0, r.lost("a")),
         (14.1, r.form(0, "gb", 2, "recovered", rebuilt={0: [2]})),
@@ -68,17 +68,17 @@ def test_what_is_handed_over_and_what_is_lost_are_counted_apart() -> None:
     assert (stay.held, stay.handed_over, stay.lost, stay.until) == ({6, 7}, 0, 1, None)
 
 
-def test_a_run_that_is_resumed_counts_its_machines_anew() -> None:
+def test_a_resumed_run_counts_its_machines_again() -> None:
     record = r.record(HERE + [(30.0 + t, fact) for t, fact in HERE])
     assert [(stay.host, stay.since) for stay in machines(record)] == [("g1", 12.0), ("g1", 42.0)]
 
 
-def test_there_is_no_section_where_nobody_joined() -> None:
+def test_a_run_without_joined_machines_has_no_section() -> None:
     record = r.record(HERE[:9])
     assert list(machine_section(record, naming_of(record))) == []
 
 
-def test_comings_and_goings_are_told() -> None:
+def test_joining_and_leaving_machines_have_lines() -> None:
     away: r.Facts = [
         (20.1, handed("f", by="a")),
         (20.2, r.linked(0, 0, "f", 3)),
@@ -87,8 +87,8 @@ def test_comings_and_goings_are_told() -> None:
         (20.5, d.RemoveMachine(host="g1", reason="its disk is full")),
     ]
     narrator = Narrator()
-    told = [line.text for t, fact in HERE + LEAVES + away if (line := narrator.describe(t, fact)) is not None]
-    assert told == [
+    reported = [line.text for t, fact in HERE + LEAVES + away if (line := narrator.describe(t, fact)) is not None]
+    assert reported == [
         "machine g1 (lab, pid 7) joined with 2 workers",
         "machine g1 takes no more workers: leaves (SIGTERM)",
         "stage 0 of replica 0 handed over unchanged by a to f",

@@ -39,7 +39,7 @@ def test_the_highest_report_of_a_stage_counts() -> None:
     assert list(summary_lines(run)) == ["memory        at most 900 MB, at stage 0 (ends)"]
 
 
-def test_the_device_is_what_binds_where_there_is_one() -> None:
+def test_device_memory_is_reported_if_there_is_a_device() -> None:
     run = record(work(1, "a", 300, 20_000), work(1, "a", 310, 10_000), work(2, "b", 900, 4))
     assert [one.device_bytes // MB for one in stage_peaks(run)] == [20_000, 4]
     assert list(summary_lines(run)) == ["memory        at most 310 MB, 20,000 MB on its device, at stage 1"]
@@ -47,7 +47,7 @@ def test_the_device_is_what_binds_where_there_is_one() -> None:
     assert html.count("<tr>") == 3 and ">20,000</td>" in html and ">4</td>" in html
 
 
-def test_the_prediction_stands_beside_the_peak() -> None:
+def test_the_prediction_is_shown_with_the_peak() -> None:
     started = r.started(replicas=1).model_copy(update={"columns": [], "predicted_bytes": [n * MB for n in (7, 800, 9)]})
     run = r.record(r.timed([started]), works=[work(1, "a", 640)])
     assert [(one.where, one.bytes // MB, one.predicted // MB) for one in stage_peaks(run)] == [("stage 1", 640, 800)]

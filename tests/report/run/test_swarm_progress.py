@@ -47,7 +47,7 @@ def test_quiet_is_quiet() -> None:
     assert out.getvalue() == ""
 
 
-def test_what_a_server_does_is_shown_where_there_is_one() -> None:
+def test_the_activity_of_a_server_is_shown() -> None:
     out = Terminal()
     serving = Serving(tokens=1200, seconds=0.5, requests=12, queue=4, behind=1)
     done = {

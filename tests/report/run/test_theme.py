@@ -48,7 +48,7 @@ def lab(colour: str, seen: object) -> np.ndarray:
 
 @pytest.mark.parametrize("who", SEEN)
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_first_curves_differ_whoever_looks(who: str, dark: bool) -> None:
+def test_the_first_curves_differ_for_colour_blind_readers(who: str, dark: bool) -> None:
     """A difference of 2.3 is just seen; curves differ in dash and mark, too."""
     colours = [DARK.get(colour, colour) if dark else colour for colour in SERIES[:6]]
     for one, other in itertools.combinations(colours, 2):

@@ -48,7 +48,7 @@ FACTS = (
 )  # fmt: skip
 
 
-def test_a_run_without_anything_to_tell_has_no_such_section() -> None:
+def test_a_run_without_rejections_has_no_section() -> None:
     assert section() == "" and section(*FACTS, replicas=1) == ""
 
 
@@ -64,7 +64,7 @@ def test_a_row_is_a_stage_of_a_replica_and_a_column_a_round() -> None:
     assert not any(cell for row in red.z[:4] for cell in row)
 
 
-def test_a_long_run_has_no_more_columns_than_can_be_seen() -> None:
+def test_a_long_run_has_a_bounded_number_of_columns() -> None:
     facts = [counted(round, 0, {0: float(round % 2), 1: 0.25}) for round in range(10 * trust.COLUMNS)]
     facts += [refused(7 * trust.COLUMNS, 0, 1, NAN, 0)]
     found = trust.trust_of(record(*facts))
@@ -75,7 +75,7 @@ def test_a_long_run_has_no_more_columns_than_can_be_seen() -> None:
     assert "A column is the mean of 10 rounds" in section(*facts)
 
 
-def test_refusals_are_told_with_sender_and_reason_the_most_frequent_first() -> None:
+def test_rejections_have_sender_and_reason_the_most_frequent_first() -> None:
     text = section(*FACTS)
     assert "<not>" not in text and "&lt;not&gt; finite" in text, "nothing in it is HTML of a stranger's"
     assert text.index("torch.float32 [3]") < text.index("&lt;not&gt;")
@@ -85,7 +85,7 @@ def test_refusals_are_told_with_sender_and_reason_the_most_frequent_first() -> N
     assert f"The {trust.ROWS} most frequent of {trust.ROWS + 5}" in section(*many)
 
 
-def test_what_other_rules_would_have_counted_is_a_mean_over_the_rounds_in_which_they_can_tell() -> None:
+def test_weights_of_other_rules_are_means_over_the_rounds_that_have_them() -> None:
     facts = (
         compared(0, {0: 0.5, 1: 0.5, 2: 0.0}, {"krum": {2: 1.0}, "flag": {2: 0.25}}),
         compared(1, {0: 0.5, 1: 0.0, 2: 0.5}, {"krum": {1: 0.0}}),
@@ -102,8 +102,8 @@ def test_what_other_rules_would_have_counted_is_a_mean_over_the_rounds_in_which_
 
 def test_replicas_that_are_judged_as_wholes_have_a_row_each() -> None:
     """One stage tells it for all; what some stage has refused is red."""
-    told = [compared(round, {0: 0.5, 1: 0.5, 2: 0.0}, {"krum": {2: 1.0}}) for round in (0, 1)]
-    of = record(*told, refused(3, 1, 2, SHORT), robust=Options({"rule": "multikrum", "scope": "replica"}))
+    reported = [compared(round, {0: 0.5, 1: 0.5, 2: 0.0}, {"krum": {2: 1.0}}) for round in (0, 1)]
+    of = record(*reported, refused(3, 1, 2, SHORT), robust=Options({"rule": "multikrum", "scope": "replica"}))
     means, red = trust.trust_figure(trust.trust_of(of)).data
     assert [*means.y] == ["replica 0", "replica 1", "replica 2"] and [*means.x] == [0, 1, 3]
     assert [[*row] for row in means.z] == [[0.5, 0.5, None], [0.5, 0.5, None], [0.0, 0.0, None]]
@@ -125,14 +125,14 @@ def test_repeated_rejections_of_gradients_are_shown_once_per_stage_and_reason() 
     ]  # fmt: skip
 
 
-def test_what_is_written_down_is_short() -> None:
+def test_logged_weights_are_short() -> None:
     assert rounded({0: 1 / 3, 1: 1e-9 / 3, 2: 0.0}) == {0: 0.333, 1: 3.33e-10, 2: 0.0}
     line = counted(10**6, 9, rounded(dict.fromkeys(range(64), 1 / 64))).model_dump_json()
     assert len(line) < 64 * 16 and e.EVENT.validate_json(line) == counted(10**6, 9, dict.fromkeys(range(64), 0.0156))
 
 
 @pytest.mark.parametrize("kind", ["updates_weighted", "update_rejected"])
-def test_what_is_said_in_every_round_is_no_landmark(kind: str) -> None:
+def test_facts_of_every_round_are_no_landmarks(kind: str) -> None:
     assert [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).landmarks] == ["stop_requested"]
-    told = [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).turns]
-    assert (kind in told) == (kind == "update_rejected"), "lines name the reason for a missing member"
+    reported = [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).turns]
+    assert (kind in reported) == (kind == "update_rejected"), "lines name the reason for a missing member"

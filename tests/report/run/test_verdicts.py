@@ -51,14 +51,14 @@ def test_a_verdict_is_escaped_and_has_a_sign_beside_its_colour() -> None:
     assert "&lt;b&gt;it failed" in html and "&lt;1&gt;" in html and "&lt;i&gt;all" in html and "✗" in html
 
 
-def test_a_run_that_nothing_happened_to() -> None:
+def test_the_verdict_on_a_run_without_failures() -> None:
     found = of_run(QUIET)
     assert (found.good, found.badge) == (True, "finished") and found.lost == "Nothing was lost."
     assert found.summary == "Trained all 40 steps. Nothing failed. Every sample was used exactly once."
     assert [number for number, _ in found.numbers] == ["3.5000", "900"]
 
 
-def test_a_run_that_lost_workers(tmp_path: Path) -> None:
+def test_the_verdict_on_a_run_that_lost_workers(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, rollbacks={27: 20}).write())
     found = of_run(facts_of(record, wall_time(record)))
     assert found.good and "2 workers died; outcome: 1 recovered and 1 rolled back." in found.summary
@@ -66,19 +66,19 @@ def test_a_run_that_lost_workers(tmp_path: Path) -> None:
     assert found.numbers[1][0].endswith(" s") and "median of 2 recoveries" in found.numbers[1][1]
 
 
-def test_a_run_whose_samples_went_wrong_did_not_work() -> None:
+def test_a_run_with_missing_samples_failed() -> None:
     found = of_run(replace(QUIET, problems=["samples 1 to 2 are missing", "x"]))
     assert not found.good and found.badge == "samples lost or repeated"
     assert "Not every sample was used exactly once: samples 1 to 2 are missing (1 more)." in found.summary
 
 
-def test_a_run_that_stopped_or_is_still_on() -> None:
+def test_the_verdict_on_a_stopped_or_unfinished_run() -> None:
     stopped, on = (of_run(replace(QUIET, ended=ended, steps=1)) for ended in ("failed: no spare is left", NO_END))
     assert stopped.good is False and "Stopped after 1 of 40 steps: failed: no spare is left." in stopped.summary
     assert on.good is None and "The log has no end yet: 1 of 40 steps so far." in on.summary
 
 
-def test_replicas_tell_of_their_rounds() -> None:
+def test_the_verdict_on_replicas_counts_their_rounds() -> None:
     record = replicated()
     found = of_run(facts_of(record, wall_time(record)))
     assert "3 replicas settled 3 rounds" in found.summary
@@ -114,7 +114,7 @@ def test_a_comparison_names_the_winner_its_lead_and_who_missed() -> None:
     assert "there is no ranking" in alone.summary and alone.numbers[0][1] == "to the target without failures"
 
 
-def test_a_lead_that_some_seeds_do_not_show_is_called_close() -> None:
+def test_a_lead_absent_in_some_seeds_is_called_close() -> None:
     twins = compared(
         {"fault-free": MANNERS["fault-free"], "a": MANNERS["checkpoint-50"], "b": MANNERS["checkpoint-50"]}
     )
@@ -157,7 +157,7 @@ def test_a_plan_is_good_unless_a_faster_alternative_is_known() -> None:
     assert not beaten.good and beaten.badge == "slower than an alternative" and "more than the best" in beaten.summary
 
 
-def test_a_swarm_in_which_nobody_learned_alone_does_not_claim_a_cause(tmp_path: Path) -> None:
+def test_a_swarm_without_a_peer_learning_alone_claims_no_cause(tmp_path: Path) -> None:
     _, outcome = swarmed(tmp_path)
     found = of_swarm(outcome, 1)
     assert found.good and "Of 1 honest peer, 1 clearly solved more than alone, 0 clearly less." in found.summary
@@ -173,7 +173,7 @@ def test_a_swarm_in_which_nobody_learned_alone_does_not_claim_a_cause(tmp_path: 
     assert "so the cause of the change is unknown" in of_swarm(lonely, 1).summary
 
 
-def test_a_swarm_tells_of_what_it_lost() -> None:
+def test_a_swarm_reports_its_losses() -> None:
     layers = {
         ALL: LayerOutcome(
             stopped=HitTally(hits=7, eligible=9), misjudged=HitTally(hits=1, eligible=40), off={"judge": 2}
@@ -197,7 +197,7 @@ def test_a_swarm_reports_that_accuracy_fell_and_does_not_count_the_start_as_the_
     assert fallen.model_copy(update={"points": points[:1]}).last(4).accuracy == start.accuracy
 
 
-def test_a_drill_is_good_when_some_arm_held_the_attack() -> None:
+def test_a_drill_succeeds_if_an_arm_contains_the_attack() -> None:
     held, through = of_drill(drilled(with_rule=1)), of_drill(drilled(with_rule=30))
     assert held.good and held.numbers[0][0] == "80%" and held.numbers[1] == ("2%", "in defended, at best")
     assert "not clearly more than the 0% of control, without poison" in held.summary
@@ -214,7 +214,7 @@ def test_a_drill_without_attack_or_about_length() -> None:
     assert length.good is None and "18.0 tokens" in length.summary and length.badge == "no attack had an effect"
 
 
-def test_an_attack_that_did_nothing_is_no_success_of_a_defence() -> None:
+def test_an_attack_without_effect_is_not_a_successful_defence() -> None:
     weak = drilled()
     weak = weak.model_copy(update={"arms": [weak.arms[0], weak.arms[2]]})
     found = of_drill(weak)
@@ -238,7 +238,7 @@ def test_experts_are_better_worse_or_neither(ratio: float, good: bool | None) ->
 
 
 @pytest.mark.parametrize(("rival", "good"), [(0.8, False), (1.05, True), (0.901, None)])
-def test_experts_are_held_against_one_model_of_the_same_compute(rival: float, good: bool | None) -> None:
+def test_experts_are_compared_with_one_model_of_the_same_compute(rival: float, good: bool | None) -> None:
     found = of_experts(mixed(0.9, seeds=2, rival=rival))
     assert found.good is good and found.numbers[0][0] == f"× {0.9 / rival:.3f}" and found.numbers[1][0] == "× 2.0"
     assert (

@@ -48,11 +48,11 @@ class Shown(NoProgress):
         self.stopped = True
 
 
-def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> None:
+def test_every_fact_is_logged_and_shown(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     shown = Shown()
     watch = RunWatch(tmp_path, 100, shown, trackers(ObserveConfig()))
-    told: list[tuple[float, Event | Decision]] = [
+    reported: list[tuple[float, Event | Decision]] = [
         (1.0, e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=3, samples_per_step=8, wall_time=0.0)),
         (2.0, d.RunStep(generation=1, step=3)),
         (3.0, e.StageReady(worker="w0", stage=0, generation=1, step=3, loss=4.5, grad_norm=1.5)),
@@ -61,7 +61,7 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
         (6.0, e.StageReady(worker="w0", stage=0, generation=1, step=4, mode="evaluate", loss=4.25)),
         (7.0, d.Finish(outcome="finished")),
     ]
-    for t, fact in told:
+    for t, fact in reported:
         if isinstance(fact, d.RunStep | d.Commit | d.Finish):
             watch.on_decision(t, fact)
         else:
@@ -71,7 +71,7 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
     watch.close()
 
     record = read_run(tmp_path)
-    assert record.history == told
+    assert record.history == reported
     assert record.worked == [(4.5, worked)]
     assert record.metrics == [
         StepMetric(t=4.0, step=3, loss=4.5, tokens_per_s=50.0, grad_norm={0: 1.5}),
@@ -79,7 +79,7 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
     ]
 
     assert shown.started == (9, 3)
-    assert shown.facts == [fact for _, fact in told]
+    assert shown.facts == [fact for _, fact in reported]
     assert shown.metrics == record.metrics
     assert shown.stopped
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -116,7 +116,7 @@ class Failing(Tracker):
     ("at", "asked"),
     [("open", ["open"]), ("scalars", ["open", "scalars"]), ("close", ["open", "scalars", "scalars", "close"])],
 )
-def test_a_tracker_that_fails_is_left_behind_and_the_others_go_on(at: str, asked: list[str], tmp_path: Path) -> None:
+def test_a_failing_tracker_is_dropped_and_the_others_continue(at: str, asked: list[str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     failing, sound = Failing(at=at), Failing(at="never")
     watch = RunWatch(tmp_path, 300, NoProgress(), {"failing": failing, "sound": sound})
@@ -127,23 +127,23 @@ def test_a_tracker_that_fails_is_left_behind_and_the_others_go_on(at: str, asked
         watch.on_decision(3.0, r.commit(0, step, step))
     watch.close()
     assert failing._asked == asked and sound._asked == ["open", "scalars", "scalars", "close"]
-    told = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
-    assert told == [f"continuing without failing (RuntimeError: no {at})"]
+    reported = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
+    assert reported == [f"continuing without failing (RuntimeError: no {at})"]
 
 
-def test_a_tracker_that_calls_exit_ends_no_run(tmp_path: Path) -> None:
+def test_a_tracker_that_calls_exit_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     failing = Failing(at="open")
     failing._error = SystemExit
     watch = RunWatch(tmp_path, 300, NoProgress(), {"failing": failing})
     watch.on_event(0.0, r.started(1))
     watch.close()
-    told = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
-    assert told == ["continuing without failing (SystemExit: no open)"]
+    reported = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
+    assert reported == ["continuing without failing (SystemExit: no open)"]
 
 
 @pytest.mark.parametrize("tracked", [True, False])
-def test_who_computes_beside_a_run_leaves_it_the_interpreter_soon(tracked: bool, tmp_path: Path) -> None:
+def test_trackers_shorten_the_interpreters_switch_interval(tracked: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     usual = sys.getswitchinterval()
     watch = RunWatch(tmp_path, 300, NoProgress(), {"sound": Failing(at="never")} if tracked else {})
@@ -159,7 +159,7 @@ def test_a_run_that_never_began_opens_no_tracker(tmp_path: Path) -> None:
     assert tracker._asked == []
 
 
-def test_of_every_replica_the_spans_after_its_own_formations_are_kept(tmp_path: Path) -> None:
+def test_spans_after_a_replicas_own_formations_are_kept(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     watch = RunWatch(tmp_path, 300, Shown())
     watch.on_event(1.0, r.started(3, steps=100))
@@ -174,7 +174,7 @@ def test_of_every_replica_the_spans_after_its_own_formations_are_kept(tmp_path: 
     assert kept == {(0, 53): True, (2, 53): False, (2, 2): True}
 
 
-def test_what_replicas_measured_is_written_with_what_each_of_them_did(tmp_path: Path) -> None:
+def test_metrics_of_replicas_are_logged_with_those_of_each(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     watch = RunWatch(tmp_path, 300, Shown())
     watch.on_event(0.0, r.started(3))

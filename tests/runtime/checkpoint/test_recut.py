@@ -315,7 +315,7 @@ def rule(weights: str | None = None, outer: str | None = None) -> Drop:
         (ends_ignored, config(5, ends_layers=2), config(4)),
         (rule(weights="own"), config(4, 3), config(4, 2)),
         (rule(weights="mean"), config(4, 3), config(2, 3)),
-        (rule(outer="anew"), config(4, 3), config(2, 3)),
+        (rule(outer="reset"), config(4, 3), config(2, 3)),
         (rule(outer="own"), config(4, 3), config(2, 2)),
         (replacing("_one_clock", lambda atoms: max(atoms[0].held.clocks.values())), config(4), config(2)),
         (replacing("_one_scale", lambda atoms: atoms[0].held.lr_scale), config(4), config(2)),

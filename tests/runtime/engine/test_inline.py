@@ -293,3 +293,33 @@ def test_a_shorter_run_follows_the_schedule_of_schedule_steps(config: Recipe) ->
     found = losses(long, 5)
     assert losses(short, 5) == found
     assert losses(apart, 5) != found, "its own schedule"
+
+
+STRUCK = {2: [2], 3: [0], 5: [1, 2, 3], 6: [0, 1, 2, 3, 4]}
+"""step → stages lost before it: neighbours, the ends, everybody"""
+
+
+def test_the_oracle_equals_no_failures_bit_for_bit(config: Recipe) -> None:
+    free, struck = engine_of(config()), engine_of(config(recovery={"strategy": "oracle"}))
+    for step in range(8):
+        if step in STRUCK:
+            assert not struck.lose(STRUCK[step]).reason
+        assert struck.train_step().loss == free.train_step().loss, step
+    assert struck.moved_bytes == 0
+
+
+def test_reset_keeps_all_weights_and_the_other_stages_moments(config: Recipe) -> None:
+    engine = engine_of(config(recovery={"strategy": "reset"}))
+    losses(engine, 3)
+    before = {node: runner.state() for node, runner in engine.runners.items()}
+    weights = {node: {n: w.clone() for n, w in state.weights.items()} for node, state in before.items()}
+    plan = engine.lose([2])
+    assert plan.rebuilt == {2: ("reset", ())}
+    for node, runner in engine.runners.items():
+        after = runner.state()
+        assert all(torch.equal(after.weights[name], weight) for name, weight in weights[node].items())
+        assert bool(after.moments) == (node != 2)
+    free = engine_of(config())
+    undisturbed = losses(free, 5)
+    assert engine.train_step().loss == undisturbed[3], "the weights are those of the step"
+    assert engine.train_step().loss != undisturbed[4], "the first update without moments differs"

@@ -64,7 +64,7 @@ def nodes() -> dict[str, int]:
         with suppress(OSError):  # ended meanwhile
             name, _, rest = stat.read_text().partition("(")[2].rpartition(") ")
             state, parent = rest.split()[:2]
-            ours = state != "Z" and int(parent) == os.getpid() and name != "planaria births"
+            ours = state != "Z" and int(parent) == os.getpid() and name != "planaria forks"
             if ours and name.startswith("planaria "):
                 found[name] = int(stat.parent.name)
     return found

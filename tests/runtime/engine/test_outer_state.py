@@ -16,7 +16,6 @@ from planaria.control.events import MessageCompressed
 from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
 from planaria.lab.inline.replicas import InlineReplicas
-from planaria.models.packing import pack, unpack
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.worker.exchange_round import RoundMember
 from planaria.runtime.worker.outer_state import OuterState, UpdateJudgement
@@ -80,7 +79,7 @@ def test_a_steps_residual_is_pending_until_its_commit() -> None:
 
 def reported(verdict: UpdateJudgement) -> dict[str, Any]:
     """Return the report on the node's own message; empty if none was sent."""
-    return next((said for kind, said in verdict.facts(first=True) if kind is MessageCompressed), {})
+    return next((fields for kind, fields in verdict.facts(first=True) if kind is MessageCompressed), {})
 
 
 def test_compression_errors_are_reported_at_the_commit() -> None:
@@ -121,22 +120,6 @@ def test_the_reason_for_a_full_message_is_reported() -> None:
     assert why() == {"replicas"} and why() == {None}
 
 
-def test_a_successor_takes_the_residual_and_a_copy_does_not() -> None:
-    config = recipe(bits=8)
-    outer, of = states(config, runners(config)), runners(config)
-    agree(outer, of)
-    for state in outer.values():
-        state.commit()
-    successor, copy = OuterState(config.exchange), OuterState(config.exchange)
-    handed = of[3].state()
-    handed.outer = outer[3].state_for_transfer(to_successor=True)
-    successor.begin(unpack(pack(handed)).outer, of[3].state().weights, rounds=1)
-    copy.begin(outer[3].state_for_transfer(to_successor=False), of[3].state().weights, rounds=1)
-    assert residual(successor).keys() == residual(outer[3]).keys() and not residual(copy)
-    assert all(torch.equal(residual(successor)[name], kept) for name, kept in residual(outer[3]).items())
-    assert successor.settled.rounds == copy.settled.rounds == outer[3].settled.rounds == 1
-
-
 def test_a_single_replica_keeps_no_outer_state() -> None:
     config = RunConfig(model=MODEL, exchange=ExchangeConfig(kind="diloco"))
     outer = OuterState(config.exchange)
@@ -155,12 +138,12 @@ def test_rounding_reveals_a_gradient_that_is_not_finite(bits: int) -> None:
         outer[3].update(of[3])
 
 
-class FakePost:
-    """One of several posts, to which all others have already sent."""
+class FakeMessages:
+    """Messages of one node, to which all others have already sent."""
 
     def __init__(self, node: int, circle: RoundMember, updates: Mapping[int, torch.Tensor]) -> None:
-        self.round_member, self._said = circle, updates
-        self.here = SimpleNamespace(node=node, step=0, present=SimpleNamespace(peers=lambda _: NODES))
+        self.round_member, self._updates = circle, updates
+        self.assignment = SimpleNamespace(node=node, step=0, present=SimpleNamespace(peers=lambda _: NODES))
         self.control_link = SimpleNamespace(set_activity=lambda *_: None)
         self.sent: dict[int, torch.Tensor] = {}
 
@@ -168,7 +151,7 @@ class FakePost:
         self.sent[node] = flat
 
     def take_shares(self, nodes: Sequence[int], like: torch.Tensor | None) -> list[torch.Tensor]:
-        return [self._said[node] for node in nodes]
+        return [self._updates[node] for node in nodes]
 
     def report(self, verdict: UpdateJudgement, round: int, first: bool) -> None:
         assert not verdict.refused
@@ -188,7 +171,7 @@ def test_workers_and_one_process_use_the_same_aggregator(bits: int, monkeypatch:
     for node, runner in apart.items():
         circle = RoundMember(config.exchange)
         circle.begin({}, runner, rounds=0)
-        messages = FakePost(node, circle, updates)
+        messages = FakeMessages(node, circle, updates)
         exchange_gradients(messages, runner)
         assert messages.sent.keys() == {*NODES} - {node}
         assert all(torch.equal(flat, updates[node]) for flat in messages.sent.values())

@@ -65,11 +65,11 @@ def test_reading_is_timed_by_step() -> None:
         time.sleep(LATE_S)
         return tokens
 
-    batch = reading.of(slow)
-    assert batch(0) is tokens and reading.newly() >= LATE_S and reading.newly() == 0.0
+    batch = reading.timed(slow)
+    assert batch(0) is tokens and reading.pop_seconds() >= LATE_S and reading.pop_seconds() == 0.0
     batch(1)
-    assert reading.step_s >= 2 * LATE_S and reading.newly() >= LATE_S
-    reading.of(lambda microbatch: tokens)(0)
+    assert reading.step_s >= 2 * LATE_S and reading.pop_seconds() >= LATE_S
+    reading.timed(lambda microbatch: tokens)(0)
     assert reading.step_s < LATE_S, "a step begins at nothing"
 
 

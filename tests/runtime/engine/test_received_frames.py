@@ -1,4 +1,4 @@
-"""A worker's mail: frames wait until taken, are delivered once, and are dropped with their generation and step."""
+"""A worker's received frames wait until taken, are delivered once, and are dropped with their generation and step."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_parameters_of_a_rebuilt_stage_keep_their_clock_and_scale(config: Recipe
 def step_of(runner: StageRunner, size: dict[str, float]) -> dict[str, torch.Tensor]:
     """The weights after an update with a gradient of these sizes."""
     runner.set_gradients({name: torch.full_like(p, size[name]) for name, p in runner.parameters.items()})
-    runner._pending = (1.0, 1.0)
+    runner._pending.norms = (1.0, 1.0)
     runner.commit(8)
     return {name: weight.clone() for name, weight in runner.state().weights.items()}
 

@@ -68,7 +68,7 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("`senders`", {"exchange": {"kind": "noloco", "options": {"aggregator": "senders"}}}, "were not sent"),
     ("`coded`", {"exchange": {"coded": "gc", "compress": "ef14:8bits"}}, "sends sums of gradients"),
     ("`coded`", {"exchange": {"coded": "gc", "robust": "median"}}, "sends sums of gradients"),
-    ("`coded`", {"exchange": {"coded": "gc"}, "routing": {"mixed": True}}, "leave routing.mixed out"),
+    ("`coded`", {"exchange": {"coded": "gc"}, "routing": {"mixed": True}}, "does not support routing.mixed; remove it"),
     ("`coded`", {"exchange": {"coded": "gc"}, "recovery": {"meanwhile": "skip"}}, "needs all stages of a replica"),
     ("γ", {"exchange": {"kind": "noloco", "options": {"alpha": 0.9}}}, "replicas would drift apart"),
     ("`delay`", {"exchange": {"kind": "streaming_diloco", "options": {"every": 8, "delay": 2}}}, "must be settled"),

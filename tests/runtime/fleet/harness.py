@@ -40,6 +40,7 @@ from planaria.runtime.engine import process_engine, run_folders
 from planaria.runtime.engine.prepare import prepare as prepare_run
 from planaria.runtime.worker.runner import StageRunner
 from processes import Command
+from waiting import until
 
 GROUND: dict[str, Any] = {}
 """where the workers of tiny runs are, as fields of the recipe's section on the fleet (set by fixtures)"""
@@ -253,10 +254,7 @@ def living(folder: Path) -> set[int]:
 
 
 def assert_no_orphans(folder: Path) -> None:
-    deadline = time.monotonic() + ORPHANS_S
-    while (left := living(folder)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not left, f"workers {left} are left"
+    until(lambda: not living(folder), ORPHANS_S, shown=f"workers of {folder} are left")
 
 
 # ---- reading a record

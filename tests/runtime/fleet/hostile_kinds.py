@@ -16,7 +16,7 @@ from planaria.runtime.transport.edge import Edge
 from planaria.runtime.transport.wire import HEADER_BYTES, Label, State, TensorHeader, UpdatePart, pack
 from planaria.runtime.worker.assignment import Assignment
 
-LIAR = 1
+BYZANTINE = 1
 """the replica"""
 Frame = tuple[Label, Tensor] | bytes
 
@@ -43,7 +43,7 @@ class Wire(MoNNA):
     speech: str
 
     def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
-        if any(type(found) is Assignment and found.replica == LIAR for found in gc.get_objects()):
+        if any(type(found) is Assignment and found.replica == BYZANTINE for found in gc.get_objects()):
             _spoil(self.speech)
         return super().update(outer, fast, prefetched)
 

@@ -79,8 +79,8 @@ def test_training_continues_while_a_file_is_written_and_the_next_save_waits(tmp_
     assert len(copies) == 5 * sum(beside for _, beside in saves(record)) and all(f.seconds > 0 for f in files)
     assert 0 < max(copy.seconds for copy in copies) < SLOW_S
     made = measured(record)
-    assert made.sealed == len(sealed(record)) and made.stood_s > 0
-    assert sum(copy.seconds for copy in copies) / 5 <= made.stood_s and made.beside_s > 0
+    assert made.sealed == len(sealed(record)) and made.paused_s > 0
+    assert sum(copy.seconds for copy in copies) / 5 <= made.paused_s and made.background_s > 0
     assert_exact(record, tmp_path)
 
 

@@ -19,7 +19,7 @@ from planaria.faults.trace import Fault, Trace
 from planaria.report.run.event_lines import story
 from planaria.runtime.engine.prepare import prepare
 
-LIAR = 1
+BYZANTINE = 1
 """the replica"""
 
 
@@ -35,7 +35,7 @@ def several(
 def is_byzantine(*planned: tuple[int, str, int], stages: Sequence[int] = (0, 1)) -> list[Fault]:
     """Return faults (first step, attack, first honest step) of the Byzantine replica's nodes at these stages."""
     return [
-        Fault(step=step, stage=2 * LIAR + stage, signal="lie", attack=attack, until=until)
+        Fault(step=step, stage=2 * BYZANTINE + stage, signal="lie", attack=attack, until=until)
         for step, attack, until in planned
         for stage in stages
     ]
@@ -44,7 +44,7 @@ def is_byzantine(*planned: tuple[int, str, int], stages: Sequence[int] = (0, 1))
 def refusals(record: RunRecord) -> Counter[tuple[int, int, str]]:
     """Count (step, node that refuses, reason) of the Byzantine replica's gradients; no other is refused."""
     found = facts(record, e.UpdateRejected)
-    assert {fact.replica for fact in found} <= {LIAR}
+    assert {fact.replica for fact in found} <= {BYZANTINE}
     return Counter((fact.round, fact.node, fact.reason) for fact in found)
 
 
@@ -76,11 +76,11 @@ def test_a_robust_run_survives_corrupted_gradients(tmp_path: Path) -> None:
     assert rivals == others, "in step 5 an attack that sees the others' gradients differs in one process"
     for stage in (0, 1):
         assert rivals[1, stage].keys() == {"krum", "geometric_median", "flag"}
-        assert rivals[1, stage]["krum"] == {LIAR: 0.0} and rivals[1, stage]["flag"][LIAR] < 0.2
+        assert rivals[1, stage]["krum"] == {BYZANTINE: 0.0} and rivals[1, stage]["flag"][BYZANTINE] < 0.2
     assert counted.keys() == {(step, stage) for step in range(6) for stage in (0, 1)}
     for (step, _), of in counted.items():
-        assert sum(of.values()) == pytest.approx(1.0) and of.get(LIAR, 0.0) == (0.0 if step else of[LIAR])
-        assert (LIAR in of) == (step not in (2, 3, 4)), "a refused update has no weight"
+        assert sum(of.values()) == pytest.approx(1.0) and of.get(BYZANTINE, 0.0) == (0.0 if step else of[BYZANTINE])
+        assert (BYZANTINE in of) == (step not in (2, 3, 4)), "a refused update has no weight"
     struck = {(fault.node, fault.number) for fault in facts(record, e.FaultInjected)}
     assert struck == {(fault.stage, number) for number, fault in enumerate(faults)}
     lines = [str(line) for _, line in story(record) if "invalid update" in line.text]
@@ -90,7 +90,7 @@ def test_a_robust_run_survives_corrupted_gradients(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_corrupted_gradients_harm_a_plain_mean_on_processes_as_in_one(tmp_path: Path) -> None:
     """Attacks that do not depend on others. In step 3 a node dies, so its corrupted updates are sent twice."""
-    once = [Fault(step=3, stage=2 * LIAR, signal="lie", attack="own_flip")]
+    once = [Fault(step=3, stage=2 * BYZANTINE, signal="lie", attack="own_flip")]
     faults = [*is_byzantine((0, "stale", 2), (2, "random", 3), (4, "zero", 5)), *once]
     killed = Fault(step=3, stage=0, moment="backward", offset=0.99)
     record = train(several(tmp_path, 3), [*faults, killed])
@@ -151,7 +151,10 @@ def test_equivocation_is_detected_and_the_others_stay_equal(tmp_path: Path) -> N
     record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
     assert len(facts(record, d.Form)) == 1, "no worker was replaced"
-    assert [(found.step, found.byzantine) for found in facts(record, d.LeaveOut)] == [(1, [LIAR]), (2, [LIAR])]
+    assert [(found.step, found.byzantine) for found in facts(record, d.LeaveOut)] == [
+        (1, [BYZANTINE]),
+        (2, [BYZANTINE]),
+    ]
     assert Counter(fact.step for fact in facts(record, d.RunStep)) == {0: 1, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
     single = in_one_process(several(tmp_path / "inline", 5, robust), faults)
     assert losses(record) == losses(single), "to the last bit"
@@ -170,13 +173,13 @@ def test_a_replica_with_repeated_invalid_updates_is_left_out(tmp_path: Path) -> 
     record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed) and not facts(record, d.LeaveOut)
     orders = {fact.step: fact.left_out for fact in facts(record, d.RunStep) if fact.mode == "train"}
-    assert orders == {s: {} if s < 3 else {LIAR: "its updates were invalid too often"} for s in range(6)}
+    assert orders == {s: {} if s < 3 else {BYZANTINE: "its updates were invalid too often"} for s in range(6)}
     single = in_one_process(several(tmp_path / "inline", 5, robust), faults)
     assert losses(record) == losses(single), "to the last bit"
     assert refusals(record) == refusals(single)
     assert {step for step, _, _ in refusals(record)} == {1, 2, 3, 4, 5}
     counted = [fact for fact in facts(record, e.UpdatesWeighted) if fact.round >= 3]
-    assert counted and all(LIAR not in fact.counted for fact in counted)
+    assert counted and all(BYZANTINE not in fact.counted for fact in counted)
     never = in_one_process(several(tmp_path / "never", 5, {**robust, "strikes": 0}), faults)
     assert {step for step, _, _ in refusals(never)} == {1, 2}
 
@@ -199,15 +202,15 @@ def test_a_round_settles_without_a_replica_that_equivocates(tmp_path: Path) -> N
     record = train(several(tmp_path, 3, steps=9, **chosen), faults)
     assert ending(record).outcome == "finished"
     settled = {fact.round: (fact.members, list(fact.left_out)) for fact in facts(record, d.Settle)}
-    assert settled[0] == ([0, 1, 2], []) and settled[1] == ([0, 2], [LIAR]), "the replica copies one of the others"
-    assert [fact.replica for fact in facts(record, d.Adopt)] == [LIAR]
+    assert settled[0] == ([0, 1, 2], []) and settled[1] == ([0, 2], [BYZANTINE]), "the replica copies one of the others"
+    assert [fact.replica for fact in facts(record, d.Adopt)] == [BYZANTINE]
     reported = [line.text for _, line in story(record) if line.text.startswith("round 1")]
     assert len(reported) == 1 and "it sent different updates to different members" in reported[0]
     single = in_one_process(several(tmp_path / "inline", 3, steps=9, **chosen), faults)
     same = {step: loss for step, loss in mean_losses(record).items() if step <= 6}  # then it depends on when it copies
     assert same == pytest.approx({step: losses(single)[step] for step in same}, abs=1e-12)
-    assert {fact.replica for fact in facts(record, e.UpdateRejected)} == {LIAR}
-    assert {fact.replica for fact in facts(single, e.UpdateRejected)} == {LIAR}
+    assert {fact.replica for fact in facts(record, e.UpdateRejected)} == {BYZANTINE}
+    assert {fact.replica for fact in facts(single, e.UpdateRejected)} == {BYZANTINE}
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def switchboard(answered: Answered) -> Iterator[Switchboard]:
     board.close()
 
 
-def hear(line: ControlConnection, messages: int) -> list[bytes]:
+def receive(line: ControlConnection, messages: int) -> list[bytes]:
     found: list[bytes] = []
     while len(found) < messages:
         found += line.receive()
@@ -47,10 +47,10 @@ def test_a_worker_is_known_by_its_name_and_messages_go_both_ways(switchboard: Sw
     assert worker.recv_bytes() == b"order"
     for text in (b"first", b"", b"x" * 1000):
         worker.send_bytes(text)
-    assert hear(line, 3) == [b"first", b"", b"x" * 1000]
+    assert receive(line, 3) == [b"first", b"", b"x" * 1000]
     worker.close()
     with pytest.raises(EOFError):
-        hear(line, 1)
+        receive(line, 1)
 
 
 def test_callers_without_the_key_get_no_answer_and_delay_no_other(switchboard: Switchboard, answered: Answered) -> None:

@@ -1,8 +1,9 @@
-"""The controller as a separate process: killed, interrupted, stopped, and struck from another terminal."""
+"""The controller as a separate process: killed, interrupted, stopped, struck from another terminal, or lost."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -11,12 +12,30 @@ from pathlib import Path
 import pytest
 from netns import NotAllowedError, own_loopback
 
-from harness import checked, commits, ending, facts, live, living, losses, newest, outcomes, resume, steps, tiny, train
+from harness import (
+    assert_no_orphans,
+    checked,
+    commits,
+    digests,
+    ending,
+    facts,
+    live,
+    living,
+    losses,
+    newest,
+    outcomes,
+    resume,
+    steps,
+    tiny,
+    train,
+)
+from planaria import train as train_by_url
 from planaria.cli.commands import chaos
 from planaria.common.errors import UserError
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord, read_run
+from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE
 from processes import planaria
 
@@ -140,3 +159,25 @@ def test_a_run_stopped_while_its_loopback_is_down_saves_its_last_commit(tmp_path
     assert code == 1 and f"planaria: stopped by SIGTERM; step {step} was dropped: no result from stages" in errors
     assert "(cannot connect to 127.0.0.1:" in errors and ending(record).outcome == "stopped"
     assert newest(run.folder).whole and newest(run.folder).step == step
+
+
+@pytest.mark.timeout(200)
+def test_a_run_whose_machine_is_lost_resumes_from_its_store_bit_for_bit(tmp_path: Path) -> None:
+    store = f"file://{tmp_path / 'store'}"
+    here, mirror = tmp_path / "here", Mirror(store, "run")
+    slow = {"emulate": "links", "latency_s": 0.03}
+    config = tiny(here, stages=2, steps=500, checkpoint={"every": 3, "store": store}, network=slow)
+    with live(config) as run:
+        run.wait_until(lambda _: len(mirror.names()) > 1, 100.0)
+        os.killpg(run.process.pid, signal.SIGKILL)
+        run.process.wait()
+        assert_no_orphans(run.folder)
+    step = int(mirror.names()[-1].removeprefix("step-"))
+    shutil.move(here / "corpus.txt", tmp_path / "corpus.txt")
+    shutil.rmtree(here)
+    steps = {"train.steps": str(step + 4), "data.source": str(tmp_path / "corpus.txt"), "network.emulate": "false"}
+    resumed = train_by_url(mirror.url, resume=True, progress=False, settings={"out": str(tmp_path / "there"), **steps})
+    (tmp_path / "whole").mkdir()
+    shutil.copy(tmp_path / "corpus.txt", tmp_path / "whole")
+    whole = train(tiny(tmp_path / "whole", stages=2, steps=step + 4))
+    assert digests(resumed.folder, step + 4) == digests(whole.folder, step + 4)

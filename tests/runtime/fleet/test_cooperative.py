@@ -14,11 +14,11 @@ from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
 def echo(slot: InProcessWorker) -> None:
     """Report every order until the order to stop."""
     slot.send_bytes(b"here")
-    while (word := slot.inbox.get()) != b"stop":
-        slot.send_bytes(slot.worker.encode() + b" " + word)
+    while (order := slot.inbox.get()) != b"stop":
+        slot.send_bytes(slot.worker.encode() + b" " + order)
 
 
-def said(fleet: CooperativeFleet, seconds: float = 0.0) -> list[bytes]:
+def reports(fleet: CooperativeFleet, seconds: float = 0.0) -> list[bytes]:
     return [notice.text for notice in fleet.poll(seconds) if isinstance(notice, Reported)]
 
 
@@ -26,10 +26,10 @@ def test_a_poll_runs_all_workers_until_none_can_continue() -> None:
     fleet = CooperativeFleet(echo)
     fleet.spawn("w0", 1)
     fleet.spawn("w1", 1)
-    assert said(fleet) == [b"here", b"here"]
+    assert reports(fleet) == [b"here", b"here"]
     for worker in ("w1", "w0", "w1"):
-        fleet.send(worker, b"a word")
-    assert said(fleet) == [b"w0 a word", b"w1 a word", b"w1 a word"]
+        fleet.send(worker, b"a order")
+    assert reports(fleet) == [b"w0 a order", b"w1 a order", b"w1 a order"]
     assert fleet.poll(0.0) == []
     fleet.close()
 
@@ -51,7 +51,7 @@ def test_an_exit_is_reported_once_and_its_successor_is_another_worker(how: str) 
     assert fleet.poll(0.0) == []
     fleet.spawn("w0", 2)
     fleet.send("w0", b"again")
-    assert said(fleet) == [b"here", b"w0 again"]
+    assert reports(fleet) == [b"here", b"w0 again"]
     fleet.close()
 
 
@@ -69,7 +69,7 @@ def test_a_late_worker_runs_when_no_other_has_anything_to_do() -> None:
     slots[0].late = True
     fleet.send("w0", b"a")
     fleet.send("w1", b"b")
-    assert [said(fleet) for _ in range(3)] == [[b"w1 b"], [], [b"w0 a"]]
+    assert [reports(fleet) for _ in range(3)] == [[b"w1 b"], [], [b"w0 a"]]
     fleet.close()
 
 
@@ -83,7 +83,7 @@ def test_a_wait_times_out_once_all_workers_have_been_idle_for_that_long() -> Non
 
     fleet = CooperativeFleet(waits)
     fleet.spawn("w0", 1)
-    assert [said(fleet, 0.01) for _ in range(4)] == [[], [], [b"in vain"], []]
+    assert [reports(fleet, 0.01) for _ in range(4)] == [[], [], [b"in vain"], []]
     fleet.close()
 
 

@@ -42,10 +42,6 @@ def test_workers_get_a_device_each_the_largest_first() -> None:
     assert list(settled(3, gpus(24, 80, 24)).values()) == ["GPU-1", "GPU-0", "GPU-2"]
 
 
-def test_more_workers_than_devices_share_them_evenly() -> None:
-    assert sorted(Counter(settled(7, gpus(80, 80, 80)).values()).values()) == [2, 2, 3]
-
-
 def test_a_restarted_worker_gets_a_free_device_else_that_of_its_dead_process() -> None:
     """The kernel may take a moment to end a process; sharing a living worker's device would be permanent."""
     homes = settled(8, gpus(*[80] * 8))
@@ -54,18 +50,6 @@ def test_a_restarted_worker_gets_a_free_device_else_that_of_its_dead_process() -
     assert device_of("w1", gpus(80, 80, 80), settled(2, gpus(80, 80, 80))) == "GPU-2", "w1 may be frozen"
     homes = settled(3, gpus(80, 80, 80))
     assert device_of("w1", gpus(80, 80, 80), homes) == homes["w1", 1]
-
-
-def test_two_machines_of_eight_devices_hold_sixteen_workers() -> None:
-    devices = gpus(*[80] * 8)
-    machines: list[dict[Name, str]] = [{}, {}]
-    for number in range(16):
-        machine = machines[number % 2]
-        machine[f"w{number}", 1] = device_of(f"w{number}", devices, machine)
-    assert all(sorted(machine.values()) == sorted(d.name for d in devices) for machine in machines)
-    for number in range(1, 16, 2):  # the second machine is lost
-        machines[0][f"w{number}", 2] = device_of(f"w{number}", devices, machines[0])
-    assert set(Counter(machines[0].values()).values()) == {2}
 
 
 class Machine(RuleBasedStateMachine):

@@ -72,19 +72,13 @@ def test_the_best_interval_follows_the_runs_own_timings(tmp_path: Path) -> None:
         {"strategy": "echo", "options": {"bits": 8, "every": 2}},
         {"strategy": "echo", "options": {"bits": 2, "every": 1, "distance": 2}},
         {"strategy": "echo, checkfree, checkpoint", "options": {"bits": 4, "every": 3, "moments": "mean"}},
+        *({"strategy": name} for name in ("copy", "uniform", "random", "identity")),
     ],
 )
-def test_an_echo_restores_as_inline_does(tmp_path: Path, recovery: dict[str, Any]) -> None:
-    record = train(tiny(tmp_path, steps=18, recovery=recovery), KILLS)
-    assert outcomes(record) == ["started"] + ["recovered"] * 5 and ending(record).outcome == "finished"
-    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["copy", *(s for s in ("uniform", "random", "identity"))])
-def test_the_ablations_restore_as_inline_does(tmp_path: Path, strategy: str) -> None:
+def test_a_rebuilt_stage_is_that_of_inline(tmp_path: Path, recovery: dict[str, Any]) -> None:
+    """The ablations have donors for two block stages only."""
     kills = [fault.model_copy(update={"stage": 2 + fault.step % 2}) for fault in KILLS]
-    record = train(tiny(tmp_path, steps=18, recovery={"strategy": strategy}), kills)
+    record = train(tiny(tmp_path, steps=18, recovery=recovery), KILLS if "options" in recovery else kills)
     assert outcomes(record) == ["started"] + ["recovered"] * 5 and ending(record).outcome == "finished"
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 

@@ -15,7 +15,7 @@ from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
 from planaria.report.run.event_lines import story
 
-LIAR = 1
+BYZANTINE = 1
 """the replica"""
 DILOCO = {"kind": "diloco", "options": {"every": 2, "alpha": 0.3, "momentum": "heavy_ball"}}
 
@@ -25,7 +25,7 @@ def several(folder: Path, replicas: int, steps: int, fleet: dict[str, Any], **ex
     return tiny(folder, stages=1, steps=steps, fleet=fleet, exchange={"replicas": replicas, **exchange})
 
 
-def nan(first: int, until: int, replica: int = LIAR) -> Fault:
+def nan(first: int, until: int, replica: int = BYZANTINE) -> Fault:
     """The block stage of the replica sends NaN."""
     return Fault(step=first, stage=2 * replica + 1, signal="lie", attack="nan", until=until)
 
@@ -45,7 +45,7 @@ def test_spares_replace_a_replica_with_repeated_invalid_updates(tmp_path: Path) 
     """After the second such round, spares hold its nodes and send valid updates."""
     record = train(several(tmp_path, 4, 12, {"spares": 2}, **DILOCO, strikes=2), [nan(0, 99)])
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
-    assert away(record) == [(LIAR, 2, 2)] and refused(record) == [0, 1]
+    assert away(record) == [(BYZANTINE, 2, 2)] and refused(record) == [0, 1]
     (gone,) = facts(record, d.ExcludeMember)
     assert gone.reason == "the updates of replica 1 were invalid in 2 rounds"
     assert set(gone.workers) == {fact.worker for fact in facts(record, e.WorkerLost)}, "nobody else"
@@ -68,8 +68,8 @@ def test_without_spares_the_run_continues_without_the_replica(tmp_path: Path) ->
     config = several(tmp_path, 4, 12, {"spares": 0, "replace": False}, **DILOCO, strikes=2)
     record = train(config, [nan(0, 99)])
     assert ending(record).outcome == "finished"
-    assert away(record) == [(LIAR, 2, 2)]
-    assert [fact.replica for fact in facts(record, d.Disband)] == [LIAR]
+    assert away(record) == [(BYZANTINE, 2, 2)]
+    assert [fact.replica for fact in facts(record, d.Disband)] == [BYZANTINE]
     assert facts(record, d.Settle)[-1].members == [0, 2, 3], "which train on its samples"
 
 
@@ -78,7 +78,7 @@ def test_no_replica_is_removed_that_the_rule_needs(tmp_path: Path) -> None:
     """A median with byzantine = 2 needs five replicas; of six, one may be removed."""
     robust = {"rule": "median", "byzantine": 2}
     fleet = {"spares": 0, "replace": False}
-    for replicas, gone in ((5, []), (6, [(LIAR, 2, 2)])):
+    for replicas, gone in ((5, []), (6, [(BYZANTINE, 2, 2)])):
         config = several(tmp_path / f"{replicas}", replicas, 8, fleet, **DILOCO, robust=robust, strikes=2)
         record = train(config, [nan(0, 99)])
         assert ending(record).outcome == "finished" and away(record) == gone
@@ -90,11 +90,11 @@ def test_spares_replace_a_replica_that_all_reduces(tmp_path: Path) -> None:
     robust = {"rule": "multikrum", "byzantine": 1, "strikes": 2}
     record = train(several(tmp_path, 5, 6, {"spares": 2}, robust=robust, strikes=2), [nan(1, 99)])
     assert ending(record).outcome == "finished" and len(losses(record)) == 6
-    assert away(record) == [(LIAR, 2, 2)] and refused(record) == [1, 2]
+    assert away(record) == [(BYZANTINE, 2, 2)] and refused(record) == [1, 2]
     orders = {fact.step: list(fact.left_out) for fact in facts(record, d.RunStep) if fact.mode == "train"}
     assert orders == {step: [] for step in range(6)}, "no replica is left out once it was replaced"
     counted = [fact for fact in facts(record, e.UpdatesWeighted) if fact.round >= 3]
-    assert counted and all(LIAR in fact.counted for fact in counted)
+    assert counted and all(BYZANTINE in fact.counted for fact in counted)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from planaria.runtime.fleet.control_connections import Switchboard, call
 from planaria.runtime.fleet.files import Files, FileServer
 from planaria.runtime.transport.listener import FILES
 from planaria.runtime.transport.secure import new_key
+from waiting import until
 
 PART = "checkpoints/step-00000004.g2.unfinished/stage-0001.safetensors"
 READABLE = [
@@ -156,8 +156,4 @@ def test_a_part_that_breaks_off_leaves_nothing(run: Run) -> None:
     files._next(line)
     line.send_bytes(b"a few")
     line.close()
-    for _ in range(100):
-        if [*(run.folder / PART).parent.iterdir()] == [run.folder / PART]:
-            break
-        threading.Event().wait(0.05)
-    assert [*(run.folder / PART).parent.iterdir()] == [run.folder / PART]
+    until(lambda: [*(run.folder / PART).parent.iterdir()] == [run.folder / PART])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile_kinds import LIAR, SAYS
+from hostile_kinds import BYZANTINE, SAYS
 from torch import Tensor
 
 from harness import ending, facts, tiny, train
@@ -58,9 +58,9 @@ class Victim:
         setup = Setup(config, folder, folder, "127.0.0.1", new_key())
         self.port, self.stranger = Port("127.0.0.1", setup.key), Port("127.0.0.1", setup.key)
         resolved, self.control_link = ResolvedRun(config), ControlLink(line, heartbeat_s=1.0)
-        here = Assignment("w1", resolved, self.control_link.report)
+        assignment = Assignment("w1", resolved, self.control_link.report)
         transport = SocketTransport(self.port, self.control_link.inbox)
-        self.messages = PeerMessages(setup, resolved, here, self.control_link, transport, lambda order: None)
+        self.messages = PeerMessages(setup, resolved, assignment, self.control_link, transport, lambda order: None)
         nodes = resolved.arrangement.nodes(1)
         self.low, self.high = nodes[0], nodes[1]
         column = resolved.column(0)
@@ -69,8 +69,8 @@ class Victim:
         self.runner, self.controller, self.round = StageRunner(config, 1), controller, 0
         self.messages.round_member.begin({}, self.runner, 0)
 
-    def meet(self) -> UpdatePart:
-        """Begin the next round; the label of what is sound in it."""
+    def begin_round(self) -> UpdatePart:
+        """Begin the next round; return the label of its valid frames."""
         self.round += 1
         link = MemberLink(low=self.low, high=self.high, id=f"r{self.round}", at="")
         self.messages.run_round(
@@ -78,8 +78,8 @@ class Victim:
         )
         return UpdatePart(self.round, FrameContent.BLOCKING)
 
-    def hears(self, frames: Frames) -> list[UpdateReceived | UpdateRejected]:
-        """What the node tells of these frames, until their sender has hung up."""
+    def reports_of(self, frames: Frames) -> list[UpdateReceived | UpdateRejected]:
+        """Return the node's reports of these frames, until their sender has disconnected."""
         channel = self.stranger.call(self.port.address, f"r{self.round}", SOON_S, lambda: False)
         edge, reported = self.messages.links.round_edges[self.high], list[UpdateReceived | UpdateRejected]()
         left = memoryview(b"".join(part for frame in frames for part in frame))
@@ -106,11 +106,11 @@ class Victim:
 @pytest.fixture
 def victim(tmp_path: Path) -> Iterator[Victim]:
     controller, line = Pipe()
-    made = Victim(tmp_path, controller, line)
-    yield made
-    made.messages.links.close()
-    made.port.close()
-    made.stranger.close()
+    created = Victim(tmp_path, controller, line)
+    yield created
+    created.messages.links.close()
+    created.port.close()
+    created.stranger.close()
 
 
 def framed(label: Label, payload: Tensor) -> tuple[bytes, bytes]:
@@ -121,8 +121,8 @@ def first_pass() -> Activation:
     return Activation(1, 7, 0, 1, FrameContent.FORWARD)
 
 
-def sound(victim: Victim, label: UpdatePart) -> tuple[bytes, bytes]:
-    """What an honest peer would say."""
+def valid_frame(victim: Victim, label: UpdatePart) -> tuple[bytes, bytes]:
+    """Return a valid frame of an honest peer."""
     own = victim.messages.round_member._own
     assert own is not None and own.blocking is not None
     return framed(label, own.blocking + 0.25)
@@ -132,7 +132,7 @@ def prefetched(label: UpdatePart) -> UpdatePart:
     return label._replace(content=FrameContent.PREFETCHED)
 
 
-def nonsense(count: int) -> list[tuple[str, Callable[[UpdatePart], tuple[bytes, bytes]]]]:
+def invalid_frames(count: int) -> list[tuple[str, Callable[[UpdatePart], tuple[bytes, bytes]]]]:
     """Return reasons and frames for the label of a round, where ``count`` numbers are right."""
     return [
         ("not all of its numbers are finite", lambda label: framed(label, torch.full((count,), torch.nan))),
@@ -149,24 +149,24 @@ def nonsense(count: int) -> list[tuple[str, Callable[[UpdatePart], tuple[bytes, 
 
 
 def test_each_invalid_frame_is_rejected_with_one_line_that_names_it(victim: Victim) -> None:
-    for reported, made in nonsense(len(sound(victim, victim.meet())[1]) // 4):
-        (refused,) = victim.hears([made(victim.meet())])
+    for reported, created in invalid_frames(len(valid_frame(victim, victim.begin_round())[1]) // 4):
+        (refused,) = victim.reports_of([created(victim.begin_round())])
         assert isinstance(refused, UpdateRejected) and reported in refused.reason and "\n" not in refused.reason
         assert (refused.replica, refused.round) == (1, victim.round)
-    label = victim.meet()
-    received, refused = victim.hears([sound(victim, label), sound(victim, label)])
+    label = victim.begin_round()
+    received, refused = victim.reports_of([valid_frame(victim, label), valid_frame(victim, label)])
     assert (
         isinstance(received, UpdateReceived) and isinstance(refused, UpdateRejected) and "sent twice" in refused.reason
     )
-    victim.meet()
-    assert victim.hears([]) == [], "who hangs up is accused of nothing"
-    (received,) = victim.hears([sound(victim, victim.meet())])
-    assert isinstance(received, UpdateReceived), "what was wrong is not held against the next round"
+    victim.begin_round()
+    assert victim.reports_of([]) == [], "a disconnected peer is not accused"
+    (received,) = victim.reports_of([valid_frame(victim, victim.begin_round())])
+    assert isinstance(received, UpdateReceived), "an invalid frame has no effect on the next round"
     assert victim.messages.round_member.settle(victim.round, 0, {1: victim.high}, victim.runner).spread > 0
 
 
 def fuzzed(rng: random.Random, label: UpdatePart, good: tuple[bytes, bytes]) -> Frames:
-    """Something that is no sound offer, mostly: noise, a sound one with bits flipped, or another kind of message."""
+    """Return frames that are mostly invalid: noise, a valid one with flipped bits, or another kind of message."""
     header, payload = good
     match rng.randrange(6):
         case 0:
@@ -195,16 +195,16 @@ def fuzzed(rng: random.Random, label: UpdatePart, good: tuple[bytes, bytes]) -> 
 def test_fuzzed_frames_are_rejected_with_one_line_or_ignored(victim: Victim, cases: int) -> None:
     rng, outcomes = random.Random(cases), Counter[str]()
     for case in range(cases):
-        label = victim.meet()
-        good = sound(victim, label)
+        label = victim.begin_round()
+        good = valid_frame(victim, label)
         frames = fuzzed(rng, label, good)
-        reported = victim.hears(frames)
+        reported = victim.reports_of(frames)
         refused = [fact for fact in reported if isinstance(fact, UpdateRejected)]
         received = [fact for fact in reported if isinstance(fact, UpdateReceived)]
         assert len(refused) <= 1 and len(received) <= 1 and all("\n" not in fact.reason for fact in refused), case
         if len(frames) == 2:
-            assert len(received) == 1, "the first word counts; the second may be lost as its sender hangs up"
-        outcomes["refused" if refused else "heard" if received else "silent"] += 1
+            assert len(received) == 1, "the first update counts; the second may be lost as its sender disconnects"
+        outcomes["refused" if refused else "received" if received else "silent"] += 1
         if received:  # it uses an honest update, except for meaningless bits of a header
             (update,) = victim.messages.round_member._received[victim.high].values()
             assert bytes(as_bytes(update)) == good[1]
@@ -213,13 +213,13 @@ def test_fuzzed_frames_are_rejected_with_one_line_or_ignored(victim: Victim, cas
 
 def honest_losses(record: RunRecord) -> dict[tuple[int, int], float | None]:
     """(replica, step) → loss, of all but the Byzantine member."""
-    ready = [fact for fact in facts(record, StageReady) if fact.loss is not None and fact.replica != LIAR]
+    ready = [fact for fact in facts(record, StageReady) if fact.loss is not None and fact.replica != BYZANTINE]
     return {(fact.replica, fact.step): fact.loss for fact in ready}
 
 
 @pytest.mark.slow
 def test_a_hostile_wire_leaves_the_fleet_as_it_is_without_it(tmp_path: Path) -> None:
-    """Five replicas; in each round one of them says another kind of nonsense, or nothing in all."""
+    """Five replicas; in each round one of them sends another kind of invalid frame, or none in all."""
     records = {}
     for says in ("all", "nothing"):
         options = {"every": 2, "speech": says}
@@ -231,9 +231,9 @@ def test_a_hostile_wire_leaves_the_fleet_as_it_is_without_it(tmp_path: Path) -> 
     assert honest_losses(records["all"]) == honest_losses(records["nothing"]), "to the last bit"
     assert not facts(records["nothing"], UpdateRejected)
     reported = Counter((fact.round, fact.node) for fact in facts(records["all"], UpdateRejected))
-    assert {fact.replica for fact in facts(records["all"], UpdateRejected)} == {LIAR}
+    assert {fact.replica for fact in facts(records["all"], UpdateRejected)} == {BYZANTINE}
     silent = [*SAYS].index("nothing")
     nonsense = {round for round in range(len(SAYS) + 1) if round % len(SAYS) != silent}
     assert {round for round, _ in reported} == nonsense and set(reported.values()) == {1}, "one line a round and node"
     for settle in facts(records["nothing"], Settle):
-        assert sorted(settle.members) in ([0, 2, 3, 4], [LIAR])
+        assert sorted(settle.members) in ([0, 2, 3, 4], [BYZANTINE])

@@ -1,4 +1,4 @@
-"""Machines that call a controller: those that join, leave, fall silent or send nonsense; and the key file."""
+"""Machines that call a controller: joins, departures, silence and invalid messages; the key file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Joined, Leaving, Left, Notice, WorkerEnded
 from planaria.runtime.fleet.control_connections import WorkerLine, call
-from planaria.runtime.fleet.joinable_fleet import JoinedMachines
+from planaria.runtime.fleet.joinable_fleet import JoinedMachines, JoinInfo
 from planaria.runtime.fleet.joined_machine import RunMembership
 from planaria.runtime.fleet.joining import RunAddress, kept_key
 from planaria.runtime.fleet.remote import RemoteFleet
@@ -31,22 +31,23 @@ SILENCE_S = 3.0
 
 
 class Scene:
-    """A fleet of guests, and the other ends of their lines."""
+    """A fleet of joined machines, and the other ends of their connections."""
 
-    def __init__(self, **further: Any) -> None:
-        """:param further: arguments of :class:`JoinedMachines`"""
-        made: list[JoinedMachines] = []
+    def __init__(self, start_s: float = 120.0, **further: Any) -> None:
+        """:param further: fields of :class:`JoinInfo`"""
+        info = JoinInfo('{"setup": 1}', 1, "", {}, **further)
+        created: list[JoinedMachines] = []
 
-        def guests(ears: Any, board: Any) -> JoinedMachines:
-            made.append(JoinedMachines(ears, board, '{"setup": 1}', SILENCE_S, **further))
-            return made[0]
+        def guests(queue: Any, board: Any) -> JoinedMachines:
+            created.append(JoinedMachines(queue, board, info, SILENCE_S, start_s))
+            return created[0]
 
         self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 5.0, 4, guests)
-        self.guests, self.heard = made[0], list[Notice]()
+        self.guests, self.notices = created[0], list[Notice]()
 
     def ask_to_join(self, workers: int = 2, version: str = planaria.__version__) -> WorkerLine:
         line = call(self.guests.address, self.guests.key, "a machine", VISITOR)
-        say(line, joining.JoinRequest(called="a\x1b[31m machine", version=version, workers=workers))
+        send(line, joining.JoinRequest(called="a\x1b[31m machine", version=version, workers=workers))
         return line
 
     def door(self) -> RunAddress:
@@ -54,10 +55,10 @@ class Scene:
 
     def join(self, workers: int = 2) -> WorkerLine:
         line = self.ask_to_join(workers)
-        assert isinstance(hear(line), joining.Welcome)
-        say(line, joining.Settled())
-        count = len([n for n in self.heard if isinstance(n, Joined)])
-        self.until(lambda: len([n for n in self.heard if isinstance(n, Joined)]) > count)
+        assert isinstance(receive(line), joining.Welcome)
+        send(line, joining.Settled())
+        count = len([n for n in self.notices if isinstance(n, Joined)])
+        self.until(lambda: len([n for n in self.notices if isinstance(n, Joined)]) > count)
         return line
 
     def spawn(self, worker: str, host: str, incarnation: int = 1) -> None:
@@ -65,20 +66,20 @@ class Scene:
         self.fleet.spawn(worker, incarnation)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        until(condition, 20.0, lambda: self.heard.extend(self.fleet.poll(0.05)), self.heard)
+        until(condition, 20.0, lambda: self.notices.extend(self.fleet.poll(0.05)), self.notices)
 
     def poll(self) -> None:
-        self.heard += self.fleet.poll(0.1)
+        self.notices += self.fleet.poll(0.1)
 
-    def told(self, kind: type[Any]) -> list[Any]:
-        return [notice for notice in self.heard if isinstance(notice, kind)]
-
-
-def say(line: WorkerLine, word: Any) -> None:
-    line.send_bytes(word.model_dump_json().encode())
+    def of_kind(self, kind: type[Any]) -> list[Any]:
+        return [notice for notice in self.notices if isinstance(notice, kind)]
 
 
-def hear(line: WorkerLine) -> Any:
+def send(line: WorkerLine, message: Any) -> None:
+    line.send_bytes(message.model_dump_json().encode())
+
+
+def receive(line: WorkerLine) -> Any:
     assert line.poll(20)
     return joining.TO_MACHINE.validate_json(line.recv_bytes())
 
@@ -92,61 +93,61 @@ def scene() -> Iterator[Scene]:
 
 def test_a_machine_gets_the_setup_and_starts_workers_on_request(scene: Scene) -> None:
     line = scene.ask_to_join(workers=3)
-    assert hear(line) == joining.Welcome(host="g1", setup='{"setup": 1}', cwd=str(Path.cwd()))
+    assert receive(line) == joining.Welcome(host="g1", setup='{"setup": 1}', cwd=str(Path.cwd()))
     scene.poll()
-    assert not scene.heard, "no workers before it has checked the folders"
-    say(line, joining.Settled())
-    scene.until(lambda: bool(scene.told(Joined)))
-    assert scene.told(Joined) == [Joined("g1", 3, "a [31m machine")], "control characters are replaced"
+    assert not scene.notices, "no workers before it has checked the folders"
+    send(line, joining.Settled())
+    scene.until(lambda: bool(scene.of_kind(Joined)))
+    assert scene.of_kind(Joined) == [Joined("g1", 3, "a [31m machine")], "control characters are replaced"
     scene.spawn("w7", "g1")
-    assert hear(line) == joining.Start(worker="w7", incarnation=1)
-    say(line, joining.Started(worker="w7", incarnation=1))
+    assert receive(line) == joining.Start(worker="w7", incarnation=1)
+    send(line, joining.Started(worker="w7", incarnation=1))
     worker = call(scene.guests.address, scene.guests.key, "w7", 1)
     worker.send_bytes(b"here")
-    scene.until(lambda: len(scene.heard) == 2)
+    scene.until(lambda: len(scene.notices) == 2)
     scene.fleet.signal("w7", 1, 19)
-    assert hear(line) == joining.Signal(worker="w7", incarnation=1, number=19)
+    assert receive(line) == joining.Signal(worker="w7", incarnation=1, number=19)
 
 
 def test_a_machine_that_leaves_gets_no_more_workers_and_all_of_its_own_are_reported(scene: Scene) -> None:
     line = scene.join()
     scene.spawn("w1", "g1")
     scene.spawn("w2", "g1")
-    say(line, joining.Departing(detail="SIGTERM"))
-    scene.until(lambda: len(scene.told(Leaving)) == 2)
-    assert scene.told(Left) == [Left("g1", "leaves (SIGTERM)")]
-    assert scene.told(Leaving) == [Leaving("w1", 1, "SIGTERM"), Leaving("w2", 1, "SIGTERM")]
+    send(line, joining.Departing(detail="SIGTERM"))
+    scene.until(lambda: len(scene.of_kind(Leaving)) == 2)
+    assert scene.of_kind(Left) == [Left("g1", "leaves (SIGTERM)")]
+    assert scene.of_kind(Leaving) == [Leaving("w1", 1, "SIGTERM"), Leaving("w2", 1, "SIGTERM")]
     scene.spawn("w3", "g1")
-    scene.until(lambda: bool(scene.told(WorkerEnded)))
-    assert scene.told(WorkerEnded) == [WorkerEnded("w3", 1, "exit", "its machine has left")]
+    scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
+    assert scene.of_kind(WorkerEnded) == [WorkerEnded("w3", 1, "exit", "its machine has left")]
 
 
 def test_a_failed_start_of_its_own_worker_counts_as_an_exit(scene: Scene) -> None:
     line = scene.join()
     scene.spawn("w1", "g1")
     for worker in ("w2", "w1"):
-        say(line, joining.Failed(worker=worker, incarnation=1, detail="no memory"))
-    scene.until(lambda: bool(scene.told(WorkerEnded)))
-    assert scene.told(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "no memory")]
+        send(line, joining.Failed(worker=worker, incarnation=1, detail="no memory"))
+    scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
+    assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "no memory")]
 
 
 def test_a_machine_that_leaves_before_it_has_settled_is_ignored(scene: Scene) -> None:
     line = scene.ask_to_join()
-    assert isinstance(hear(line), joining.Welcome)
-    say(line, joining.Departing(detail="SIGTERM"))
+    assert isinstance(receive(line), joining.Welcome)
+    send(line, joining.Departing(detail="SIGTERM"))
     with pytest.raises((EOFError, OSError)):
         line.recv_bytes()
     scene.poll()
-    assert not scene.heard
+    assert not scene.notices
 
 
 def test_a_closed_connection_loses_the_machines_workers(scene: Scene) -> None:
     line = scene.join()
     scene.spawn("w1", "g1")
     line.close()
-    scene.until(lambda: bool(scene.told(WorkerEnded)))
-    assert scene.told(Left) == [Left("g1", "its connection closed")]
-    assert scene.told(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its connection closed")]
+    scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
+    assert scene.of_kind(Left) == [Left("g1", "its connection closed")]
+    assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its connection closed")]
 
 
 @pytest.mark.slow
@@ -154,56 +155,56 @@ def test_a_silent_machine_is_lost_and_one_that_sends_heartbeats_is_not(scene: Sc
     silent, beating = scene.join(), scene.join()
     until = time.monotonic() + 1.5 * SILENCE_S
     while time.monotonic() < until:
-        say(beating, joining.Beat())
-        scene.heard += scene.fleet.poll(SILENCE_S / 20)
-    assert [left.host for left in scene.told(Left)] == ["g1"]
-    assert scene.told(Left)[0].detail.startswith(f"silent for {SILENCE_S:g}.")
+        send(beating, joining.Beat())
+        scene.notices += scene.fleet.poll(SILENCE_S / 20)
+    assert [left.host for left in scene.of_kind(Left)] == ["g1"]
+    assert scene.of_kind(Left)[0].detail.startswith(f"silent for {SILENCE_S:g}.")
     with pytest.raises((EOFError, OSError)):
         silent.recv_bytes()
 
 
 @pytest.mark.parametrize(
-    "words",
+    "messages",
     [[b"{"], [b'{"kind": "root"}'], [b'{"kind": "join", "called": "x", "version": "1", "workers": 100000}'],
      [joining.Settled().model_dump_json().encode()], [b"[" * 100_000],
      [b'{"kind":"departing","detail":"' + b"x" * 300 + b'"}']],
 )  # fmt: skip
-def test_nonsense_ends_its_connection_alone(scene: Scene, words: list[bytes]) -> None:
+def test_an_invalid_message_ends_only_its_connection(scene: Scene, messages: list[bytes]) -> None:
     good, line = scene.join(), call(scene.guests.address, scene.guests.key, "a machine", VISITOR)
-    for word in words:
-        line.send_bytes(word)
+    for message in messages:
+        line.send_bytes(message)
     with pytest.raises((EOFError, OSError)):
         line.recv_bytes()
-    say(good, joining.Beat())
+    send(good, joining.Beat())
     scene.poll()
-    assert scene.told(Left) == [], "the others do not notice"
+    assert scene.of_kind(Left) == [], "the others do not notice"
 
 
 def test_another_version_is_refused(scene: Scene) -> None:
-    goodbye = hear(scene.ask_to_join(version="0.0.1"))
+    goodbye = receive(scene.ask_to_join(version="0.0.1"))
     assert isinstance(goodbye, joining.Goodbye) and not goodbye.welcome
     assert "has planaria 0.0.1, the run " in goodbye.reason
 
 
-def test_a_machine_that_is_turned_away_learns_why_and_loses_its_workers(scene: Scene) -> None:
+def test_a_dismissed_machine_receives_the_reason_and_loses_its_workers(scene: Scene) -> None:
     line = scene.join()
     scene.spawn("w1", "g1")
-    assert isinstance(hear(line), joining.Start)
+    assert isinstance(receive(line), joining.Start)
     scene.guests.remove_machine("g1", "its disk is full")
-    assert hear(line) == joining.Goodbye(reason="its disk is full", welcome=False)
-    scene.until(lambda: bool(scene.told(WorkerEnded)))
-    assert scene.told(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its disk is full")]
+    assert receive(line) == joining.Goodbye(reason="its disk is full", welcome=False)
+    scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
+    assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its disk is full")]
 
 
 def test_machines_learn_of_the_end_of_a_run(scene: Scene) -> None:
     line = scene.join()
     scene.fleet.close(patience_s=0.0)
-    assert hear(line) == joining.Goodbye(reason="the run is over")
+    assert receive(line) == joining.Goodbye(reason="the run is over")
 
 
 def test_a_call_while_the_port_is_being_closed_is_refused(scene: Scene) -> None:
     scene.guests.close()  # the port is closed after that
-    assert hear(scene.ask_to_join()) == joining.Goodbye(reason="the run is over")
+    assert receive(scene.ask_to_join()) == joining.Goodbye(reason="the run is over")
     with pytest.raises(UserError, match="rejected: the run is over"):
         RunMembership(scene.door(), 2)
     scene.guests.goodbye = joining.Goodbye(reason="the run is about to begin", again=True)
@@ -269,7 +270,7 @@ def led_elsewhere() -> Iterator[Scene]:
 
 def come_back(scene: Scene, host: str) -> WorkerLine:
     line = call(scene.guests.address, scene.guests.key, "a machine", VISITOR)
-    say(line, joining.JoinRequest(called="back", version=planaria.__version__, workers=1, returning=host))
+    send(line, joining.JoinRequest(called="back", version=planaria.__version__, workers=1, returning=host))
     return line
 
 
@@ -278,43 +279,45 @@ def test_a_machine_returns_with_its_worker_and_stays(led_elsewhere: Scene) -> No
     scene = led_elsewhere
     scene.fleet.send("w1", b"first")
     line = come_back(scene, "g1")
-    assert hear(line).host == "g1"
-    say(line, joining.Settled())
+    assert receive(line).host == "g1"
+    send(line, joining.Settled())
     worker = call(scene.guests.address, scene.guests.key, "w1", 1)
     scene.fleet.send("w1", b"second")
     deadline = time.monotonic() + START_S + 2.0
     while time.monotonic() < deadline:
-        say(line, joining.Beat())
+        send(line, joining.Beat())
         scene.poll()
     assert [worker.recv_bytes(), worker.recv_bytes()] == [b"first", b"second"]
-    scene.until(lambda: bool(scene.told(Left)))
-    assert scene.told(Left) == [Left("g2", "did not return")]
-    assert [(ended.worker, ended.detail) for ended in scene.told(WorkerEnded)] == [("w2", "machine g2 did not return")]
-    assert not scene.told(Joined), "it is no new machine"
+    scene.until(lambda: bool(scene.of_kind(Left)))
+    assert scene.of_kind(Left) == [Left("g2", "did not return")]
+    assert [(ended.worker, ended.detail) for ended in scene.of_kind(WorkerEnded)] == [
+        ("w2", "machine g2 did not return")
+    ]
+    assert not scene.of_kind(Joined), "it is no new machine"
 
 
 def test_a_worker_that_does_not_return_with_its_machine_is_lost_and_new_ones_are_not(led_elsewhere: Scene) -> None:
     scene = led_elsewhere
     lines = [come_back(scene, host) for host in ("g1", "g2")]
-    assert [hear(line).host for line in lines] == ["g1", "g2"]
+    assert [receive(line).host for line in lines] == ["g1", "g2"]
     scene.spawn("w9", "g1")
     worker = call(scene.guests.address, scene.guests.key, "w1", 1)
     deadline = time.monotonic() + RETURN_S + 1.0
     while time.monotonic() < deadline:
         for line in lines:
-            say(line, joining.Beat())
+            send(line, joining.Beat())
         worker.send_bytes(b"beat")
         scene.poll()
-    assert [(ended.worker, ended.detail) for ended in scene.told(WorkerEnded)] == [("w2", "did not return")]
+    assert [(ended.worker, ended.detail) for ended in scene.of_kind(WorkerEnded)] == [("w2", "did not return")]
 
 
 def test_a_machine_that_is_not_expected_is_refused_with_the_reason(led_elsewhere: Scene) -> None:
-    refused = hear(come_back(led_elsewhere, "g7"))
+    refused = receive(come_back(led_elsewhere, "g7"))
     assert isinstance(refused, joining.Goodbye) and not refused.welcome
     assert refused.reason == "back: the run does not wait for its machine g7 any more"
 
 
-def test_a_deposed_controller_says_no_goodbye(scene: Scene) -> None:
+def test_a_deposed_controller_sends_no_goodbye(scene: Scene) -> None:
     line = scene.join()
     scene.guests.goodbye = None
     scene.guests.close()

@@ -21,7 +21,8 @@ class Hanging:
     """A shared log whose calls wait while it hangs."""
 
     def __init__(self, log: SharedLog) -> None:
-        self._log, self.place = log, log.place
+        self._log = log
+        self.location = log.location
         self.answers = threading.Event()
         self.answers.set()
 

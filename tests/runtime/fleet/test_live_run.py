@@ -25,8 +25,8 @@ from planaria.report.live_page.frames import apply_patch
 from planaria.report.run.perfetto import write_trace
 from planaria.report.run.recovery_timeline import recoveries
 from processes import Command
+from trace_rules import agrees_with_log
 from trace_rules import checked as rules_kept
-from trace_rules import told_as_logged
 
 FOREVER = 100_000
 
@@ -145,7 +145,7 @@ def test_a_kill_is_reported_alike_by_the_log_the_trace_and_a_tracker(tmp_path: P
 
     events = json.loads(gzip.decompress(write_trace(folder).read_bytes()))["traceEvents"]
     rules_kept(events)
-    told_as_logged(record, events)
+    agrees_with_log(record, events)
     kinds = {x["name"] for x in events if x["ph"] == "X"}
     assert {"forward", "backward", "optimizer", "save"} <= kinds
 

@@ -123,7 +123,7 @@ def test_an_incomplete_family_is_refused_before_a_worker_starts(tmp_path: Path, 
 def test_each_worker_computes_with_the_threads_of_the_recipe(tmp_path: Path, threads: int) -> None:
     counts = tmp_path / "counts"
     counts.mkdir()
-    model = {"family": "counting_family:Counting", "options": {"folder": str(counts)}}
+    model = {"family": "custom_families:Counting", "options": {"folder": str(counts)}}
     record = train(tiny(tmp_path, stages=2, steps=4, model=model, fleet={"threads": threads}))
     (counts / str(os.getpid())).unlink(missing_ok=True)
     assert [file.read_text() for file in counts.iterdir()] == [str(threads)] * 4

@@ -12,11 +12,11 @@ import pytest
 import planaria
 from planaria.common.errors import UserError
 from planaria.runtime.fleet.base import Leaving
+from planaria.runtime.fleet.bundles import Bundle
 from planaria.runtime.fleet.devices import DeviceNeeds
 from planaria.runtime.fleet.placement import Placement
 from planaria.runtime.fleet.process_pool import NodeFacts
-from planaria.runtime.fleet.remote import Lost, NewsQueue, Spawned
-from planaria.runtime.fleet.seats import Seat
+from planaria.runtime.fleet.remote import HostReportQueue, Lost, Spawned
 from waiting import until
 
 
@@ -49,26 +49,26 @@ class Pretended:
         self.old: set[str] = set()
         self.full: set[str] = set()
         """nodes that have no room for the run's files"""
-        self.reserved: dict[tuple[Seat, str], Future[str]] = {}
-        """the devices of seats, where the test has some"""
+        self.reserved: dict[tuple[Bundle, str], Future[str]] = {}
+        """the devices of bundles, where the test has some"""
 
-    def reserve(self, seats: int) -> int:
+    def reserve(self, bundles: int) -> int:
         number = max(self.groups) + 1
-        self.groups[number] = dict.fromkeys(range(seats))
+        self.groups[number] = dict.fromkeys(range(bundles))
         return number
 
     def where(self) -> dict[int, dict[int, str | None]]:
         for nodes in self.groups.values():
-            for seat, node in nodes.items():
+            for bundle, node in nodes.items():
                 if node is None and self.room:
-                    nodes[seat] = self.room.pop(0)
+                    nodes[bundle] = self.room.pop(0)
         return {number: dict(nodes) for number, nodes in self.groups.items()}
 
     def give_back(self, group: int) -> None:
         del self.groups[group]
 
-    def device(self, seat: Seat, node: str) -> Future[str] | None:
-        return self.reserved.get((seat, node))
+    def device(self, bundle: Bundle, node: str) -> Future[str] | None:
+        return self.reserved.get((bundle, node))
 
     def open(self, node: str) -> Pool:
         self.pools.append(Pool(node))
@@ -98,7 +98,7 @@ class Pretended:
     def kill(self, pool: Pool) -> None:
         pool.alive = False
 
-    def called(self, node: str) -> str:
+    def display_name(self, node: str) -> str:
         return f"the node {node}"
 
     def lose(self, node: str) -> None:
@@ -111,7 +111,7 @@ class Pretended:
 
 class Scene:
     def __init__(self, machines: Pretended) -> None:
-        self.machines, self.queue = machines, NewsQueue()
+        self.machines, self.queue = machines, HostReportQueue()
         self.places = Placement(machines, self.queue)
         self.heard: list[Any] = []
 
@@ -131,7 +131,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """Three seats: two on node a, one on node b."""
+    """Three bundles: two on node a, one on node b."""
     scene = Scene(Pretended("a", "b", "a"))
     scene.places.prepare(1.0)
     yield scene
@@ -167,7 +167,7 @@ def test_a_start_waits_until_the_node_of_a_dead_worker_has_answered(scene: Scene
     scene.places.start("w1", 2)
     time.sleep(0.2)
     assert Spawned("w1", 2) not in scene.queue.take(), "the node may be lost"
-    scene.machines.groups[0][1] = "c"  # it is lost, and the seat is moved
+    scene.machines.groups[0][1] = "c"  # it is lost, and the bundle is moved
     scene.until(lambda received: Spawned("w1", 2) in received)
     assert [pool_.node for pool_ in scene.machines.pools] == ["a", "b", "c"]
 
@@ -252,7 +252,7 @@ def test_extra_seats_are_returned(scene: Scene, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_worker_starts_on_the_device_that_was_reserved_with_its_seat(scene: Scene) -> None:
-    scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
+    scene.machines.reserved[Bundle(0, 0), "a"] = given = Future()
     scene.places.start("w0", 1)
     time.sleep(0.1)
     pool_ = next(pool_ for pool_ in scene.machines.pools if pool_.node == "a")
@@ -263,7 +263,7 @@ def test_a_worker_starts_on_the_device_that_was_reserved_with_its_seat(scene: Sc
 
 
 def test_a_node_that_dies_before_its_device_is_known_costs_no_worker(scene: Scene) -> None:
-    scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
+    scene.machines.reserved[Bundle(0, 0), "a"] = given = Future()
     scene.places.start("w0", 1)
     time.sleep(0.1)
     scene.machines.lose("a")
@@ -273,7 +273,7 @@ def test_a_node_that_dies_before_its_device_is_known_costs_no_worker(scene: Scen
 
 
 def test_a_start_given_up_before_its_device_is_known_does_not_happen(scene: Scene) -> None:
-    scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
+    scene.machines.reserved[Bundle(0, 0), "a"] = given = Future()
     scene.places.start("w0", 1)
     time.sleep(0.1)
     scene.places.give_back("w0", 1)
@@ -284,7 +284,7 @@ def test_a_start_given_up_before_its_device_is_known_does_not_happen(scene: Scen
 
 
 def test_a_node_without_the_needed_devices_is_refused_by_name() -> None:
-    queue = NewsQueue()
+    queue = HostReportQueue()
     places = Placement(Pretended("a"), queue, DeviceNeeds((1,)))
     with pytest.raises(UserError, match=r"Ray node the node a has no CUDA device"):
         places.prepare(1.0)

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from slow_family import SLOWER
+from benchmarks.field_systems import free_port
+from custom_families import SLOWER
 
 import planaria
-from harness import apart, checked, ending, facts, inline, live, losses, tiny
+from harness import apart, checked, ending, facts, inline, live, losses, pids, tiny
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.runtime.prediction.profiling import with_layers, worker_capacities
+from planaria.runtime.transport.listener import unreachable
+from waiting import until
 
 pytestmark = pytest.mark.timeout(240)
-LAYERS = {"layers": 12, "family": "slow_family:Slow"}
+LAYERS = {"layers": 12, "family": "custom_families:Slow"}
 TIMED: dict[str, Any] = {"pipeline": {"layers": "auto"}, "recovery": {"strategy": "echo, checkpoint"}}
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def spread(folder: Path, local_workers: int, **sections: Any) -> RunConfig:
@@ -96,19 +91,12 @@ def test_a_slow_machine_gets_small_stages_also_after_a_loss(tmp_path: Path, monk
 
 def listens(port: int) -> None:
     """Wait until a process listens there."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        with socket.socket() as line:
-            if line.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError("no process listens")
+    until(lambda: not unreachable(f"127.0.0.1:{port}"), 60.0)
 
 
 def kill(record: RunRecord, stage: int) -> None:
-    pids = {fact.worker: fact.pid for fact in facts(record, e.WorkerJoined)}
     member = next(m for m in facts(record, d.Form)[-1].members if m.stage == stage)
-    os.kill(pids[member.worker], signal.SIGKILL)
+    os.kill(pids(record)[member.worker], signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from planaria.runtime.fleet.base import Reported, WorkerEnded
 from planaria.runtime.fleet.control_connections import Switchboard, WorkerLine, call
-from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned
+from planaria.runtime.fleet.remote import HostReportQueue, Lost, RemoteFleet, Spawned
 from planaria.runtime.transport.secure import new_key
 from waiting import until
 
@@ -18,7 +18,7 @@ Notice = Reported | WorkerEnded
 class Hosts:
     """Starts no process: the test calls for the workers."""
 
-    def __init__(self, queue: NewsQueue, board: Switchboard) -> None:
+    def __init__(self, queue: HostReportQueue, board: Switchboard) -> None:
         self.queue, self.board = queue, board
         self.given_back: list[tuple[str, int]] = []
         self.signals: list[tuple[str, int, int]] = []
@@ -43,22 +43,22 @@ class Hosts:
 
 class Scene:
     def __init__(self, missed: int) -> None:
-        made: list[Hosts] = []
+        created: list[Hosts] = []
 
-        def hosts(queue: NewsQueue, board: Switchboard) -> Hosts:
-            made.append(Hosts(queue, board))
-            return made[0]
+        def hosts(queue: HostReportQueue, board: Switchboard) -> Hosts:
+            created.append(Hosts(queue, board))
+            return created[0]
 
         self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 0.05, missed, hosts)
-        self.hosts = made[0]
-        self.heard: list[Notice] = []
+        self.hosts = created[0]
+        self.notices: list[Notice] = []
 
     def until(self, condition: Callable[[list[Notice]], bool]) -> list[Notice]:
-        until(lambda: condition(self.heard), 20.0, lambda: self.heard.extend(self.fleet.poll(0.05)), self.heard)
-        return self.heard
+        until(lambda: condition(self.notices), 20.0, lambda: self.notices.extend(self.fleet.poll(0.05)), self.notices)
+        return self.notices
 
     def deaths(self) -> list[WorkerEnded]:
-        return [n for n in self.heard if isinstance(n, WorkerEnded)]
+        return [n for n in self.notices if isinstance(n, WorkerEnded)]
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def test_a_closed_connection_is_a_death_and_the_hosts_later_report_is_ignored(sc
     scene.fleet.send("w0", b"order")
     assert worker.recv_bytes() == b"order"
     worker.close()
-    scene.until(lambda heard: any(isinstance(n, WorkerEnded) for n in heard))
+    scene.until(lambda notices: any(isinstance(n, WorkerEnded) for n in notices))
     scene.hosts.queue.put(Lost("w0", 1, "its node died"))
-    scene.heard += scene.fleet.poll(0.0) + scene.fleet.poll(0.05)
+    scene.notices += scene.fleet.poll(0.0) + scene.fleet.poll(0.05)
     assert [gone.cause for gone in scene.deaths()] == ["connection"] and scene.hosts.given_back == [("w0", 1)]
     scene.fleet.send("w0", b"to nobody")
 
@@ -85,7 +85,7 @@ def test_a_closed_connection_is_a_death_and_the_hosts_later_report_is_ignored(sc
 def test_a_host_may_report_a_death_first_and_the_zombie_is_still_served(scene: Scene) -> None:
     scene.fleet.spawn("w0", 1)
     worker = scene.hosts.join("w0")
-    scene.until(lambda heard: bool(heard))
+    scene.until(bool)
     scene.hosts.queue.put(Lost("w0", 1, "its node died"))
     scene.until(lambda _: bool(scene.deaths()))
     assert [(gone.cause, gone.detail) for gone in scene.deaths()] == [("exit", "its node died")]
@@ -113,7 +113,7 @@ def test_a_worker_whose_start_was_given_up_is_disconnected(scene: Scene) -> None
     scene.fleet.spawn("w0", 1)
     scene.hosts.queue.put(Lost("w0", 1, "no room"))
     scene.until(lambda _: bool(scene.deaths()))
-    scene.fleet.spawn("w0", 2)  # buries the first
+    scene.fleet.spawn("w0", 2)  # removes the first
     late = scene.hosts.join("w0", 1)
     with pytest.raises((EOFError, ConnectionResetError)):
         while True:

@@ -134,7 +134,9 @@ def test_a_worker_with_damaged_memory_counts_as_lost(
     """One stage is killed and a bit of another's parity is flipped: as if two had been killed."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     options = {"tolerate": 2, "every": every}
-    config = tiny(tmp_path / "struck", recovery={"strategy": "bad_memory:BadMemory", "options": options}, steps=STEPS)
+    config = tiny(
+        tmp_path / "struck", recovery={"strategy": "faulty_hardware:BadMemory", "options": options}, steps=STEPS
+    )
     record = train(config, [Fault(step=5, stage=1, moment="backward")])
     assert ending(record).outcome == "finished"
     (failed,) = facts(record, e.WorkerFailed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.faults.trace import Fault, Trace, write
 from planaria.runtime.checkpoint.memory_folder import RUN, SHARED, MemoryFolder
+from waiting import until
 
 SAVED = 25
 """steps between checkpoints"""
@@ -127,9 +127,7 @@ def test_snapshots_newer_than_a_rollback_are_never_resumed_from(tmp_path: Path) 
         if isinstance(decision, d.Form) and decision.goes_back:
             seen.append(decision)
         if isinstance(decision, d.Commit) and decision.step == 16:
-            until = time.monotonic() + 60
-            while not newer() and time.monotonic() < until:
-                time.sleep(0.01)
+            until(newer, 60.0)
             for stage in (2, 3):
                 workers.signal(signal.SIGKILL, stage)
 

@@ -34,21 +34,21 @@ class Scene:
 
     def __init__(self) -> None:
         self.fleet = LocalFleet(idle_worker.main, [], heartbeat_s=10.0, missed_heartbeats=6)
-        self.heard: list[Notice] = []
+        self.notices: list[Notice] = []
 
     def spawn(self, worker: str) -> int:
         """Start a worker; return its process id once it has reported."""
         began = time.monotonic()
         self.fleet.spawn(worker, 1)
         assert time.monotonic() - began < AT_ONCE_S
-        self.until(lambda: Reported(worker, 1, b"here") in self.heard)
+        self.until(lambda: Reported(worker, 1, b"here") in self.notices)
         return next(pid for pid in children() if named(pid) == f"planaria {worker}.1")
 
     def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
-        until(condition, seconds, lambda: self.heard.extend(self.fleet.poll(0.05)), self.heard)
+        until(condition, seconds, lambda: self.notices.extend(self.fleet.poll(0.05)), self.notices)
 
     def gone(self) -> list[WorkerEnded]:
-        return [notice for notice in self.heard if isinstance(notice, WorkerEnded)]
+        return [notice for notice in self.notices if isinstance(notice, WorkerEnded)]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def children(parent: int | None = None, state: str = "") -> set[int]:
 
 def server() -> int:
     """The fork server of this process, the newest if an old one is on its way out."""
-    return max(pid for pid in children() if named(pid) == "planaria births" and status(pid)[1] != "Z")
+    return max(pid for pid in children() if named(pid) == "planaria forks" and status(pid)[1] != "Z")
 
 
 def alive(pid: int) -> bool:
@@ -130,7 +130,7 @@ def test_workers_outlive_the_threads_that_start_them(scene: Scene) -> None:
         thread = threading.Thread(target=time.sleep, args=(0.0,))
         thread.start()
         thread.join()
-    scene.heard += scene.fleet.poll(0.2)
+    scene.notices += scene.fleet.poll(0.2)
     assert alive(pid) and not scene.gone()
 
 
@@ -160,10 +160,10 @@ def test_a_cancelled_start_does_not_happen(tmp_path: Path) -> None:
     spawner().spawn("first", partial(sys.exit, 0)).join(60.0)
     for pid in [server(), *children(server())]:
         os.kill(pid, signal.SIGSTOP)  # further starts have to wait
-    born = tmp_path / "start_ticks"
-    unwanted = spawner().spawn("unwanted", partial(Path.touch, born))
+    started = tmp_path / "start_ticks"
+    unwanted = spawner().spawn("unwanted", partial(Path.touch, started))
     unwanted.signal(signal.SIGKILL)
-    assert unwanted.join(60.0) and not born.exists()
+    assert unwanted.join(60.0) and not started.exists()
     ends = spawner().spawn("ends", partial(sys.exit, 3))
     assert (ends.started(60.0), ends.join(60.0), ends.exitcode) == (ends.pid, 3, 3)
     ends.signal(signal.SIGKILL)  # its id may be another's by now
@@ -200,7 +200,7 @@ FORKING = """
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     spawner.fork_server(["json"])
     for _ in range(2):
-        child = spawner.spawner().spawn("newborn", partial(os.system, "readlink /proc/$PPID/fd/* | grep /dev/"))
+        child = spawner.spawner().spawn("child", partial(os.system, "readlink /proc/$PPID/fd/* | grep /dev/"))
         assert child.join(60.0) == 0
         server = spawner.spawner()._server._process.pid
         print(Path(f"/proc/{server}/cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes(), flush=True)
@@ -230,7 +230,7 @@ BREAKING = """
     spawner.expect_fork()
     sys.modules["torch"] = SimpleNamespace(_C=SimpleNamespace(_cuda_isInBadFork=lambda: False))
     spawner.fork_server(["breaks"])
-    child = spawner.spawner().spawn("newborn", partial(sys.exit, 0), ["breaks"])
+    child = spawner.spawner().spawn("child", partial(sys.exit, 0), ["breaks"])
     try:
         child.started(60.0)
         print(child.join(60.0))
@@ -253,7 +253,7 @@ def test_a_server_that_cannot_import_a_module_sends_the_reason(often: str, tmp_p
         line = f" WARNING planaria.runtime.fleet.spawner: {why}; another one was started\n"
         assert done.stdout == "0\n" and done.stderr.endswith(line) and done.stderr.count("\n") == 1
     else:
-        assert (done.stdout, done.stderr) == (f"newborn could not be started: {why}\n", "")
+        assert (done.stdout, done.stderr) == (f"child could not be started: {why}\n", "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are not adopted")
@@ -291,7 +291,7 @@ def test_a_dead_process_leaves_no_frozen_workers_or_server(tmp_path: Path) -> No
         assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
         family = children(parent.pid)
         family |= {pid for child in family for pid in children(child)}
-        assert sorted(named(pid) for pid in family) == [*2 * ["planaria births"], "planaria w0.1", "planaria w1.1"]
+        assert sorted(named(pid) for pid in family) == [*2 * ["planaria forks"], "planaria w0.1", "planaria w1.1"]
         for pid in family:
             if named(pid) != "planaria w0.1":
                 os.kill(pid, signal.SIGSTOP)

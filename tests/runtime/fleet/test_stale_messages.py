@@ -1,4 +1,4 @@
-"""Messages of an older generation or of a wrong shape have no effect: in the post, its mail and its links."""
+"""Messages of an older generation or of a wrong shape have no effect: in peer messages, received frames and links."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from fake_device import FakeCopier
 from harness import tiny
 from planaria.control.decisions import Form, Keep, Member, MemberLink, Rebuild, Source
 from planaria.control.events import REPORT, EdgeBroken
-from planaria.pipeline.codecs.floats import Fp32
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport import edge as edges
@@ -31,11 +28,11 @@ from planaria.runtime.transport.ring import Rings
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.staging import Staging
 from planaria.runtime.transport.wire import Activation, FrameContent, GradientShare, Label, State, TensorHeader
-from planaria.runtime.worker import peer_messages as post_office
+from planaria.runtime.worker import peer_messages as peer_messages
 from planaria.runtime.worker.assignment import Assignment
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.peer_messages import PeerMessages, WaitTimeout
-from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
+from planaria.runtime.worker.received_frames import FrameId
 from planaria.runtime.worker.setup import Setup
 from waiting import until
 
@@ -57,34 +54,9 @@ SECOND_VISIT = Action("forward", 0, 2, node=2, source=1, target=3)
 """waits for that"""
 
 
-places = st.tuples(st.integers(0, 3), st.integers(0, 3))
+# ---- messages over edges that lead nowhere
 
-
-@given(st.lists(st.one_of(places.map(lambda p: ("turn", *p)), places.map(lambda p: ("frame", *p)))))
-def test_mail_delivers_messages_of_this_generation_and_step_alone(story: list[tuple[str, int, int]]) -> None:
-    frames_in, sent = ReceivedFrames(Fp32(), SHAPE), set[tuple[int, int]]()
-    now = (0, 0)
-    for what, generation, step in story:
-        if what == "turn":
-            if (generation, step) < now:
-                continue  # a worker never goes back; after a rollback the generation is higher
-            now = (generation, step)
-            frames_in.turn(*now)
-            sent = {place for place in sent if place >= now}
-        else:
-            frames_in.put(1, *frame(first_visit(generation, step), value=10.0 * generation + step))
-            if (generation, step) >= now:
-                sent.add((generation, step))
-        assert (FrameId(1, first_visit(*now)) in frames_in) == (now in sent)
-    if now in sent:
-        taken = frames_in.take(FrameId(1, first_visit(*now)))
-        assert torch.equal(taken, torch.full(SHAPE, 10.0 * now[0] + now[1]))
-        assert FrameId(1, first_visit(*now)) not in frames_in, "a message is used once"
-
-
-# ---- a post whose edges lead nowhere
-
-Office = tuple[PeerMessages, Connection]
+Scene = tuple[PeerMessages, Connection]
 
 
 @dataclass(eq=False)
@@ -116,26 +88,31 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[Office]:
-    """The post of the worker at stage 2, and the controller's end of its line."""
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[Scene]:
+    """The messages of the worker at stage 2, and the controller's end of its connection."""
     monkeypatch.setattr(edges, "Edge", DeadEdge)
-    monkeypatch.setattr(post_office, "with_cuda", lambda size: (Staging(FakeCopier()), Rings()))
+    monkeypatch.setattr(peer_messages, "with_cuda", lambda size: (Staging(FakeCopier()), Rings()))
     ours, theirs = Pipe()
     setup = Setup(tiny(tmp_path, train={"device": device}), tmp_path, tmp_path, "127.0.0.1", new_key())
     port = Port("127.0.0.1", setup.key)
     resolved, control_link = ResolvedRun(setup.config), ControlLink(theirs, heartbeat_s=1.0)
-    here = Assignment("w2", resolved, control_link.report)
+    assignment = Assignment("w2", resolved, control_link.report)
     transport = SocketTransport(port, control_link.inbox)
     messages = PeerMessages(
-        setup, resolved, here, control_link, transport, lambda order: pytest.fail(f"a copy without an order: {order}")
+        setup,
+        resolved,
+        assignment,
+        control_link,
+        transport,
+        lambda order: pytest.fail(f"a copy without an order: {order}"),
     )
     messages.assign(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
     yield messages, ours
     port.close()
 
 
-def test_links_keep_an_edge_while_its_id_stays(office: Office) -> None:
-    messages, _ = office
+def test_links_keep_an_edge_while_its_id_stays(scene: Scene) -> None:
+    messages, _ = scene
     before, replaced = messages.links.edges[1], messages.links.edges[3]
     assert set(messages.links.edges) == {1, 3}, "stage 2 has no part in the edge 0-1"
     messages.handle(EdgeOpened(before, 0.0))
@@ -147,8 +124,8 @@ def test_links_keep_an_edge_while_its_id_stays(office: Office) -> None:
     assert called == {1: "w1's:1", 3: ""}, "the high end of an edge calls the low one"
 
 
-def test_both_ends_of_a_rebuild_have_an_edge_until_it_ends(office: Office) -> None:
-    messages, _ = office
+def test_both_ends_of_a_rebuild_have_an_edge_until_it_ends(scene: Scene) -> None:
+    messages, _ = scene
     messages.assign(2, form(2, {(1, 2): "g1:1-2"}, {3: Rebuild(by="checkfree", donors=[2, 4])}))
     (gift,) = messages.links.transfers.values()
     assert (gift.spec.link_id, gift.spec.peer, gift.spec.at) == ("g2:state:2>3", 3, "w3's:1"), "donors call"
@@ -161,8 +138,8 @@ def test_both_ends_of_a_rebuild_have_an_edge_until_it_ends(office: Office) -> No
 
 
 @pytest.mark.parametrize("kind", ["frame", "state", "broken", "opened"])
-def test_items_of_an_edge_of_an_older_generation_are_ignored(office: Office, kind: str) -> None:
-    messages, controller = office
+def test_items_of_an_edge_of_an_older_generation_are_ignored(scene: Scene, kind: str) -> None:
+    messages, controller = scene
     old: Any = messages.links.edges[3]
     messages.assign(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     item = {
@@ -177,8 +154,8 @@ def test_items_of_an_edge_of_an_older_generation_are_ignored(office: Office, kin
     assert not controller.poll(), "a false alarm would cost a generation"
 
 
-def test_a_frame_of_a_wrong_shape_is_reported(office: Office) -> None:
-    messages, controller = office
+def test_a_frame_of_a_wrong_shape_is_reported(scene: Scene) -> None:
+    messages, controller = scene
     messages.handle(FrameArrived(messages.links.edges[1], *frame(first_visit(1, 7), shape=(2, 32, 31))))
     report = REPORT.validate_json(controller.recv_bytes())
     assert isinstance(report, EdgeBroken)
@@ -188,8 +165,8 @@ def test_a_frame_of_a_wrong_shape_is_reported(office: Office) -> None:
     assert FrameId(1, first_visit(1, 7)) not in messages.frames_in
 
 
-def test_a_frame_of_the_present_generation_is_accepted(office: Office) -> None:
-    messages, _ = office
+def test_a_frame_of_the_present_generation_is_accepted(scene: Scene) -> None:
+    messages, _ = scene
     messages.handle(FrameArrived(messages.links.edges[1], *frame(first_visit(1, 7))))
     assert messages.input_of(SECOND_VISIT) == FrameId(1, first_visit(1, 7))
     assert messages.input_of(SECOND_VISIT) in messages.frames_in
@@ -197,8 +174,8 @@ def test_a_frame_of_the_present_generation_is_accepted(office: Office) -> None:
     assert messages.input_of(own_data) is None, "it waits for no message"
 
 
-def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(office: Office) -> None:
-    messages, controller = office
+def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(scene: Scene) -> None:
+    messages, controller = scene
     messages.patience = WaitTimeout(0.01)
     gradient = FrameArrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,), value=2.0))
     threading.Timer(0.2, lambda: messages.control_link.inbox.put(gradient)).start()
@@ -210,8 +187,8 @@ def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(office: Office
     assert not controller.poll()
 
 
-def test_a_gradient_of_a_wrong_shape_is_rejected_and_waited_for_again(office: Office) -> None:
-    messages, controller = office
+def test_a_gradient_of_a_wrong_shape_is_rejected_and_waited_for_again(scene: Scene) -> None:
+    messages, controller = scene
     messages.handle(FrameArrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(3,))))
     gradient = FrameArrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,)))
     threading.Timer(0.2, lambda: messages.control_link.inbox.put(gradient)).start()
@@ -231,8 +208,8 @@ class OnDevice(Tensor):
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
-def test_results_are_sent_once_on_the_host_unless_a_generation_has_begun(office: Office) -> None:
-    messages, _ = office
+def test_results_are_sent_once_on_the_host_unless_a_generation_has_begun(scene: Scene) -> None:
+    messages, _ = scene
     copier, sent = cast(FakeCopier, messages.staging._copier), list[tuple[Label, float]]()
     edge: Any = messages.links.edges[3]
     edge.send = lambda label, payload: sent.append((label, payload.sum().item()))
@@ -249,8 +226,8 @@ def test_results_are_sent_once_on_the_host_unless_a_generation_has_begun(office:
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
-def test_arrivals_are_copied_to_the_device_at_once_and_joined_when_taken(office: Office) -> None:
-    messages, _ = office
+def test_arrivals_are_copied_to_the_device_at_once_and_joined_when_taken(scene: Scene) -> None:
+    messages, _ = scene
     copier, (header, payload) = cast(FakeCopier, messages.staging._copier), frame(first_visit(1, 7))
     messages.handle(FrameArrived(messages.links.edges[1], header, payload.as_subclass(OnDevice)))
     (event,) = copier.events

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from planaria.control.logs import RunRecord, read_run
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.supervised_fleet import has_supervisor
 from processes import planaria
+from waiting import until
 
 FOREVER = 10_000
 
@@ -214,19 +214,15 @@ def test_flags_of_workers_are_refused_for_a_standby(tmp_path: Path, flags: list[
 
 def until_ready(folder: Path, other_than: int | None = None) -> int:
     """Wait until a standby waits for the lock; return its process id."""
-    until = time.monotonic() + 30.0
-    while time.monotonic() < until:
-        if (waiting := run_folders.waiting_standbys(folder)) and waiting != [other_than]:
-            return waiting[0]
-        time.sleep(0.02)
-    raise AssertionError("no standby waits for the lock")
+
+    def others() -> list[int]:
+        return [pid for pid in run_folders.waiting_standbys(folder) if pid != other_than]
+
+    until(others, 30.0, shown="no standby waits for the lock")
+    return others()[0]
 
 
 def until_over(folder: Path) -> RunRecord:
     """Wait until the run has finished, and its standby with it."""
-    until = time.monotonic() + 60.0
-    while time.monotonic() < until:
-        if facts(read_run(folder), d.Finish) and not run_folders.is_held(folder):
-            return checked(folder)
-        time.sleep(0.05)
-    raise AssertionError("the run is not over")
+    until(lambda: facts(read_run(folder), d.Finish) and not run_folders.is_held(folder), 60.0, shown="not over")
+    return checked(folder)

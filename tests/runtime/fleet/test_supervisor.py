@@ -17,6 +17,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
 from planaria.runtime.fleet.supervisor import SOCKET, SupervisorConfig, WorkerSupervisor, reachable
+from waiting import until
 
 BEAT = b'{"kind":"heartbeat"}'
 
@@ -82,12 +83,10 @@ def numbered(notices: list[Notice]) -> list[tuple[int, str]]:
     ]
 
 
-def until(fleet: SupervisedFleet, count: int) -> list[tuple[int, str]]:
+def received(fleet: SupervisedFleet, count: int) -> list[tuple[int, str]]:
+    """Return numbers and texts of the next notices, at least ``count``."""
     found: list[tuple[int, str]] = []
-    for _ in range(200):
-        if len(found) >= count:
-            break
-        found += numbered(fleet.poll(0.05))
+    until(lambda: len(found) >= count, meanwhile=lambda: found.extend(numbered(fleet.poll(0.05))), shown=found)
     return found
 
 
@@ -127,7 +126,7 @@ def test_orders_and_reports_pass_once_in_order(tmp_path: Path, seed: int) -> Non
             leader.spawn("w", 0)
             if decisions:
                 leader.send("w", decisions[-1].encode())  # the log's last decision is carried out again
-        log += until(leader, reports - len(log))
+        log += received(leader, reports - len(log))
         assert [number for number, _ in log] == list(range(1, reports + 1))
         assert [text for _, text in log] == [f'{{"kind":"stage_ready","n":{n}}}' for n in range(1, reports + 1)]
         leader.close()
@@ -156,12 +155,12 @@ def test_a_workers_end_is_reported_to_the_next_controller_too(tmp_path: Path) ->
     with kept(tmp_path) as workers:
         first = SupervisedFleet(tmp_path, term=1)
         workers.put(WorkerEnded("w", 0, "exit", "killed"))
-        assert until(first, 1) == [(1, "w")]
+        assert received(first, 1) == [(1, "w")]
         again = SupervisedFleet(tmp_path, term=2)
-        assert until(again, 1) == [(1, "w")], "the first one had not logged it"
+        assert received(again, 1) == [(1, "w")], "the first one had not logged it"
         again.poll(0.0)  # acknowledges what was processed
         last = SupervisedFleet(tmp_path, term=3, received=1)
-        assert until(last, 0) == [] and numbered(last.poll(0.2)) == []
+        assert received(last, 0) == [] and numbered(last.poll(0.2)) == []
 
 
 def test_a_controller_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_a_controller_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
             workers.put(Reported("w", 0, b'{"kind":"stage_ready","n":%d,"text":"%s"}' % (n, b"x" * 5000)))
             workers.put(Reported("w", 0, BEAT))
         successor = SupervisedFleet(tmp_path, term=2)
-        assert [number for number, _ in until(successor, 300)] == list(range(1, 301))
+        assert [number for number, _ in received(successor, 300)] == list(range(1, 301))
         stopped._line.close()
 
 
@@ -195,9 +194,9 @@ def test_a_report_that_is_no_text_and_a_failed_start_concern_their_worker_alone(
     with kept(tmp_path) as workers:
         leader = SupervisedFleet(tmp_path, term=1)
         leader.spawn("w1", 0)
-        assert until(leader, 1) == [(1, "w1")]
+        assert received(leader, 1) == [(1, "w1")]
         workers.put(Reported("w", 0, b"\xff\xfe"))
-        assert [number for number, _ in until(leader, 1)] == [2]
+        assert [number for number, _ in received(leader, 1)] == [2]
         leader.close()
 
 
@@ -220,7 +219,7 @@ def test_garbage_at_the_socket_changes_nothing(tmp_path: Path, garbage: bytes) -
             line.sendall(garbage)
         leader.send("w", b"order")
         workers.put(Reported("w", 0, b'{"kind":"linked"}'))
-        assert len(until(leader, 1)) == 1
+        assert len(received(leader, 1)) == 1
         leader.close()
     assert workers.orders == {"w": ["order"]}
 
@@ -228,8 +227,5 @@ def test_garbage_at_the_socket_changes_nothing(tmp_path: Path, garbage: bytes) -
 def test_without_a_controller_the_supervisor_ends(tmp_path: Path) -> None:
     with kept(tmp_path, orphan_s=0.3) as workers:
         SupervisedFleet(tmp_path, term=1)._line.close()
-        for _ in range(100):
-            if workers.closed:
-                break
-            threading.Event().wait(0.05)
-        assert workers.closed and not has_supervisor(tmp_path)
+        until(lambda: workers.closed)
+        assert not has_supervisor(tmp_path)

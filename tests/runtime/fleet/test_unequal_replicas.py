@@ -18,7 +18,7 @@ from planaria.report.run.run_verdict import facts_of, verdict
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 HERE = Path(__file__).parent
-WRONG = {"kind": "wrong_machine:Wrong"}
+WRONG = {"kind": "faulty_hardware:WrongSum"}
 
 
 @pytest.fixture(autouse=True)

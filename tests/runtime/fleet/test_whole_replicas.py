@@ -14,7 +14,7 @@ from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
 
-LIAR, REPLICAS = 1, 5
+BYZANTINE, REPLICAS = 1, 5
 
 
 def recipe(folder: Path, scope: str, steps: int = 9, rule: str = "multikrum", **exchange: Any) -> RunConfig:
@@ -27,7 +27,7 @@ def recipe(folder: Path, scope: str, steps: int = 9, rule: str = "multikrum", **
 
 def lie(stage: int, attack: str = "own_flip") -> Fault:
     """A fault of the Byzantine replica's node at one stage, from the second round on."""
-    return Fault(step=4, stage=2 * LIAR + stage, signal="lie", attack=attack, until=99)
+    return Fault(step=4, stage=2 * BYZANTINE + stage, signal="lie", attack=attack, until=99)
 
 
 def counted(record: RunRecord) -> dict[tuple[int, int], dict[int, float]]:
@@ -44,7 +44,7 @@ def test_replicas_are_weighed_as_wholes_on_processes_as_in_one(tmp_path: Path) -
     assert mean_losses(record) == pytest.approx(losses(single), abs=1e-12)
     for settle in facts(record, d.Settle):
         assert settle.counted[0] == settle.counted[1] == settle.counted[2], "to the last bit: they stay alike"
-    assert settle.counted[0][LIAR] < 0.9 * settle.counted[0][0]
+    assert settle.counted[0][BYZANTINE] < 0.9 * settle.counted[0][0]
 
 
 @pytest.mark.slow
@@ -53,15 +53,17 @@ def test_corruption_at_one_stage_excludes_the_whole_replica(tmp_path: Path) -> N
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed) and not facts(record, d.Adopt)
     single = in_one_process(recipe(tmp_path / "inline", "replica"), [lie(1)])
     assert counted(record) == counted(single) and counted(record).keys() == {(round, 0) for round in range(3)}
-    assert [of[LIAR] for of in counted(record).values()][1:] == [0.0, 0.0]
+    assert [of[BYZANTINE] for of in counted(record).values()][1:] == [0.0, 0.0]
     assert mean_losses(record) == pytest.approx(losses(single), abs=1e-12)
     rivals = [[fact.rivals for fact in facts(of, e.UpdatesWeighted)] for of in (record, single)]
-    assert rivals[0] == rivals[1] and rivals[0][1]["krum"] == {LIAR: 0.0}
+    assert rivals[0] == rivals[1] and rivals[0][1]["krum"] == {BYZANTINE: 0.0}
     for settle in facts(record, d.Settle):
         assert settle.counted.keys() == {*range(REPLICAS)} == {*settle.members}
         assert all(of == settle.counted[0] for of in settle.counted.values()), "to the last bit: they stay alike"
     apart = counted(in_one_process(recipe(tmp_path / "stages", "stage"), [lie(1)]))
-    assert apart[1, 1][LIAR] == 0.0 and max(apart[1, 0][LIAR], apart[2, 0][LIAR]) > 0.2, "its other stage is honest"
+    assert apart[1, 1][BYZANTINE] == 0.0 and max(apart[1, 0][BYZANTINE], apart[2, 0][BYZANTINE]) > 0.2, (
+        "its other stage is honest"
+    )
 
 
 @pytest.mark.slow
@@ -84,7 +86,7 @@ def test_a_round_settles_despite_deaths_and_invalid_updates(tmp_path: Path, atta
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
     assert len(facts(record, e.WorkerLost)) == 2
     whole = [settle for settle in facts(record, d.Settle) if len(settle.members) > 1]
-    assert len(whole) >= 5 and all(LIAR not in settle.members for settle in whole[1:])
+    assert len(whole) >= 5 and all(BYZANTINE not in settle.members for settle in whole[1:])
     for settle in whole:
         enough = len(settle.members) >= 5
         assert (settle.counted.keys() == {*settle.members}) == enough, "with too few members a round has no value"

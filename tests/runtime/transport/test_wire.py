@@ -6,9 +6,10 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planaria.runtime.transport import wire
 from planaria.runtime.transport.wire import (
     HEADER_BYTES,
     MAX_DIMS,
@@ -127,16 +128,29 @@ def test_the_limit_of_an_edge_is_exact() -> None:
         unpack(pack(GOOD), 119)
 
 
-@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES), st.booleans())
-def test_random_bytes_are_a_sound_header_or_refused(raw: bytes, disguised: bool) -> None:
-    given_bytes = bytearray(b"PLNR\x02" + raw[5:] if disguised else raw)
-    try:
-        header = unpack(given_bytes, 1000)
-    except WireError as error:
-        assert "\n" not in str(error)
-    else:
-        assert 0 <= header.nbytes <= 1000
-        torch.empty(header.shape, dtype=header.dtype)
+NUMBER = st.sampled_from([0, 1, 2**31, 2**32 - 1])
+SIDE = st.sampled_from([0, 1, 3, 2**20, 2**32, 2**63, 2**64 - 1])
+SECONDS = st.sampled_from([0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300, -1e300, 1e12, 5e-324])
+
+
+@settings(max_examples=400)
+@given(
+    st.integers(0, 255), st.integers(0, 255), st.integers(0, 255), st.lists(NUMBER, min_size=4, max_size=4),
+    st.lists(SIDE, min_size=4, max_size=4), SIDE, SECONDS, st.tuples(*[st.integers(0, 255)] * 3),
+)  # fmt: skip
+def test_a_frame_is_within_its_edge_or_refused(
+    code: int, kind: int, dims: int, numbers: list[int], sides: list[int], size: int, sent_at: float,
+    flags: tuple[int, int, int],
+) -> None:  # fmt: skip
+    raw = wire._LAYOUT.pack(
+        b"PLNR", wire._VERSION, code % 16, kind % 8, dims % 8, *numbers, *sides, size, sent_at, *flags
+    )
+    with contextlib.suppress(WireError):
+        header = unpack(raw, 1 << 20)
+        assert header.nbytes <= 1 << 20 and 0 <= header.sent_at < 1e9 and len(header.shape) <= 4
+        torch.empty(header.shape, dtype=header.dtype, device="meta")
+        assert not header.slot or (isinstance(header.label, Activation | Ping) and not header.announced)
+    assert len(raw) == HEADER_BYTES == struct.calcsize(wire._LAYOUT.format)
 
 
 @given(headers, st.integers(0, HEADER_BYTES - 1), st.integers(1, 255))

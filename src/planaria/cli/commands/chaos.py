@@ -63,19 +63,19 @@ def strike(folder: Path, action: str, target: str, resume_after_s: float | None 
     return f"{SIGNALS[action].name} to {worker.worker} (pid {worker.pid}, {holds})"
 
 
-def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
+def ask(folder: Path, target: str, fields: Mapping[str, Any]) -> str:
     """Let the worker at ``target`` ('stage=2', 'node=2', 'worker=w3') inject a fault that is not a signal; return a
     description.
 
-    ``given``: the fields of the fault (``chaos.trace.Fault``) except its step and stage.
+    ``fields``: the fields of the fault (``chaos.trace.Fault``) except its step and stage.
     :raises UserError: if the run is not live, has no such target, or the fault is invalid.
     """
     config = _live(folder, target)
     worker = _find(read_state(folder).workers, target, folder)
     if worker.node is None:
-        raise UserError(f"{folder}: {target} is a spare; only workers with a stage support '{given['signal']}'")
+        raise UserError(f"{folder}: {target} is a spare; only workers with a stage support '{fields['signal']}'")
     try:
-        fault = Fault(step=0, stage=worker.node, **given)
+        fault = Fault(step=0, stage=worker.node, **fields)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise UserError(f"planaria run chaos: {problem['msg'].removeprefix('Value error, ')}") from None
@@ -134,8 +134,8 @@ def _find(workers: list[LiveWorker], target: str, folder: Path) -> LiveWorker:
     for worker in workers:
         if value == str(getattr(worker, kind)):
             return worker
-    there = [f"{w.worker} ({'spare' if w.stage is None else f'stage {w.stage}'})" for w in workers]
-    raise UserError(f"{folder}: no worker is {target}; there are: {', '.join(there)}")
+    descriptions = [f"{w.worker} ({'spare' if w.stage is None else f'stage {w.stage}'})" for w in workers]
+    raise UserError(f"{folder}: no worker is {target}; there are: {', '.join(descriptions)}")
 
 
 def _send(pid: int, number: signal.Signals, folder: Path) -> None:

@@ -40,24 +40,26 @@ def show(folder: Path, name: str | None) -> list[Table]:
     pattern = "unique" if cut.replicas == 1 else "replicated" if equal_copies(cut) else "average"
     first = next(iter(copies.values())).stages
     rows = [
-        (atom_name(cut, stage, local), str(stage), pattern, *_atom(held, local))
-        for stage, held in first.items()
-        for local in held.names("weights")
+        (atom_name(cut, stage, local), str(stage), pattern, *_atom(contents, local))
+        for stage, contents in first.items()
+        for local in contents.names("weights")
     ]
     agree = "" if manifest.exchange is None or cut.replicas == 1 else f" ({manifest.exchange.kind})"
     title = f"{saved.folder}: step {saved.step}, {cut.stages} stages, replicas: {cut.replicas}{agree}, "
-    title += f"{sum(held.path.stat().st_size for held in _files(copies)):,} bytes"
+    title += f"{sum(contents.path.stat().st_size for contents in _files(copies)):,} bytes"
     head = ("parameter", "stage", "pattern", "type", "updates", "lr scale", "bytes", "weights' SHA-256")
     return [Table(title, head, rows, 4)]
 
 
-def _atom(held: StageContents, local: str) -> tuple[str, ...]:
+def _atom(contents: StageContents, local: str) -> tuple[str, ...]:
     """Return the type, clock, scale, bytes with moments, and digest of a file's parameter."""
-    entry, clock = held.entries[f"weights.{local}"], held.clocks.get(local)
+    entry, clock = contents.entries[f"weights.{local}"], contents.clocks.get(local)
     size = sum(
-        held.entries[key].nbytes for kind in ("weights", *held.state) if (key := f"{kind}.{local}") in held.entries
+        contents.entries[key].nbytes
+        for kind in ("weights", *contents.state)
+        if (key := f"{kind}.{local}") in contents.entries
     )
-    scale = held.scales.get(local, held.lr_scale)
+    scale = contents.scales.get(local, contents.lr_scale)
     return (
         str(entry),
         "-" if clock is None else str(clock),
@@ -79,9 +81,9 @@ def verify(folder: Path, name: str | None) -> Iterator[str]:
         copies = copies_of(saved.folder, saved.manifest, saved.manifest.stages)
         require_whole(cut, copies)
         files = _files(copies)
-        for held in files:
-            require_file(saved.folder, held)
-        count = sum(len(held.entries) for held in files)
+        for file in files:
+            require_file(saved.folder, file)
+        count = sum(len(file.entries) for file in files)
         note = "" if saved.whole else " (partial)"
         note += "" if saved.manifest.digests else "; without digests, as an older planaria wrote it"
         yield f"{saved.folder.name}{note}: {len(files)} files, {count} tensors: unchanged"
@@ -90,31 +92,35 @@ def verify(folder: Path, name: str | None) -> Iterator[str]:
 def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: Path) -> list[str]:
     """Write a checkpoint of a run, as resumed with ``changes``, into a folder of checkpoints; return notes."""
     notes: list[str] = []
-    there = resumption_of(folder, changes, name, notes.append)
-    if there.saved is None or not there.saved.whole:
+    resumption = resumption_of(folder, changes, name, notes.append)
+    if resumption.saved is None or not resumption.saved.whole:
         raise UserError(
             f"{folder} has no complete checkpoint to convert; train on with `planaria train --resume {folder}`"
         )
-    if to.resolve() == there.store.folder.resolve() or (to / there.saved.folder.name).exists():
+    if to.resolve() == resumption.store.folder.resolve() or (to / resumption.saved.folder.name).exists():
         raise UserError(f"--to {to}: would replace a checkpoint; choose another folder")
-    config, before, store = there.config, there.saved.manifest, CheckpointStore(to)
-    several, stages, step = config.exchange.replicas, config.pipeline.stages, before.step
+    config = resumption.config
+    before = resumption.saved.manifest
+    store = CheckpointStore(to)
+    several = config.exchange.replicas
+    stages = config.pipeline.stages
+    step = before.step
     even = dict.fromkeys(range(several), ReplicaPosition(step=step)) if several > 1 else {}
-    made = CheckpointManifest(
+    manifest = CheckpointManifest(
         step=step,
         stages=list(range(stages + 1)),
         pipeline_stages=stages,
         samples=before.samples,
         replicas=several,
-        first_block=there.origin.first_block,
+        first_block=resumption.origin.first_block,
         blocks_ahead=before.blocks_ahead,
         positions=before.positions if before.replicas == several else even,
-        digests=_written(store, there.saved.folder, config, step),
+        digests=_written(store, resumption.saved.folder, config, step),
         model=config.model,
         exchange=config.exchange,
         block=ResolvedRun(config).block,
     )
-    return [*notes, str(store.seal(there.saved.folder.name, made, config.checkpoint.keep).folder)]
+    return [*notes, str(store.seal(resumption.saved.folder.name, manifest, config.checkpoint.keep).folder)]
 
 
 def export(
@@ -131,27 +137,27 @@ def export(
     if kind == "hf":
         export_run(folder, to, saved, precision or "fp32", (shard_mb or SHARD_MB) << 20)
         return [str(to)]
-    for flag, given in (("--precision", precision), ("--shard", shard_mb)):
-        if given is not None:
+    for flag, value in (("--precision", precision), ("--shard", shard_mb)):
+        if value is not None:
             raise UserError(
-                f"{flag} {given} requires --format hf; moments are exported with fp32 weights, tensor by tensor"
+                f"{flag} {value} requires --format hf; moments are exported with fp32 weights, tensor by tensor"
             )
     return [*export_state(folder, to, kind, saved), str(to)]
 
 
 def start_from_folder(
-    folder: Path, given: Path, changes: Mapping[str, str], kind: Literal["hf"] | Kind, names: Path | None
+    folder: Path, origin: Path, changes: Mapping[str, str], kind: Literal["hf"] | Kind, names: Path | None
 ) -> list[str]:
     """Start a run from another program's folder with a recipe, or the configuration of a run; return notes."""
     if kind == "hf":
         raise UserError(
-            f"--from hf: {folder} has no moments to resume with; start with its weights: `planaria train {given} "
+            f"--from hf: {folder} has no moments to resume with; start with its weights: `planaria train {origin} "
             f"--train.start {folder}`"
         )
-    recipe = _own(given) if (given / run_folders.CONFIG).is_file() else given
+    recipe = _own(origin) if (origin / run_folders.CONFIG).is_file() else origin
     config = configure(recipe, settings=changes)
-    made, notes = import_run(folder, config, kind, names)
-    return [*notes, f"resume with   planaria train --resume {made}"]
+    imported, notes = import_run(folder, config, kind, names)
+    return [*notes, f"resume with   planaria train --resume {imported}"]
 
 
 def _own(folder: Path) -> RunConfig:
@@ -186,4 +192,4 @@ def _chosen(folder: Path, name: str | None) -> SealedCheckpoint:
 
 def _files(copies: Mapping[int, SavedReplica]) -> list[StageContents]:
     parts = [part for copy in copies.values() for part in (copy.stages, copy.outer)]
-    return list({held.path: held for part in parts for held in part.values()}.values())
+    return list({file.path: file for part in parts for file in part.values()}.values())

@@ -31,11 +31,11 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
     stream = Stream(dataset, "validation", config.model.context, config.seed)
     count = microbatches or config.train.eval_microbatches
     batch = batches(stream, 0, config.pipeline.microbatch_size)
-    apart = masks(config.data, stream, batch, 0, config.pipeline.microbatch_size)
+    document_masks = masks(config.data, stream, batch, 0, config.pipeline.microbatch_size)
     counts = learned_targets(stream, 0, config.pipeline.microbatch_size, count)
     parts = evaluations(stages, shares, most)
     with CountProgress("evaluating the whole model and subsets of stages", "evaluations", parts) as progress:
-        result = omissions(model, batch, count, shares, most, config.seed, apart, counts, progress.done)
+        result = omissions(model, batch, count, shares, most, config.seed, document_masks, counts, progress.done)
     unfinished = folder / f".{FILE}"
     unfinished.write_text(json.dumps([omission.model_dump() for omission in result], indent=1))
     unfinished.replace(folder / FILE)

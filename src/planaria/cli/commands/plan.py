@@ -49,8 +49,8 @@ def _relays(resolved: ResolvedRun) -> str:
     over = assign_relays(replica, pairs, (), walked)
     routes = relay_paths(replica.settings.relays)
     paths = {path.id: path for alternatives in routes.paths.values() for path in alternatives}
-    here = [route for route in resolved.routes(0) if route[0] in nodes]
-    flows = edge_flows(pairs, here, sum(message_bytes(config.model, config.pipeline)))  # activation and gradient
+    own_routes = [route for route in resolved.routes(0) if route[0] in nodes]
+    flows = edge_flows(pairs, own_routes, sum(message_bytes(config.model, config.pipeline)))  # activation and gradient
     busy = loads(list(flows.values()), routes, [paths[over[pair]] for pair in flows])
     least = tightest_cut(list(flows.values()), routes)
     lines = [

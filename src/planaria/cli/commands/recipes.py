@@ -19,9 +19,9 @@ ORDER = ("train", "swarm", "compare", "experts", "drill")
 
 def listing() -> Iterator[str]:
     """Yield a line for each shipped recipe: its name, its command, and the first sentence of its comment."""
-    known = shipped.names()
-    width = max(map(len, known))
-    for name in known:
+    names = shipped.names()
+    width = max(map(len, names))
+    for name in names:
         path = shipped.find(name)
         command = " or ".join(sorted(map(recipe.command_of, recipe.kinds_of(recipe.read(path)))))
         yield f"{name:{width}}  {command:13}  {_first_sentence(path)}"
@@ -35,9 +35,9 @@ def copy(path: Path, to: Path) -> tuple[list[Path], str]:
     """
     tree = recipe.read(path)
     copies = {to: path} | {to.parent / name: path.parent / name for name in _named(tree)}
-    there = [file for file in copies if file.exists()]
-    if there:
-        raise UserError(f"{there[0]} exists already; give another name, or remove it")
+    existing = [file for file in copies if file.exists()]
+    if existing:
+        raise UserError(f"{existing[0]} exists already; give another name, or remove it")
     if not to.parent.is_dir():
         raise UserError(f"{to}: folder {to.parent} does not exist; create it, or give another path")
     for file, original in copies.items():

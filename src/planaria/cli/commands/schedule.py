@@ -40,7 +40,9 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     """Plan the recipe's routes and write ``to`` (JSON, with a page beside it); return the exit code."""
     topology = topology_of(config, recipe)
     problem = problem_of(config, topology)
-    find, step, over = searcher(config.routing), step_ns, None
+    find = searcher(config.routing)
+    step = step_ns
+    over = None
     if topology.path_network is not None:
         over = MultipathPlanner(topology, message_bytes(config.model, config.pipeline).larger, find)
         find, step = over.search, over.step_ns
@@ -54,8 +56,10 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
         result = find(problem, config.seed, first, progress.update)
     rest = SearchBudget(until - time.monotonic(), spend.moves * share)
     compared = baselines(problem, result.solution, config.seed, rest, step, find)
-    made = SearchRecord(seed=config.seed, moves=result.moves, seconds=round(result.seconds, 3))
-    schedule = _schedule(problem, result.solution, result.step_s, ProvedBound(**bound._asdict()), compared, made, over)
+    record = SearchRecord(seed=config.seed, moves=result.moves, seconds=round(result.seconds, 3))
+    schedule = _schedule(
+        problem, result.solution, result.step_s, ProvedBound(**bound._asdict()), compared, record, over
+    )
     file = to or Path(config.out) / f"{config.name}.schedule.json"
     write(schedule, file)
     page = write_page(schedule, file.with_suffix(".html"))
@@ -79,16 +83,18 @@ def _schedule(
     step_s: float,
     bound: ProvedBound,
     compared: dict[str, float],
-    made: SearchRecord,
+    record: SearchRecord,
     over: MultipathPlanner | None,
 ) -> Schedule:
     """Return the schedule of a plan; with several paths between sites, with the times of its edges on their paths."""
     if over is None:
-        return schedule_of(problem, solution, step_s, bound, compared, made)
+        return schedule_of(problem, solution, step_s, bound, compared, record)
     routed = over.routed(problem, solution)
     priced = over.priced(problem, routed)
     others = compared | {HASHED: over.hashed_s(problem, solution)}
-    return schedule_of(priced, solution, step_ns(priced, solution) / 1e9, bound, others, made, over.with_paths(routed))
+    return schedule_of(
+        priced, solution, step_ns(priced, solution) / 1e9, bound, others, record, over.with_paths(routed)
+    )
 
 
 def topology_of(config: RunConfig, recipe: Path | None) -> Topology:

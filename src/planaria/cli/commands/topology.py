@@ -48,7 +48,9 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
 
 def _nodes(config: RunConfig, recipe: Path | None, count: int | None) -> tuple[Topology | None, tuple[Node, ...]]:
     """Return the topology that the recipe names, and its nodes; else nodes of this machine, each with its own site."""
-    topology, number, named = None, config.pipeline.stages + 1, "pipeline.stages + 1"
+    topology = None
+    number = config.pipeline.stages + 1
+    named = "pipeline.stages + 1"
     if config.network.topology is not None:
         topology = topology_of(config, recipe)
         number, named = len(topology.nodes), f"network.topology: {len(topology.nodes)} nodes"
@@ -86,11 +88,11 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 
 def _require_folder(to: Path) -> None:
     """Raise UserError if the folder is not writable, before the measurement."""
-    there = next(path for path in (to, *to.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise UserError(f"--to {to}: {there} is not a folder; give an existing or new folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"--to {to}: {there} is not writable; give another folder")
+    existing = next(path for path in (to, *to.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"--to {to}: {existing} is not a folder; give an existing or new folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"--to {to}: {existing} is not writable; give another folder")
 
 
 def _show(nodes: Sequence[Node], links: Mapping[tuple[str, str], MeasuredLink]) -> None:

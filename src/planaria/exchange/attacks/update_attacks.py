@@ -2,7 +2,7 @@
 
 Vectors are flipped, scaled, randomised or stale, or stay within the spread of honest ones (:class:`Alie`, :class:`Ipm`,
 :class:`Mimic`), so that distance does not reveal them. They are encoded as honest ones. Other attacks send invalid
-    messages: numbers that are not finite, a wrong size or dtype.
+messages: numbers that are not finite, a wrong size or dtype.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ class Alie(VectorAttack):
     """z; :func:`largest_z` unless given"""
 
     def vector(self, scene: AttackView) -> Tensor:
-        known = torch.stack([*scene.known.values()])
+        honest = torch.stack([*scene.known.values()])
         z = self.strength or largest_z(scene.members, scene.byzantine) or _USUAL
-        deviation = known.std(dim=0) if len(known) > 1 else torch.zeros_like(scene.own)
-        return known.mean(dim=0) - z * deviation
+        deviation = honest.std(dim=0) if len(honest) > 1 else torch.zeros_like(scene.own)
+        return honest.mean(dim=0) - z * deviation
 
 
 class Ipm(SignFlip):

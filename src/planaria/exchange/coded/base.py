@@ -5,8 +5,8 @@ A *job* is one gradient: the sum of its chunks' gradients. Job t starts in round
 that round.
 
 Workers, jobs, rounds and chunks are numbered from 0. All methods are functions of the history, the late workers of each
-round, so that a log replays them. Jobs are decoded by their deadlines because whoever closes rounds waits for workers,
-one by one as they finish, until :meth:`Scheme.tolerates_losses` (or the published, stricter :meth:`Scheme.conforms`)
+round, so that a log replays them. Jobs are decoded by their deadlines because a round stays open for workers, one by
+one as they finish, until :meth:`Scheme.tolerates_losses` (or the published, stricter :meth:`Scheme.conforms`)
 holds for the history in which the missing workers are late.
 """
 
@@ -111,7 +111,7 @@ class Scheme(Choice, ABC):
 
     def busy(self, n: int, jobs: int, history: History) -> list[int]:
         """Return the number of mini-tasks of each worker in the next round."""
-        return [len(own) for own in self.tasks(n, jobs, history)]
+        return [len(tasks) for tasks in self.tasks(n, jobs, history)]
 
     def tolerates_losses(self, n: int, jobs: int, history: History) -> bool:
         """Return whether all open jobs are decoded in time if no worker is late from now on.

@@ -77,14 +77,14 @@ def candidate_schemes(n: int, most_delay: int = 3, published: bool = False) -> I
         for burst, window in spans:
             options = {"burst": burst, "window": window, "stragglers": late}
             results += [("srsgc", SRSGC(**options)), ("msgc", MSGC(**options))]
-        for name, made in results:
-            if made.why_unsupported(n) or made.delay() > most_delay:
+        for name, scheme in results:
+            if scheme.why_unsupported(n) or scheme.delay() > most_delay:
                 continue
-            if isinstance(made, SRSGC) and not published:
-                if (made.burst, made.spare()) in repeated:
+            if isinstance(scheme, SRSGC) and not published:
+                if (scheme.burst, scheme.spare()) in repeated:
                     continue
-                repeated.add((made.burst, made.spare()))
-            yield name, made
+                repeated.add((scheme.burst, scheme.spare()))
+            yield name, scheme
 
 
 def slow_always(profile: FinishTimes, slow: float) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def _no_case(
 ) -> SchemeChoice:
     """Return the result with machines that are always slow: leave them out, unless a code beats the rest."""
     left, _ = expected_seconds(Uncoded(), profile.without(always), slow, window)
-    who = ", ".join(map(str, always))
-    why = f"replicas {who} are slow in most rounds, so coding does not pay: {left:.4g} s a job without them"
+    slow_workers = ", ".join(map(str, always))
+    why = f"replicas {slow_workers} are slow in most rounds, so coding does not pay: {left:.4g} s a job without them"
     chosen = none if left <= best.seconds else best
     return SchemeChoice(chosen, ranked, f"{why}; best with them, {best}", always)

@@ -46,7 +46,9 @@ def completed_rounds(record: RunRecord) -> list[RoundTimes]:
 
 def _laps(record: RunRecord) -> list[RoundTimes]:
     result: list[RoundTimes] = []
-    nodes, coded, began, sent = Arrangement({}), CodedStep(), 0.0, dict[int, float]()
+    nodes = Arrangement({})
+    coded, began = CodedStep(), 0.0
+    sent: dict[int, float] = {}
     for t, fact in record.history:
         if isinstance(fact, e.RunStarted):
             nodes = Arrangement(dict(enumerate(fact.arrangement)))
@@ -90,7 +92,7 @@ def busiest_s(record: RunRecord) -> float:
         if ended and not work.dropped:
             each = sum(span.end - span.start for span in passes) / ended.count(min(ended))
             result.setdefault(work.node, []).append(each)
-    return max((median(own) for own in result.values()), default=0.0)
+    return max((median(seconds) for seconds in result.values()), default=0.0)
 
 
 def schemes(record: RunRecord) -> SchemeChoice | None:
@@ -103,10 +105,10 @@ def schemes(record: RunRecord) -> SchemeChoice | None:
 
 def section(record: RunRecord) -> Iterator[str]:
     """Empty without coding."""
-    coding, made = coding_of(record.config.exchange), completed_rounds(record)
-    if coding is None or not made:
+    coding, rounds = coding_of(record.config.exchange), completed_rounds(record)
+    if coding is None or not rounds:
         return
-    parts = [page.chart(finish_figure(made, coding), "stragglers")]
+    parts = [page.chart(finish_figure(rounds, coding), "stragglers")]
     if (chosen := schemes(record)) is not None:
         rows = [
             [str(update).partition(":")[0], f"{1e3 * update.seconds:.1f}", f"{update.load:.3f}", f"{update.vectors}",
@@ -115,39 +117,39 @@ def section(record: RunRecord) -> Iterator[str]:
         ]  # fmt: skip
         note = f"Time that each scheme would have taken with these delays, fastest first: {chosen.why}."
         parts += [page.subheading("Other schemes"), page.note(note), page.table("schemes", HEAD, rows, numbers_from=1)]
-    yield page.section("Stragglers", _summary(coding, made), *parts)
+    yield page.section("Stragglers", _summary(coding, rounds), *parts)
 
 
 def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield the count of rounds that ended without some replicas."""
-    coding, made = coding_of(record.config.exchange), completed_rounds(record)
-    if coding is not None and made:
-        yield f"stragglers    {_summary(coding, made)}"
+    coding, rounds = coding_of(record.config.exchange), completed_rounds(record)
+    if coding is not None and rounds:
+        yield f"stragglers    {_summary(coding, rounds)}"
 
 
-def _summary(coding: Coding, made: list[RoundTimes]) -> str:
-    without = [coding.replicas - len(lap.counted) for lap in made]
-    own, plain = coding.scheme.load(coding.replicas), 1 / coding.replicas
+def _summary(coding: Coding, rounds: list[RoundTimes]) -> str:
+    without = [coding.replicas - len(lap.counted) for lap in rounds]
+    load = coding.scheme.load(coding.replicas)
     return (
-        f"{counted(len(made), 'round')} of coded steps; {sum(map(bool, without))} continued without replicas, "
-        f"{counted(sum(without), 'result')} in all. A replica computes {own:.3f} of a job's data in a round; uncoded "
-        f"it would be {plain:.3f}."
+        f"{counted(len(rounds), 'round')} of coded steps; {sum(map(bool, without))} continued without replicas, "
+        f"{counted(sum(without), 'result')} in all. A replica computes {load:.3f} of a job's data in a round; uncoded "
+        f"it would be {1 / coding.replicas:.3f}."
     )
 
 
-def finish_figure(made: list[RoundTimes], coding: Coding) -> go.Figure:
+def finish_figure(rounds: list[RoundTimes], coding: Coding) -> go.Figure:
     """Plot finish times in milliseconds by round, with a cross for interrupted replicas; the last rounds only."""
-    drawn = made[-ROUNDS_DRAWN:]
+    drawn = rounds[-ROUNDS_DRAWN:]
     names = [f"replica {replica}" for replica in range(coding.replicas)]
     fig = figure(120 + 26 * coding.replicas, x="round")
-    first = len(made) - len(drawn)
+    first = len(rounds) - len(drawn)
     table = [
         [1e3 * lap.sent[replica] if replica in lap.sent else None for lap in drawn]
         for replica in range(coding.replicas)
     ]
     words = [[_round_line(lap, replica) for lap in drawn] for replica in range(coding.replicas)]
     fig.add_heatmap(
-        z=table, x=list(range(first, len(made))), y=names, colorscale=[[0, PAPER], [0.5, BLUE], [1, ORANGE]], zmin=0,
+        z=table, x=list(range(first, len(rounds))), y=names, colorscale=[[0, PAPER], [0.5, BLUE], [1, ORANGE]], zmin=0,
         customdata=words, hovertemplate="%{customdata}<extra></extra>",
         colorbar={"title": "ms", "thickness": 12, "outlinewidth": 0},
     )  # fmt: skip
@@ -157,7 +159,7 @@ def finish_figure(made: list[RoundTimes], coding: Coding) -> go.Figure:
         hoverinfo="skip", marker={"symbol": "x-thin-open", "color": INK, "size": 7}, showlegend=True,
     )  # fmt: skip
     fig.update_layout(yaxis=lanes(names))
-    return integer_x_axis(fig, range(first, len(made)), bars=True)
+    return integer_x_axis(fig, range(first, len(rounds)), bars=True)
 
 
 def _round_line(lap: RoundTimes, replica: int) -> str:

@@ -78,17 +78,17 @@ class CodedSteps:
     def tasks_of(self, step: int, counted: Counted, replica: int) -> Iterator[NodeTask]:
         """Yield ``replica``'s tasks in the round after those in ``counted``."""
         size, first = self.microbatches // self.coding.chunks, len(counted) * self.coding.scheme.slots()
-        for number, duty in enumerate(self.coding.tasks_of(counted, replica), first):
-            passes = [(chunk * size + i, weight) for chunk, weight in duty.chunks for i in range(size)]
+        for number, assigned in enumerate(self.coding.tasks_of(counted, replica), first):
+            passes = [(chunk * size + i, weight) for chunk, weight in assigned.chunks for i in range(size)]
             microbatches = [microbatch for microbatch, _ in passes]
             plan = self.resolved.plan_of_replica(step, replica, microbatches)
-            yield NodeTask(number, duty.task, plan, microbatches, [weight for _, weight in passes])
+            yield NodeTask(number, assigned.task, plan, microbatches, [weight for _, weight in passes])
 
     def begin(self, runner: StageRunner, work: NodeTask, data: StepData) -> None:
         """Prepare ``runner`` for a task."""
-        batch, masks = _of(data.batch, work.microbatches), _of(data.masks, work.microbatches)
-        learned = None if data.learned is None else data.learned.renumbered(work.microbatches)
-        runner.begin(batch, True, self.microbatches, masks, work.weights, learned)
+        batch, masks = _renumbered(data.batch, work.microbatches), _renumbered(data.masks, work.microbatches)
+        counts = None if data.target_counts is None else data.target_counts.renumbered(work.microbatches)
+        runner.begin(batch, True, self.microbatches, masks, work.weights, counts)
 
     def part(self, sent: SentVector) -> int:
         """Return the number of a vector among all that a node may send in a step."""
@@ -101,7 +101,7 @@ class CodedSteps:
 
         :param vector: returns a vector sent by all nodes of its stage (:meth:`StageRunner.gradient_sums`).
         """
-        runner.begin(None, True, self.microbatches, learned=data.learned)
+        runner.begin(None, True, self.microbatches, target_counts=data.target_counts)
         total = torch.zeros_like(runner.gradient_sums())
         for sent, coefficient in self.coding.decoding(counted):
             total.add_(vector(sent), alpha=coefficient)
@@ -148,7 +148,7 @@ def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
         (rule.interval != 0, "is for the gradients of every step; take kind = 'allreduce'"),
         (rounded, "sends sums of gradients, and exchange.compress, or options.bits, rounds single ones"),
         (bool(config.exchange.robust), "sends sums of gradients, and exchange.robust needs single ones"),
-        (config.routing.mixed, "needs replicas with ways of their own; leave routing.mixed out"),
+        (config.routing.mixed, "does not support routing.mixed; remove it"),
         (config.recovery.meanwhile == "skip", "needs all stages of a replica; take recovery.meanwhile = 'wait'"),
     )
     for wrong, why in reasons:
@@ -159,9 +159,9 @@ def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
     return CodedSteps(coding, resolved, microbatches * replicas)
 
 
-def _of(given: Callable[[int], T] | None, indices: Sequence[int]) -> Callable[[int], T] | None:
+def _renumbered(items: Callable[[int], T] | None, indices: Sequence[int]) -> Callable[[int], T] | None:
     """Return a function that maps i to the item at ``indices[i]``."""
-    return None if given is None else lambda i: given(indices[i])
+    return None if items is None else lambda i: items(indices[i])
 
 
 class CodedRounds:
@@ -171,9 +171,13 @@ class CodedRounds:
         self, steps: CodedSteps, messages: PeerMessages, runner: StageRunner, data: StepData, spans: list[e.Span]
     ) -> None:
         """Each action's span is appended to ``spans``."""
-        self._steps, self._messages, self._runner, self._data, self._spans = steps, messages, runner, data, spans
-        nodes = messages.here.present.peers(messages.here.node)
-        self._others = {replica: node for replica, node in enumerate(nodes) if node != messages.here.node}
+        self._steps = steps
+        self._messages = messages
+        self._runner = runner
+        self._data = data
+        self._spans = spans
+        nodes = messages.assignment.present.peers(messages.assignment.node)
+        self._others = {replica: node for replica, node in enumerate(nodes) if node != messages.assignment.node}
         self._counted: Counted = ()
         self._sums = PartialSums()
 
@@ -183,43 +187,46 @@ class CodedRounds:
         :param begun: called with the number of each round.
         :raises Superseded: when the controller cancels the step.
         """
-        here = self._messages.here
+        assignment = self._messages.assignment
         while len(self._counted) < self._steps.coding.rounds:
             begun(len(self._counted))
             counted = frozenset(self._round().counted)
-            self._sums.close(here.number in counted)
+            self._sums.close(assignment.number in counted)
             self._counted = (*self._counted, counted)
         start = time.monotonic()
-        self._messages.control_link.set_activity("exchange", here.step)
+        self._messages.control_link.set_activity("exchange", assignment.step)
         self._steps.absorb(self._runner, self._data, self._counted, self._vector)
         self._spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
     def _round(self) -> CloseRound:
         """Work until the controller ends the round."""
-        here = self._messages.here
+        assignment = self._messages.assignment
         try:
-            for work in self._steps.tasks_of(here.step, self._counted, here.number):
+            for work in self._steps.tasks_of(assignment.step, self._counted, assignment.number):
                 self._messages.first_pass = work.number * self._steps.microbatches
                 self._steps.begin(self._runner, work, self._data)
                 execute_plan(work.plan, self._messages, self._runner, self._spans)
                 round, share = len(self._counted), self._runner.gradient_sums()
-                if (vector := self._sums.add(work.task, here.number, round, share)) is not None:
-                    part = self._steps.part(SentVector(here.number, round, work.task.job, work.task.vector))
+                if (vector := self._sums.add(work.task, assignment.number, round, share)) is not None:
+                    part = self._steps.part(SentVector(assignment.number, round, work.task.job, work.task.vector))
                     for node in self._others.values():
                         self._messages.send_share(node, vector, part)
-            here.report(ResultsSent, round=len(self._counted))
-            self._messages.control_link.set_activity("exchange", here.step)
+            assignment.report(ResultsSent, round=len(self._counted))
+            self._messages.control_link.set_activity("exchange", assignment.step)
             while True:
                 self._messages.handle(self._messages.control_link.next())
         except Superseded as interrupted:
             order = interrupted.order
-            if isinstance(order, CloseRound) and (order.generation, order.step) == (here.generation, here.step):
+            if isinstance(order, CloseRound) and (order.generation, order.step) == (
+                assignment.generation,
+                assignment.step,
+            ):
                 return order
             raise
 
     def _vector(self, sent: SentVector) -> Tensor:
         """Return the vector of a node of this stage in a counted round, waiting for other nodes' vectors."""
-        if sent.replica == self._messages.here.number:
+        if sent.replica == self._messages.assignment.number:
             return self._sums.sent[sent]
         like, node = self._runner.gradient_sums(), self._others[sent.replica]
         return self._messages.take_shares([node], like, self._steps.part(sent))[0]

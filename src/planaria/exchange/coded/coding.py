@@ -6,7 +6,6 @@ takes ``jobs`` + T rounds, of which the last T finish open jobs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -74,7 +73,7 @@ class Coding:
 
     def history(self, counted: Counted) -> History:
         """Return the history in the schemes' form."""
-        return [self.uncounted(there) for there in counted]
+        return [self.uncounted(replicas) for replicas in counted]
 
     def tasks_of(self, counted: Counted, replica: int) -> list[AssignedTask]:
         """Return the mini-tasks of ``replica`` in the next round."""
@@ -99,14 +98,6 @@ class Coding:
         if self.scheme.delay() and not late:
             return False
         return self.scheme.tolerates_losses(self.replicas, self.jobs, [*self.history(counted), missing])
-
-    def admitted(self, counted: Counted, order: Sequence[int], late: int) -> frozenset[int]:
-        """Return the replicas that count in the next round if they finish in this ``order``, the last ``late`` of them
-        late."""
-        there = len(order) - late
-        while not self.may_close(counted, frozenset(order[:there]), late=True):
-            there += 1
-        return frozenset(order[:there])
 
     def decoding(self, counted: Counted) -> list[tuple[SentVector, float]]:
         """Return the vectors and coefficients that add up to the step's gradient, in order of addition."""

@@ -60,7 +60,7 @@ class CodedStep:
     def done(self, arrangement: Arrangement) -> frozenset[int]:
         """Return the replicas whose nodes at every stage have sent their results of the current round."""
         nodes = [arrangement.nodes(stage) for stage in arrangement.stages]
-        return frozenset(r for r in range(len(nodes[0])) if all(held[r] in self.sent for held in nodes))
+        return frozenset(r for r in range(len(nodes[0])) if all(stage_nodes[r] in self.sent for stage_nodes in nodes))
 
     def closed(self, counted: frozenset[int]) -> CodedStep:
         """Return the next round, after the ``counted`` replicas' results of this one."""

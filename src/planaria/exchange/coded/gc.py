@@ -34,12 +34,12 @@ class GradientCode(ABC):
         """Return a worker's chunks and their weights."""
 
     @abstractmethod
-    def tolerates_losses(self, there: Collection[int]) -> bool:
-        """Return whether the vectors of the workers in ``there`` determine the sum."""
+    def tolerates_losses(self, workers: Collection[int]) -> bool:
+        """Return whether the vectors of these ``workers`` determine the sum."""
 
     @abstractmethod
-    def coefficients(self, there: Collection[int]) -> dict[int, float] | None:
-        """Return coefficients of some workers in ``there``; None if they do not determine the sum."""
+    def coefficients(self, workers: Collection[int]) -> dict[int, float] | None:
+        """Return coefficients of some of these ``workers``; None if they do not determine the sum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,21 +54,21 @@ class RepetitionCode(GradientCode):
         group = worker // (self.spare + 1)
         return tuple((group * (self.spare + 1) + chunk, 1.0) for chunk in range(self.spare + 1))
 
-    def tolerates_losses(self, there: Collection[int]) -> bool:
-        return len(self._first(there)) == self.workers // (self.spare + 1)
+    def tolerates_losses(self, workers: Collection[int]) -> bool:
+        return len(self._first(workers)) == self.workers // (self.spare + 1)
 
-    def coefficients(self, there: Collection[int]) -> dict[int, float] | None:
-        return dict.fromkeys(self._first(there).values(), 1.0) if self.tolerates_losses(there) else None
+    def coefficients(self, workers: Collection[int]) -> dict[int, float] | None:
+        return dict.fromkeys(self._first(workers).values(), 1.0) if self.tolerates_losses(workers) else None
 
-    def _first(self, there: Collection[int]) -> dict[int, int]:
-        """Return the first worker in ``there`` of each group."""
-        first = {worker // (self.spare + 1): worker for worker in sorted(there, reverse=True)}
+    def _first(self, workers: Collection[int]) -> dict[int, int]:
+        """Return the first of these ``workers`` in each group."""
+        first = {worker // (self.spare + 1): worker for worker in sorted(workers, reverse=True)}
         return dict(sorted(first.items()))  # groups are summed in a fixed order
 
 
 @dataclass(frozen=True, eq=False)
 class CyclicCode(GradientCode):
-    """Each chunk at s + 1 consecutive workers; the sum needs all workers in ``there``."""
+    """Each chunk at s + 1 consecutive workers; the sum needs any m − s of the m workers."""
 
     matrix: Matrix
     """[m, m], fp64"""
@@ -76,16 +76,16 @@ class CyclicCode(GradientCode):
 
     def row(self, worker: int) -> tuple[tuple[int, float], ...]:
         m = len(self.matrix)
-        held = ((worker + step) % m for step in range(self.spare + 1))
-        return tuple((chunk, float(self.matrix[worker, chunk])) for chunk in held)
+        chunks = ((worker + step) % m for step in range(self.spare + 1))
+        return tuple((chunk, float(self.matrix[worker, chunk])) for chunk in chunks)
 
-    def tolerates_losses(self, there: Collection[int]) -> bool:
-        return len(there) >= len(self.matrix) - self.spare
+    def tolerates_losses(self, workers: Collection[int]) -> bool:
+        return len(workers) >= len(self.matrix) - self.spare
 
-    def coefficients(self, there: Collection[int]) -> dict[int, float] | None:
-        if not self.tolerates_losses(there):
+    def coefficients(self, workers: Collection[int]) -> dict[int, float] | None:
+        if not self.tolerates_losses(workers):
             return None
-        return dict(zip(sorted(there), map(float, decoding(self.matrix, sorted(there))), strict=True))
+        return dict(zip(sorted(workers), map(float, decoding(self.matrix, sorted(workers))), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,21 +101,21 @@ class MixedCode(GradientCode):
             return self.groups.row(worker)
         return tuple((first + chunk, weight) for chunk, weight in self.rest.row(worker - first))
 
-    def tolerates_losses(self, there: Collection[int]) -> bool:
-        groups, rest = self._parted(there)
+    def tolerates_losses(self, workers: Collection[int]) -> bool:
+        groups, rest = self._parted(workers)
         return self.groups.tolerates_losses(groups) and self.rest.tolerates_losses(rest)
 
-    def coefficients(self, there: Collection[int]) -> dict[int, float] | None:
-        groups, rest = self._parted(there)
+    def coefficients(self, workers: Collection[int]) -> dict[int, float] | None:
+        groups, rest = self._parted(workers)
         added, coded = self.groups.coefficients(groups), self.rest.coefficients(rest)
         if added is None or coded is None:
             return None
         return added | {self.groups.workers + worker: part for worker, part in coded.items()}
 
-    def _parted(self, there: Collection[int]) -> tuple[list[int], list[int]]:
+    def _parted(self, workers: Collection[int]) -> tuple[list[int], list[int]]:
         """Return the workers in repeated groups, and the others, numbered from 0."""
         first = self.groups.workers
-        return [i for i in there if i < first], [i - first for i in there if i >= first]
+        return [i for i in workers if i < first], [i - first for i in workers if i >= first]
 
 
 @lru_cache(maxsize=1024)
@@ -138,13 +138,13 @@ def encoding(m: int, spare: int) -> Matrix:
     rows (a real cyclic MDS code, arXiv 1707.03858). For even m − s it does not; then all rows are divided by
     :func:`divisor`'s member of the space, which becomes (1, …, 1).
     """
-    held, others = np.arange(spare + 1), np.arange(spare + 1, m)
-    window = (2 * np.sin(np.pi * (others - held[:, None]) / m)).prod(axis=1)
+    support, others = np.arange(spare + 1), np.arange(spare + 1, m)
+    window = (2 * np.sin(np.pi * (others - support[:, None]) / m)).prod(axis=1)
     under = np.ones(2 * m) if (m - spare) % 2 else divisor(m, spare, np.arange(2 * m))
     matrix = np.zeros((m, m))
     for row in range(m):
-        weights = window / under[row + held]  # past m both change their sign
-        matrix[row, (row + held) % m] = weights / np.abs(weights).mean()
+        weights = window / under[row + support]  # past m both change their sign
+        matrix[row, (row + support) % m] = weights / np.abs(weights).mean()
     return matrix
 
 
@@ -159,9 +159,9 @@ def divisor(m: int, spare: int, chunks: NDArray[np.int_]) -> Matrix:
     return np.asarray(np.cos((2 * k + 1) * np.pi * chunks / m - phase), dtype=np.float64)
 
 
-def decoding(matrix: Matrix, there: Collection[int]) -> Matrix:
-    """Return the shortest a with aᵀB = (1, …, 1) over the rows in ``there``: [rows]."""
-    result, *_ = np.linalg.lstsq(matrix[sorted(there)].T, np.ones(len(matrix)), rcond=None)
+def decoding(matrix: Matrix, workers: Collection[int]) -> Matrix:
+    """Return the shortest a with aᵀB = (1, …, 1) over the rows in ``workers``: [rows]."""
+    result, *_ = np.linalg.lstsq(matrix[sorted(workers)].T, np.ones(len(matrix)), rcond=None)
     return np.asarray(result, dtype=np.float64)
 
 
@@ -171,21 +171,23 @@ def enlarges(n: int, spare: int) -> float:
 
     The worst case has all late workers holding neighbouring chunks. More than ``LARGEST`` count as infinite.
     """
-    made = code(n, spare)
-    if isinstance(made, RepetitionCode):
+    gradient_code = code(n, spare)
+    if isinstance(gradient_code, RepetitionCode):
         return 1.0
-    cyclic = made.rest if isinstance(made, MixedCode) else made
+    cyclic = gradient_code.rest if isinstance(gradient_code, MixedCode) else gradient_code
     assert isinstance(cyclic, CyclicCode)
     matrix = cyclic.matrix
-    m, sizes, worst = len(matrix), np.abs(matrix).sum(axis=1), 0.0
+    m = len(matrix)
     if m > LARGEST:
         return inf
+    sizes = np.abs(matrix).sum(axis=1)
+    worst = 0.0
     for first in range(m):
-        there = sorted((first + step) % m for step in range(m - spare))
-        parts = decoding(matrix, there)
-        if float(np.abs(parts @ matrix[there] - 1).max()) > 1e-6:
+        workers = sorted((first + step) % m for step in range(m - spare))
+        parts = decoding(matrix, workers)
+        if float(np.abs(parts @ matrix[workers] - 1).max()) > 1e-6:
             return inf
-        worst = max(worst, float(np.abs(parts) @ sizes[there]))
+        worst = max(worst, float(np.abs(parts) @ sizes[workers]))
     return (n - m + worst) / n
 
 

@@ -62,10 +62,10 @@ def coded_of(setting: str | Mapping[str, Any], members: int) -> CodedSchedule:
 
     :raises UserError: naming unknown names or incompatible settings.
     """
-    given: dict[str, Any] = {"scheme": setting} if isinstance(setting, str) else dict(setting)
-    name: Any = given.pop("scheme", None)
-    jobs: Any = given.pop("jobs", None)
-    slow: Any = given.pop("slow", CodedSchedule.slow)
+    options: dict[str, Any] = {"scheme": setting} if isinstance(setting, str) else dict(setting)
+    name: Any = options.pop("scheme", None)
+    jobs: Any = options.pop("jobs", None)
+    slow: Any = options.pop("slow", CodedSchedule.slow)
     if not isinstance(name, str):
         raise UserError(f"exchange.coded = {setting!r}: give scheme, a name: {', '.join(SCHEMES.names)}")
     if members < FEWEST:
@@ -74,12 +74,12 @@ def coded_of(setting: str | Mapping[str, Any], members: int) -> CodedSchedule:
             "add replicas, or leave it out"
         )
     _require_window(JOBS if jobs is None else jobs, slow)
-    if given.get("stragglers") == AUTO:
+    if options.get("stragglers") == AUTO:
         raise UserError(
             "exchange.coded: stragglers = 'auto' is not known here; train with exchange.coded = 'none' for some twenty "
             "steps, let `planaria advise RECIPE --delays RUN` choose, and use its answer"
         )
-    scheme = SCHEMES.make(name, given)
+    scheme = SCHEMES.make(name, options)
     if why := scheme.why_unsupported(members):
         raise UserError(f"exchange.coded: {name!r}: {why}")
     if jobs is None:

@@ -192,7 +192,7 @@ class MSGC(WindowedScheme):
         now = len(history)
         under_way = range(min(now, jobs - 1), max(-1, now - self.slots()), -1)
         results = ([self._task(n, history, worker, job) for job in under_way] for worker in range(n))
-        return tuple(tuple(task for task in own if task) for own in results)
+        return tuple(tuple(task for task in tasks if task) for tasks in results)
 
     def busy(self, n: int, jobs: int, history: History) -> list[int]:
         if self.stragglers == n:
@@ -201,11 +201,11 @@ class MSGC(WindowedScheme):
         return [len(range(max(0, now - self.slots() + 1), min(now + 1, jobs)))] * n
 
     def parts(self, n: int, worker: int, task: MiniTask) -> tuple[tuple[int, float], ...]:
-        own, size = self.window - 1, 1 if self.stragglers == n else self.stragglers + 1
-        if task.piece < own:
-            first = (worker * own + task.piece) * size
+        uncoded, size = self.window - 1, 1 if self.stragglers == n else self.stragglers + 1
+        if task.piece < uncoded:
+            first = (worker * uncoded + task.piece) * size
             return tuple((first + step, 1.0) for step in range(size))
-        first = n * (own * size + task.piece - own)
+        first = n * (uncoded * size + task.piece - uncoded)
         return tuple((first + chunk, weight) for chunk, weight in code(n, self.stragglers).row(worker))
 
     def _caught_up_at(self, history: History, worker: int, job: int) -> int | None:
@@ -220,8 +220,8 @@ class MSGC(WindowedScheme):
         now = job + self.window - 1 + group
         if now >= len(history):
             return []
-        there = (worker for worker in range(n) if worker not in history[now])
-        return [worker for worker in there if not self.pending_pieces(history[:now], worker, job)]
+        in_time = (worker for worker in range(n) if worker not in history[now])
+        return [worker for worker in in_time if not self.pending_pieces(history[:now], worker, job)]
 
     def _groups(self, n: int) -> range:
         return range(self.burst if self.stragglers < n else 0)
@@ -230,7 +230,7 @@ class MSGC(WindowedScheme):
         if any(self._caught_up_at(history, worker, job) is None for worker in range(n)):
             return False
         coded = (self._coded(n, history, job, group) for group in self._groups(n))
-        return all(code(n, self.stragglers).tolerates_losses(there) for there in coded)
+        return all(code(n, self.stragglers).tolerates_losses(workers) for workers in coded)
 
     def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
         shares = []

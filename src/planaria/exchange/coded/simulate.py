@@ -1,4 +1,4 @@
-"""Simulation of schemes: replay of measured finish times, and decoding of given rounds."""
+"""Simulation of schemes: replay of measured finish times."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.exchange.coded.base import History, Late, Scheme
+from planaria.exchange.coded.base import Late, Scheme
 
 Seconds = NDArray[np.float64]
 
@@ -26,10 +25,6 @@ class FinishTimes:
     """share of a job's data that each worker computed; uncoded 1/n"""
     slope: float
     """seconds per unit of load for an undelayed worker; 0: all cost is fixed"""
-    slows: Literal["times", "plus"] = "times"
-    """effect of a slow round on more load: multiplied time, or the same extra seconds (as published)"""
-    send_s: float = 0.0
-    """seconds for each vector that a worker sends beyond the first in a round"""
     task_s: float = 0.0
     """seconds of each mini-task independent of its load, such as filling and draining a pipeline"""
 
@@ -43,11 +38,13 @@ class FinishTimes:
         return float(np.median(self.seconds))
 
     def at(self, round: int, loads: Seconds) -> Seconds:
-        """Return finish times of a round with these loads [n]; rounds past the last wrap around."""
+        """Return finish times of a round with these loads [n]; rounds past the last wrap around.
+
+        A slow round multiplies the time of more load; as published, it adds the same seconds to any load.
+        """
         measured = self.seconds[round % len(self.seconds)]
         more = self.slope * (loads - self.load)
-        result = measured + more if self.slows == "plus" else measured * (1 + more / self.typical)
-        return np.asarray(np.maximum(result, 1e-9))
+        return np.asarray(np.maximum(measured * (1 + more / self.typical), 1e-9))
 
     def cut(self, jobs: int, into: int) -> FinishTimes:
         """Return the profile of steps of ``jobs`` jobs cut ``into`` another number: merged, or split equally."""
@@ -91,12 +88,12 @@ def close_round(
     """
     order = sorted(busy, key=lambda worker: (finish[worker], worker))
     deadline = slow * finish[order[0]]
-    there = sum(finish[worker] <= deadline for worker in order)
+    arrived = sum(finish[worker] <= deadline for worker in order)
     ends = deadline
-    while there < len(order) and not allowed(frozenset(order[there:])):
-        ends = finish[order[there]]
-        there += 1
-    late = frozenset(order[there:])
+    while arrived < len(order) and not allowed(frozenset(order[arrived:])):
+        ends = finish[order[arrived]]
+        arrived += 1
+    late = frozenset(order[arrived:])
     return late, float(ends if late else finish[order[-1]])
 
 
@@ -116,7 +113,10 @@ def replay(
 
     :param published: use the published accounting: conforming patterns, deadlines in all rounds, full load for all.
     """
-    n, history, spent, waits, work = profile.workers, list[Late](), [], 0, 0.0
+    n = profile.workers
+    history: list[Late] = []
+    spent = []
+    waits, work = 0, 0.0
     each = scheme.load(n) / scheme.slots()
     for now in range(jobs + scheme.delay()):
         counts = scheme.busy(n, jobs, history)
@@ -128,9 +128,6 @@ def replay(
         finish = profile.at(start + now, loads)
         if profile.task_s:
             finish = finish + profile.task_s * np.maximum(np.array(counts) - 1, 0)
-        if profile.send_s:
-            sends = np.array([sum(task.sent for task in own) for own in scheme.tasks(n, jobs, history)])
-            finish = finish + profile.send_s * np.maximum(sends - 1, 0)
         patience = slow if published or scheme.delay() else 1.0
         late, ends = close_round(
             finish, busy, patience, lambda late: _may_close(scheme, n, jobs, [*history, late], published)
@@ -163,31 +160,4 @@ def uncoded_seconds(profile: FinishTimes, jobs: int, count: int) -> list[float]:
     """
     loads = np.full(profile.workers, 1 / profile.workers)
     sums = (sum(profile.at(k * jobs + now, loads) for now in range(jobs)) for k in range(count))
-    return [float(np.max(own)) for own in sums]
-
-
-Gradient = Callable[[int, int], Any]
-"""of a job's chunk: a tensor, array or number"""
-
-
-def decoded(scheme: Scheme, n: int, jobs: int, history: History, gradient: Gradient) -> list[Any]:
-    """Return the gradient sum of each job whose deadline is in ``history``; None if undecodable.
-
-    A late worker's additions of the round are dropped; those of earlier rounds remain.
-    """
-    kept: dict[tuple[int, int, int], Any] = {}
-    sent: dict[tuple[int, int, int, int], Any] = {}
-    for now, late in enumerate(history):
-        for worker, own in enumerate(scheme.tasks(n, jobs, history[:now])):
-            for task in own if worker not in late else ():
-                vector = (task.job, worker, task.vector)
-                added = [weight * gradient(task.job, chunk) for chunk, weight in scheme.parts(n, worker, task)]
-                kept[vector] = sum(added[1:], added[0]) + kept.get(vector, 0)
-                if task.sent:
-                    sent[*vector, now] = kept.pop(vector)
-    result = []
-    for job in range(min(jobs, len(history) - scheme.delay())):
-        shares = scheme.decode(n, history[: job + scheme.delay() + 1], job)
-        parts = [s.coefficient * sent[job, s.worker, s.vector, s.round] for s in shares or ()]
-        result.append(sum(parts[1:], parts[0]) if shares is not None else None)
-    return result
+    return [float(np.max(worker_sums)) for worker_sums in sums]

@@ -16,8 +16,8 @@ from planaria.models.families import stage_parameters
 
 def compression_in(config: ExchangeConfig) -> Compression | None:
     """Return the lossy compression of messages; None if there is none."""
-    made = exchange(config) if config.has_several_replicas else None
-    return None if not isinstance(made, AggregatingExchange) or made.compression.exact else made.compression
+    rule = exchange(config) if config.has_several_replicas else None
+    return None if not isinstance(rule, AggregatingExchange) or rule.compression.exact else rule.compression
 
 
 def require_messages(config: RunConfig) -> None:

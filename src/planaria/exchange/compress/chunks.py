@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -90,10 +91,39 @@ def unpacked(rows: Tensor, count: int, bits: int) -> Tensor:
 
 
 class Chunked(Compressor, ABC):
-    """A compressor whose messages start with their count of numbers."""
+    """A compressor whose messages have their count of numbers, then the full chunks, then the shorter last one."""
 
     chunk: ClassVar[int] = CHUNK
     """numbers in a full chunk"""
+
+    @abstractmethod
+    def chunk_bytes(self, size: int) -> int:
+        """Return the bytes of a chunk of ``size`` numbers in a message."""
+
+    @abstractmethod
+    def _encoded(self, rows: Tensor, draw: int) -> Sequence[Tensor]:
+        """Return the bytes of ``rows`` [chunks, numbers], in pieces."""
+
+    @abstractmethod
+    def _decode(self, reader: ArrayReader, rows: Tensor, draw: int) -> None:
+        """Set ``rows`` [chunks, numbers], which are zero, to the next numbers of a message.
+
+        :raises ValueError: if they are invalid.
+        """
+
+    def bytes(self, count: int) -> int:
+        return COUNT_BYTES + sum(n * self.chunk_bytes(size) for n, size in sizes(count, self.chunk))
+
+    def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
+        encoded = (self._encoded(rows, draw) for rows in split(vector, self.chunk))
+        return torch.cat([header(len(vector)), *(piece for pieces in encoded for piece in pieces)])
+
+    def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
+        vector = torch.zeros(count)
+        reader = ArrayReader(message, count, self.bytes(count))
+        for rows in split(vector, self.chunk):
+            self._decode(reader, rows, draw)
+        return vector
 
     def count(self, message: Tensor) -> int:
         return header_count(message)

@@ -123,14 +123,14 @@ class Compression:
         :raises ValueError: if a message does not match the round's codec.
         """
         codec = self.codec(outer)
-        sent = {}
+        vectors = {}
         for member in sorted(updates):
             decoded = weight_message.unpack(updates[member].blocking, like, codec, outer.rounds)
-            sent[member] = _scaled(decoded, self._scale(outer, member))
+            vectors[member] = _scaled(decoded, self._scale(outer, member))
         kept = updates[me].kept if me in updates else {}
         if len(updates) > 1 or not kept or codec.exact:
-            return sent, kept
-        value, kept = self.feedback.settle_alone(kept, sent[me])
+            return vectors, kept
+        value, kept = self.feedback.settle_alone(kept, vectors[me])
         return {me: dict(value)}, kept
 
     def _scale(self, outer: StageOuterState, member: int | None) -> float:
@@ -154,7 +154,7 @@ class Compression:
 
     def after_member_change(self, outer: StageOuterState) -> StageOuterState:
         """Return the state after a change of members: without estimates, with residuals."""
-        return replace(outer, parts={n: held for n, held in outer.parts.items() if self.parts.get(n) != "estimate"})
+        return replace(outer, parts={n: part for n, part in outer.parts.items() if self.parts.get(n) != "estimate"})
 
     def bytes(self, shapes: Shapes) -> int:
         """Return the bytes of a message of tensors of these shapes once estimates are initialised."""
@@ -202,21 +202,21 @@ def compression_of(setting: str | Mapping[str, Any]) -> Compression:
 
     :raises UserError: naming unknown names or incompatible settings.
     """
-    given = _parsed(setting) if isinstance(setting, str) else dict(setting)
-    kind, name = given.pop("kind", None), given.pop("feedback", "ef14")
+    options = _parsed(setting) if isinstance(setting, str) else dict(setting)
+    kind, name = options.pop("kind", None), options.pop("feedback", "ef14")
     if not isinstance(kind, str) or not isinstance(name, str):
         raise UserError(f"exchange.compress = {setting!r}: give kind, a name: {', '.join(COMPRESSORS.names)}")
-    known = {option for chosen in (COMPRESSORS.find(kind), FEEDBACKS.find(name)) for option in chosen.model_fields}
-    if unknown := next((option for option in given if option not in known), None):
-        fix = nearest(unknown, known) if known else "there are none; leave it out"
+    declared = {option for chosen in (COMPRESSORS.find(kind), FEEDBACKS.find(name)) for option in chosen.model_fields}
+    if unknown := next((option for option in options if option not in declared), None):
+        fix = nearest(unknown, declared) if declared else "there are none; leave it out"
         raise UserError(f"exchange.compress.{unknown}: no option of {kind!r} or {name!r}; {fix}")
-    made = Compression(
-        COMPRESSORS.make(kind, COMPRESSORS.declared([kind], given)),
-        FEEDBACKS.make(name, FEEDBACKS.declared([name], given)),
+    compression = Compression(
+        COMPRESSORS.make(kind, COMPRESSORS.declared([kind], options)),
+        FEEDBACKS.make(name, FEEDBACKS.declared([name], options)),
     )
-    if wrong := made.feedback.why_unsupported(made.compressor.delta(CHUNK)):
+    if wrong := compression.feedback.why_unsupported(compression.compressor.delta(CHUNK)):
         raise UserError(f"exchange.compress: {wrong}")
-    return made
+    return compression
 
 
 def _parsed(setting: str) -> dict[str, Any]:

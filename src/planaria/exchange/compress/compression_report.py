@@ -70,8 +70,8 @@ def _messages(record: RunRecord) -> MessageTotals:
         return totals
     for _, fact in record.history:
         if isinstance(fact, MessageCompressed):
-            known = totals.reported[fact.stage].get(fact.round)
-            if known is None or fact.node <= known.node:
+            reported = totals.reported[fact.stage].get(fact.round)
+            if reported is None or fact.node <= reported.node:
                 totals.reported[fact.stage][fact.round] = fact
     return totals
 
@@ -124,13 +124,13 @@ def _when(record: RunRecord) -> str:
 
 def _rows(record: RunRecord, messages: MessageTotals) -> Iterator[list[str]]:
     for stage, facts in sorted(messages.reported.items()):
-        own = messages.shortened(stage)
-        deltas = [1.0 - fact.relative_error for fact in own]
-        each = [f"{of(deltas):.4f}" if own else "–" for of in (median, min, max)]
-        steady = f"{share(own):.2%}" if own else "–"
-        stated = _stated(record, own[0].dense_bytes // 4) if own else "–"
+        shortened = messages.shortened(stage)
+        deltas = [1.0 - fact.relative_error for fact in shortened]
+        each = [f"{of(deltas):.4f}" if shortened else "–" for of in (median, min, max)]
+        steady = f"{share(shortened):.2%}" if shortened else "–"
+        stated = _stated(record, shortened[0].dense_bytes // 4) if shortened else "–"
         whole = f"{share(facts.values()):.2%}"
-        yield [str(stage), str(len(facts)), *each, stated, steady, whole, str(len(facts) - len(own))]
+        yield [str(stage), str(len(facts)), *each, stated, steady, whole, str(len(facts) - len(shortened))]
 
 
 def _stated(record: RunRecord, count: int) -> str:
@@ -138,9 +138,9 @@ def _stated(record: RunRecord, count: int) -> str:
     from planaria.exchange.aggregate import AggregatingExchange
     from planaria.exchange.registry import exchange  # compressors import torch
 
-    made = exchange(record.config.exchange)
-    assert isinstance(made, AggregatingExchange), "only averaging compresses"
-    compressor = made.compression.compressor
+    rule = exchange(record.config.exchange)
+    assert isinstance(rule, AggregatingExchange), "only averaging compresses"
+    compressor = rule.compression.compressor
     return f"{compressor.delta(count):.4f}" if compressor.guaranteed else "none"
 
 

@@ -15,7 +15,7 @@ from planaria.common.tensors import all_finite
 from planaria.config.bounds import Natural
 from planaria.exchange.compress import chunks
 from planaria.exchange.compress.chunks import Chunked
-from planaria.exchange.compress.sparse import largest, misplaced
+from planaria.exchange.compress.sparse import largest, misplaced, require_inside
 
 PLACE_BITS = 6
 CHUNK = 1 << PLACE_BITS
@@ -26,8 +26,8 @@ _LARGEST = torch.finfo(torch.float32).max
 class DCT(Chunked):
     """The k coefficients of largest magnitude of each chunk, each as a place of 6 bits and a bfloat16 or fp32 value.
 
-    A shorter last chunk uses a basis of its length. A message is its count of numbers, then for the full chunks and
-    for the shorter last one the places and the values: 8 + Σ n (⌈6k/8⌉ + k · bits/8) bytes.
+    A shorter last chunk uses a basis of its length. A message has 8 + Σ n (⌈6k/8⌉ + k · bits/8) bytes: the places of
+    all chunks of one length, then their values.
     """
 
     chunk: ClassVar[int] = CHUNK
@@ -51,35 +51,26 @@ class DCT(Chunked):
         """Return k for a chunk of ``size`` numbers."""
         return -(-self.k * size // CHUNK)
 
-    def bytes(self, count: int) -> int:
-        return chunks.COUNT_BYTES + sum(
-            n * (chunks.packed_bytes(self.kept(size), PLACE_BITS) + self.kept(size) * self.bits // 8)
-            for n, size in chunks.sizes(count, CHUNK)
-        )
+    def chunk_bytes(self, size: int) -> int:
+        return chunks.packed_bytes(self.kept(size), PLACE_BITS) + self.kept(size) * self.bits // 8
 
-    def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
-        pieces, most = [chunks.header(len(vector))], torch.finfo(_TYPES[self.bits]).max
-        for chunk in chunks.split(vector, CHUNK):
-            rows = basis(self.basis, chunk.shape[1], self.seed).numpy()
-            # einsum does not call BLAS, whose last bits depend on the number of threads
-            coefficients = torch.from_numpy(np.einsum("nd,kd->nk", chunk.double().numpy(), rows))
-            places = largest(coefficients, self.kept(chunk.shape[1]))
-            values = coefficients.gather(1, places)
-            finite = torch.where(values.isfinite(), values.clamp(-most, most), values)
-            pieces += [chunks.packed(places, PLACE_BITS), chunks.raw(finite.to(_TYPES[self.bits]))]
-        return torch.cat(pieces)
+    def _encoded(self, rows: Tensor, draw: int) -> list[Tensor]:
+        # einsum does not call BLAS, whose last bits depend on the number of threads
+        vectors = basis(self.basis, rows.shape[1], self.seed).numpy()
+        coefficients = torch.from_numpy(np.einsum("nd,kd->nk", rows.double().numpy(), vectors))
+        places = largest(coefficients, self.kept(rows.shape[1]))
+        values, most = coefficients.gather(1, places), torch.finfo(_TYPES[self.bits]).max
+        finite = torch.where(values.isfinite(), values.clamp(-most, most), values)
+        return [chunks.packed(places, PLACE_BITS), chunks.raw(finite.to(_TYPES[self.bits]))]
 
-    def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
-        vector, reader = torch.zeros(count), chunks.ArrayReader(message, count, self.bytes(count))
-        for chunk in chunks.split(vector, CHUNK):
-            places, values = self._read(reader, *chunk.shape)
-            if int(places.max()) >= chunk.shape[1]:
-                raise ValueError("an index is outside its chunk")
-            rows, total = basis(self.basis, chunk.shape[1], self.seed), torch.zeros(chunk.shape, dtype=torch.float64)
-            for place, value in zip(places.T, values.T, strict=True):  # elementwise: the same bits on every machine
-                total += value.unsqueeze(1) * rows[place]
-            chunk.copy_(total.clamp_(-_LARGEST, _LARGEST))
-        return vector
+    def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
+        places, values = self._read(reader, *rows.shape)
+        require_inside(places, rows)
+        vectors = basis(self.basis, rows.shape[1], self.seed)
+        total = torch.zeros(rows.shape, dtype=torch.float64)
+        for place, value in zip(places.T, values.T, strict=True):  # elementwise: the same bits on every machine
+            total += value.unsqueeze(1) * vectors[place]
+        rows.copy_(total.clamp_(-_LARGEST, _LARGEST))
 
     def delta(self, count: int) -> float:
         """Return the minimum over chunks of k/d: the basis keeps norms, so the error is what was not sent."""

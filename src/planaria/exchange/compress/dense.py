@@ -94,23 +94,17 @@ class GroupQuantised(Compressor):
 class Sign(Chunked):
     """sign(v)·‖v‖₁/d by chunk (arXiv 1901.09847, definition of the scaled sign). Zero counts as positive."""
 
-    def bytes(self, count: int) -> int:
-        return chunks.COUNT_BYTES + sum(n * (chunks.SCALE_BYTES + -(-size // 8)) for n, size in chunks.sizes(count))
+    def chunk_bytes(self, size: int) -> int:
+        return chunks.SCALE_BYTES + -(-size // 8)
 
-    def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
-        pieces = [chunks.header(len(vector))]
-        for chunk in chunks.split(vector):
-            bits = torch.from_numpy(np.packbits((chunk >= 0).numpy(), axis=1))
-            pieces += [chunks.raw(chunk.abs().mean(dim=1, keepdim=True)), chunks.raw(bits)]
-        return torch.cat(pieces)
+    def _encoded(self, rows: Tensor, draw: int) -> list[Tensor]:
+        bits = torch.from_numpy(np.packbits((rows >= 0).numpy(), axis=1))
+        return [chunks.raw(rows.abs().mean(dim=1, keepdim=True)), chunks.raw(bits)]
 
-    def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
-        vector, reader = torch.empty(count), chunks.ArrayReader(message, count, self.bytes(count))
-        for chunk in chunks.split(vector):
-            scales, bits = self._read(reader, *chunk.shape)
-            positive = torch.from_numpy(np.unpackbits(bits.numpy(), axis=1, count=chunk.shape[1]))
-            chunk.copy_(positive).mul_(2).sub_(1).mul_(scales)
-        return vector
+    def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
+        scales, bits = self._read(reader, *rows.shape)
+        positive = torch.from_numpy(np.unpackbits(bits.numpy(), axis=1, count=rows.shape[1]))
+        rows.copy_(positive).mul_(2).sub_(1).mul_(scales)
 
     @property
     def guaranteed(self) -> bool:

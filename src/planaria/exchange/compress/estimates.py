@@ -75,8 +75,8 @@ class EF21(Estimates):
         return {"estimate": estimate, **followed}
 
     def parts_after_start(self, exact: Weights) -> dict[str, Weights]:
-        own = super().parts_after_start(exact)
-        return own if self.momentum == 1.0 else {**own, "followed": own["estimate"]}
+        parts = super().parts_after_start(exact)
+        return parts if self.momentum == 1.0 else {**parts, "followed": parts["estimate"]}
 
     def _followed(self, outer: StageOuterState, exact: Weights) -> dict[str, Tensor]:
         """v ← (1 − a)v + ag (arXiv 2305.15155, algorithm 1)."""
@@ -118,9 +118,9 @@ class EF21W(EF21):
         replicas.
         """
         squares = [_square(sent[member]) for member in sorted(sent)]
-        known = outer.secants if len(outer.secants) == len(squares) else (0.0,) * len(squares)
-        count = outer.measured if known is outer.secants else 0
-        total = tuple(one + other for one, other in zip(known, squares, strict=True))
+        secants = outer.secants if len(outer.secants) == len(squares) else (0.0,) * len(squares)
+        count = outer.measured if secants is outer.secants else 0
+        total = tuple(one + other for one, other in zip(secants, squares, strict=True))
         return replace(outer, secants=total, measured=count + 1)
 
     def scale(self, outer: StageOuterState, member: int) -> float:

@@ -30,6 +30,12 @@ def misplaced(places: Tensor, size: int) -> str:
     return "" if ascending else "its places are not ascending, or beyond their chunk"
 
 
+def require_inside(places: Tensor, rows: Tensor) -> None:
+    """Raise ValueError if one of these indices [n, k] is outside its row of ``rows`` [n, numbers]."""
+    if int(places.max()) >= rows.shape[1]:
+        raise ValueError("an index is outside its chunk")
+
+
 class ChunkedTopK(Chunked, ABC):
     """Sends the same number of values from each chunk of 65,536, so that a message's size is known in advance."""
 
@@ -45,11 +51,8 @@ class ChunkedTopK(Chunked, ABC):
         """Return k for a chunk of ``size`` numbers."""
         return max(1, math.ceil(self.keep * size - 1e-9))
 
-    def bytes(self, count: int) -> int:
-        each = self.place_bytes + self.bits // 8
-        return chunks.COUNT_BYTES + sum(
-            n * (chunks.SCALE_BYTES + self.kept(size) * each) for n, size in chunks.sizes(count)
-        )
+    def chunk_bytes(self, size: int) -> int:
+        return chunks.SCALE_BYTES + self.kept(size) * (self.place_bytes + self.bits // 8)
 
     def delta(self, count: int) -> float:
         """Return the minimum over chunks of k/d."""
@@ -85,21 +88,14 @@ class TopK(ChunkedTopK):
 
     place_bytes: ClassVar[int] = 2
 
-    def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
-        pieces = [chunks.header(len(vector))]
-        for chunk in chunks.split(vector):
-            positions = largest(chunk, self.kept(chunk.shape[1]))
-            pieces += [chunks.raw(positions.to(torch.uint16)), *self._scaled(chunk.gather(1, positions))]
-        return torch.cat(pieces)
+    def _encoded(self, rows: Tensor, draw: int) -> list[Tensor]:
+        indices = largest(rows, self.kept(rows.shape[1]))
+        return [chunks.raw(indices.to(torch.uint16)), *self._scaled(rows.gather(1, indices))]
 
-    def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
-        vector, reader = torch.zeros(count), chunks.ArrayReader(message, count, self.bytes(count))
-        for chunk in chunks.split(vector):
-            positions = self._places(reader, *chunk.shape)
-            if int(positions.max()) >= chunk.shape[1]:
-                raise ValueError("an index is outside its chunk")
-            chunk.scatter_(1, positions, self._unscaled(*self._numbers(reader, *chunk.shape)))
-        return vector
+    def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
+        indices = self._places(reader, *rows.shape)
+        require_inside(indices, rows)
+        rows.scatter_(1, indices, self._unscaled(*self._numbers(reader, *rows.shape)))
 
     def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
         return misplaced(self._places(reader, n, size), size) or super()._why_invalid(reader, n, size)
@@ -114,18 +110,11 @@ class RandK(ChunkedTopK):
 
     place_bytes: ClassVar[int] = 0
 
-    def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
-        pieces = [chunks.header(len(vector))]
-        for chunk in chunks.split(vector):
-            pieces += self._scaled(chunk[:, self._places(chunk.shape[1], draw)])
-        return torch.cat(pieces)
+    def _encoded(self, rows: Tensor, draw: int) -> list[Tensor]:
+        return self._scaled(rows[:, self._places(rows.shape[1], draw)])
 
-    def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
-        vector, reader = torch.zeros(count), chunks.ArrayReader(message, count, self.bytes(count))
-        for chunk in chunks.split(vector):
-            positions = self._places(chunk.shape[1], draw)
-            chunk[:, positions] = self._unscaled(*self._numbers(reader, *chunk.shape))
-        return vector
+    def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
+        rows[:, self._places(rows.shape[1], draw)] = self._unscaled(*self._numbers(reader, *rows.shape))
 
     def _places(self, size: int, draw: int) -> Tensor:
         """Return indices in ascending order."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from planaria.common.tensors import all_finite
 from planaria.exchange.compress import chunks
 from planaria.exchange.compress.chunks import Chunked
-from planaria.exchange.compress.sparse import largest, misplaced
+from planaria.exchange.compress.sparse import largest, misplaced, require_inside
 
 PLACE_BITS, CODE_BITS = 12, 2
 CHUNK = 1 << PLACE_BITS
@@ -29,8 +29,8 @@ class TopK2(Chunked):
     - ``released``: of bins between mean − 2.25σ, mean − 0.75σ and mean + 0.75σ, as in the code released with
       arXiv 2603.08163. There mean and σ are those of a tensor; messages have no tensors, so here they are a chunk's.
 
-    A message is its count of numbers, then for the full chunks and for the shorter last one the places, the codes and
-    the levels of all: 8 + Σ n (⌈12k/8⌉ + ⌈2k/8⌉ + 2L) bytes with L = 2 or 4 levels.
+    A message has 8 + Σ n (⌈12k/8⌉ + ⌈2k/8⌉ + 2L) bytes with L = 2 or 4 levels: the places of all chunks of one length,
+    then their codes, then their levels.
     """
 
     chunk: ClassVar[int] = CHUNK
@@ -44,35 +44,21 @@ class TopK2(Chunked):
         """Return k for a chunk of ``size`` numbers."""
         return -(-self.k * size // CHUNK)
 
-    def bytes(self, count: int) -> int:
-        return chunks.COUNT_BYTES + sum(
-            n * (chunks.packed_bytes(self.kept(size), PLACE_BITS) + chunks.packed_bytes(self.kept(size), CODE_BITS))
-            + n * 2 * self._level_count
-            for n, size in chunks.sizes(count, CHUNK)
-        )
+    def chunk_bytes(self, size: int) -> int:
+        packed = (chunks.packed_bytes(self.kept(size), bits) for bits in (PLACE_BITS, CODE_BITS))
+        return sum(packed) + 2 * self._level_count
 
-    def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
-        pieces = [chunks.header(len(vector))]
-        for chunk in chunks.split(vector, CHUNK):
-            places = largest(chunk, self.kept(chunk.shape[1]))
-            values = chunk.gather(1, places).double()
-            codes, levels = _symmetric(values) if self.levels == "symmetric" else _released(values)
-            finite = torch.where(levels.isfinite(), levels.clamp(-_LARGEST, _LARGEST), levels)
-            pieces += [
-                chunks.packed(places, PLACE_BITS),
-                chunks.packed(codes, CODE_BITS),
-                chunks.raw(finite.bfloat16()),
-            ]
-        return torch.cat(pieces)
+    def _encoded(self, rows: Tensor, draw: int) -> list[Tensor]:
+        places = largest(rows, self.kept(rows.shape[1]))
+        values = rows.gather(1, places).double()
+        codes, levels = _symmetric(values) if self.levels == "symmetric" else _released(values)
+        finite = torch.where(levels.isfinite(), levels.clamp(-_LARGEST, _LARGEST), levels)
+        return [chunks.packed(places, PLACE_BITS), chunks.packed(codes, CODE_BITS), chunks.raw(finite.bfloat16())]
 
-    def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
-        vector, reader = torch.zeros(count), chunks.ArrayReader(message, count, self.bytes(count))
-        for chunk in chunks.split(vector, CHUNK):
-            places, codes, levels = self._read(reader, *chunk.shape)
-            if int(places.max()) >= chunk.shape[1]:
-                raise ValueError("an index is outside its chunk")
-            chunk.scatter_(1, places, levels.gather(1, codes))
-        return vector
+    def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
+        places, codes, levels = self._read(reader, *rows.shape)
+        require_inside(places, rows)
+        rows.scatter_(1, places, levels.gather(1, codes))
 
     @property
     def guaranteed(self) -> bool:

@@ -65,8 +65,8 @@ def combine(
         last = zeros_like_vector(vectors[0])
     gram = products(vectors, last if onward else None, isinstance(rule, GramRule) and rule.origin)
     if isinstance(rule, CoordinateRule):
-        made, matrix = rule.combine, _mixed_by(rule, gram, mix, draw)
-        return RobustValue(_visited(vectors, lambda rows: made(multiply_rows(matrix, rows))))
+        combined, matrix = rule.combine, _mixed_by(rule, gram, mix, draw)
+        return RobustValue(_visited(vectors, lambda rows: combined(multiply_rows(matrix, rows))))
     assert isinstance(rule, GramRule)
     c = coefficients(rule, gram, mix, draw, onward)
     return RobustValue(by_coefficients(vectors, c, last if onward else None), c, gram)
@@ -110,10 +110,10 @@ def mixing(mix: Mix, gram: Tensor, byzantine: int, draw: int) -> Tensor:
         near = nearest(gram, n - byzantine)
         return torch.zeros(n, n, dtype=gram.dtype).scatter_(1, near, 1.0 / near.shape[1])
     order = torch.randperm(n, generator=torch.Generator().manual_seed(draw))
-    made = torch.zeros(-(-n // BUCKET), n, dtype=gram.dtype)
+    matrix = torch.zeros(-(-n // BUCKET), n, dtype=gram.dtype)
     for row, members in enumerate(torch.split(order, BUCKET)):
-        made[row, members] = 1.0 / len(members)
-    return made
+        matrix[row, members] = 1.0 / len(members)
+    return matrix
 
 
 def weighted(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
@@ -127,11 +127,11 @@ def weighted(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     return torch.zeros_like(rows[0]) if total is None else total
 
 
-def _visited(vectors: Sequence[Vector], made: Callable[[list[Tensor]], Tensor], size: int = CHUNK) -> Tensor:
+def _visited(vectors: Sequence[Vector], combined: Callable[[list[Tensor]], Tensor], size: int = CHUNK) -> Tensor:
     like = pieces(vectors[0])
     value = torch.empty(sum(map(len, like)), dtype=like[0].dtype)
     for start, rows in chunks(vectors, size):
-        value[start : start + len(rows[0])] = made(rows)
+        value[start : start + len(rows[0])] = combined(rows)
     return value
 
 

@@ -53,26 +53,26 @@ def trimmed_mean(rows: Sequence[Tensor], trim: int) -> Tensor:
     total = torch.zeros_like(rows[0])
     if not math.isfinite(sum(float(torch.dot(row, total)) for row in rows)):
         raise NotFinite("a number is not finite")
-    held = list(rows)
+    sorted_rows = list(rows)
     for low, high, smaller, larger in network(len(rows), trim):
-        tensor, other = held[low], held[high]
+        tensor, other = sorted_rows[low], sorted_rows[high]
         if smaller:
-            held[low] = torch.minimum(tensor, other)
+            sorted_rows[low] = torch.minimum(tensor, other)
         if larger:
-            held[high] = torch.maximum(tensor, other)
-    for row in held[trim : len(held) - trim]:
+            sorted_rows[high] = torch.maximum(tensor, other)
+    for row in sorted_rows[trim : len(sorted_rows) - trim]:
         total.add_(row)
     return total.div_(len(rows) - 2 * trim)
 
 
 def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
     """Return :func:`trimmed_mean` of ``rows``, bit for bit, with compiled code."""
-    held, value = [row.contiguous() for row in rows], torch.empty_like(rows[0])
-    indices = [row.data_ptr() for row in held]
+    contiguous, value = [row.contiguous() for row in rows], torch.empty_like(rows[0])
+    indices = [row.data_ptr() for row in contiguous]
     lowest, size = min(indices), rows[0].element_size()
     starts = np.array([(index - lowest) // size for index in indices])
     # one view over the memory of all rows, since compiled code takes arrays, not lists
-    first = held[indices.index(lowest)].numpy()
+    first = contiguous[indices.index(lowest)].numpy()
     memory = as_strided(first, (int(starts.max()) + len(first),), writeable=False)
     share = memory.dtype.type(len(rows) - 2 * trim)
     if not middles(memory, starts, _table(len(rows), trim), trim, share, value.numpy()):
@@ -91,18 +91,18 @@ def middles(memory: Numbers, starts: Numbers, network: Numbers, trim: int, share
     :param share: count of middle values, in their dtype.
     :return: whether all numbers are finite.
     """
-    held = np.zeros((len(starts), _TOGETHER), memory.dtype)
+    buffer = np.zeros((len(starts), _TOGETHER), memory.dtype)
     invalid = False
     for begin in range(0, len(out), _TOGETHER):
         size = min(_TOGETHER, len(out) - begin)
         for member in range(len(starts)):
-            row, first = held[member], starts[member] + begin
+            row, first = buffer[member], starts[member] + begin
             source = memory[first : first + size]
             for k in range(size):
                 row[k] = source[k]
                 invalid |= row[k] - row[k] != 0
         for index in range(len(network)):
-            one, other = held[network[index, 0]], held[network[index, 1]]
+            one, other = buffer[network[index, 0]], buffer[network[index, 1]]
             for k in range(_TOGETHER):  # a fixed count and both results: cheaper than testing what is needed
                 low, high = one[k], other[k]
                 one[k] = low if low < high else high
@@ -110,7 +110,7 @@ def middles(memory: Numbers, starts: Numbers, network: Numbers, trim: int, share
         target = out[begin : begin + size]
         target[:] = 0
         for member in range(trim, len(starts) - trim):
-            row = held[member]
+            row = buffer[member]
             for k in range(size):
                 target[k] += row[k]
         for k in range(size):

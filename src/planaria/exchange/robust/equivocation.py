@@ -74,8 +74,8 @@ def findings(received: Received, members: Collection[int], byzantine: int) -> Ex
     """
     proved, contradicted = [], dict[int, list[int]]()
     for sender in sorted(members):
-        own = received.get(sender, {}).get(sender)
-        contradicted[sender] = [m for m in sorted(members) if received.get(m, {}).get(sender, own) != own]
+        sent = received.get(sender, {}).get(sender)
+        contradicted[sender] = [m for m in sorted(members) if received.get(m, {}).get(sender, sent) != sent]
         if len(contradicted[sender]) > byzantine:
             proved.append(sender)
     settled, disputes = set(proved), []

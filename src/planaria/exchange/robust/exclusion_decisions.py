@@ -30,7 +30,7 @@ def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish 
     result = run.suspicion.examine(_received_in_step(replica), run.rule)
     if not result.min_byzantine:
         return None
-    if wrong := run.suspicion.raised(result.all).unbearable(run.rule):
+    if wrong := run.suspicion.raised(result.all).why_impossible(run.rule):
         return d.Finish(outcome="failed", reason=wrong)
     return d.LeaveOut(
         replica=replica.number,
@@ -49,31 +49,33 @@ def _received_in_step(replica: ReplicaState) -> Received:
     return {member: joined(of_stages) for member, of_stages in enumerate(received)}
 
 
-def equivocating_replicas(run: RunState, party: Collection[int]) -> Exclusions:
+def equivocating_replicas(run: RunState, members: Collection[int]) -> Exclusions:
     """Return the equivocating replicas among those about to settle a round together."""
-    if not run.rule.detects_equivocation(len(party)):
+    if not run.rule.detects_equivocation(len(members)):
         return Exclusions()
     received = {}
-    for number in party:
+    for number in members:
         replica, by_node = run.replicas[number], dict[int, dict[int, str]]()
         assert replica.open_round is not None
         for (node, member), digest in replica.open_round.received.items():
             by_node.setdefault(node, {})[member] = digest
         nodes = (replica.arrangement.nodes(stage)[0] for stage in replica.arrangement.stages)
         received[number] = joined(by_node.get(node, {}) for node in nodes)
-    return findings(received, party, byzantine_bound(run.rule))
+    return findings(received, members, byzantine_bound(run.rule))
 
 
 Coefficients = dict[int, dict[int, float]]
 Rivals = dict[str, dict[int, float]]
 
 
-def settle_weights(run: RunState, round: int, party: Sequence[int]) -> tuple[Coefficients, Rivals]:
-    """Return the weights in :class:`~planaria.control.members.Settle` for a ``round`` that ``party`` settles."""
+def settle_weights(run: RunState, round: int, members: Sequence[int]) -> tuple[Coefficients, Rivals]:
+    """Return the weights in :class:`~planaria.control.members.Settle` for a ``round`` that ``members`` settle."""
     weighing = run.rule.weighing
-    if weighing is None or len(party) < 2:
+    if weighing is None or len(members) < 2:
         return {}, {}
-    members, coefficients, first = sorted(party), Coefficients(), UpdateWeights()
+    members = sorted(members)
+    coefficients: Coefficients = {}
+    first = UpdateWeights()
     for me in members:
         open_round, arrangement = run.replicas[me].open_round, run.replicas[me].arrangement
         assert open_round is not None

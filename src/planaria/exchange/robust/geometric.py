@@ -36,7 +36,8 @@ class GeometricMedian(GramRule):
 
     def coefficients(self, gram: Tensor) -> Tensor:
         k, apart = gram.numpy(), distances(gram).sqrt().numpy()
-        n, auto, smallest = len(k), self.rounds == "auto", _SMALLEST * float(apart.mean())
+        n, smallest = len(k), _SMALLEST * float(apart.mean())
+        auto = self.rounds == "auto"
         w = np.full(n, 1.0 / n)
         for number in range(ROUNDS if self.rounds == "auto" else self.rounds):
             # ‖x_j − Σ w x‖² = K_jj − 2(Kw)_j + wᵀKw

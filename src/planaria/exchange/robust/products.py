@@ -48,18 +48,18 @@ def zeros_like_vector(like: Vector) -> list[Tensor]:
     return [torch.zeros_like(piece) for piece in pieces(like)]
 
 
-def blocks(held: Tensor, width: int) -> Tensor:
-    """Return [k, n, 1,024]: the first ``width`` columns of ``held`` [n, whole blocks], zero-padded; shares memory."""
+def blocks(buffer: Tensor, width: int) -> Tensor:
+    """Return [k, n, 1,024]: the first ``width`` columns of ``buffer`` [n, whole blocks], zero-padded; shares memory."""
     padded = -(-width // BLOCK) * BLOCK
-    held[:, width:padded] = 0.0
-    return held[:, :padded].view(len(held), -1, BLOCK).transpose(0, 1)
+    buffer[:, width:padded] = 0.0
+    return buffer[:, :padded].view(len(buffer), -1, BLOCK).transpose(0, 1)
 
 
 def multiply_rows(matrix: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     """Return the rows of MX, for M [m, n] and the ``rows`` [d] of n members."""
-    held = torch.empty(len(rows), CHUNK, dtype=rows[0].dtype)
-    torch.stack(list(rows), out=held[:, : len(rows[0])])
-    cut = blocks(held, len(rows[0]))
+    buffer = torch.empty(len(rows), CHUNK, dtype=rows[0].dtype)
+    torch.stack(list(rows), out=buffer[:, : len(rows[0])])
+    cut = blocks(buffer, len(rows[0]))
     result = torch.bmm(matrix.to(cut.dtype).expand(len(cut), -1, -1), cut)
     return list(result.transpose(0, 1).reshape(len(matrix), -1)[:, : len(rows[0])])
 
@@ -141,5 +141,5 @@ def shortening_factors(gram: Tensor) -> Tensor:
 
 def inner_products(gram: Tensor, shorter: Tensor, origin: bool) -> Tensor:
     """Return K [n, n], the inner products of s_j x_j about the ``origin``, or else about r; from G and s."""
-    own = torch.cat([torch.diag(shorter), (shorter if origin else shorter - 1.0).unsqueeze(1)], dim=1)
-    return own @ gram @ own.T
+    factors = torch.cat([torch.diag(shorter), (shorter if origin else shorter - 1.0).unsqueeze(1)], dim=1)
+    return factors @ gram @ factors.T

@@ -162,8 +162,8 @@ def _rows(trust: TrustHistory) -> Iterator[list[str]]:
     for (replica, stage, reason), value in trust.refused.items():
         location = str(stage) if stage >= 0 else "–"
         rounds, nodes = value.rounds, len(value.nodes)
-        who = f"{counted(nodes, 'node')}"
-        yield [str(replica), location, reason, str(len(rounds)), str(min(rounds)), str(max(rounds)), who]
+        rejected_by = f"{counted(nodes, 'node')}"
+        yield [str(replica), location, reason, str(len(rounds)), str(min(rounds)), str(max(rounds)), rejected_by]
 
 
 def trust_figure(trust: TrustHistory) -> go.Figure:

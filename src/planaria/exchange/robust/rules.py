@@ -105,16 +105,14 @@ class RobustAggregator:
         like = next(iter(decoded.values()))
         if not like:  # an empty fragment
             return {}
-        vectors, before = (
-            [weight_message.pieces(weights) for weights in decoded.values()],
-            weight_message.pieces(last) if last else None,
-        )
+        vectors = [weight_message.pieces(weights) for weights in decoded.values()]
+        before = weight_message.pieces(last) if last else None
         if self.scope == "replica":
             return weight_message.unflatten(self._given(vectors, [*decoded], before), like)
         try:
             result = combine(self.rule, vectors, self.mix, draw, before)
         except NotFinite as error:
-            raise TooManyByzantine("a member's vector is not finite, and was not refused") from error
+            raise TooManyByzantine("a member's vector is not finite, and was not rejected") from error
         if self.on_counted is not None and result.coefficients is not None and result.gram is not None:
             self.on_counted(self._counted([*decoded], result.coefficients, result.gram, draw))
         return weight_message.unflatten(result.value, like)
@@ -138,17 +136,17 @@ class RobustAggregator:
         return self._counted(members, result, gram, draw)
 
     def _counted(self, members: Sequence[int], value: Tensor, gram: Tensor, draw: int) -> UpdateWeights:
-        own = value.tolist()
+        weights = value.tolist()
 
         def by_rivals() -> dict[str, dict[int, float]]:
-            little = low_weight_members(own, self.rule.byzantine)
+            little = low_weight_members(weights, self.rule.byzantine)
             if not little or not isinstance(self.rule, GramRule):
                 return {}
             rules = {name: RULES.make(name, {"byzantine": self.rule.byzantine}) for name in RULES.shipped}
             others = rival_coefficients(rules, self.rule, gram, self.mix, draw)
             return {name: {members[index]: float(c[index]) for index in little} for name, c in others.items()}
 
-        return UpdateWeights(dict(zip(members, own, strict=True)), by_rivals)
+        return UpdateWeights(dict(zip(members, weights, strict=True)), by_rivals)
 
 
 def robust_of(setting: str | Mapping[str, Any], members: int) -> RobustAggregator:
@@ -156,9 +154,9 @@ def robust_of(setting: str | Mapping[str, Any], members: int) -> RobustAggregato
 
     :raises UserError: naming unknown names or incompatible settings.
     """
-    given = _parsed(setting) if isinstance(setting, str) else dict(setting)
-    rule, mix, strikes = given.pop("rule", None), given.pop("mix", "none"), given.pop("strikes", STRIKES)
-    scope = given.pop("scope", "stage")
+    options = _parsed(setting) if isinstance(setting, str) else dict(setting)
+    rule, mix = options.pop("rule", None), options.pop("mix", "none")
+    strikes, scope = options.pop("strikes", STRIKES), options.pop("scope", "stage")
     if not isinstance(rule, str):
         raise UserError(f"exchange.robust = {setting!r}: give rule, a name: {', '.join(RULES.names)}")
     if mix not in get_args(Mix):
@@ -167,18 +165,18 @@ def robust_of(setting: str | Mapping[str, Any], members: int) -> RobustAggregato
         raise UserError(f"exchange.robust.strikes = {strikes!r}: give a number of steps, 0 or more (0: never)")
     if scope not in get_args(Scope):
         raise UserError(f"exchange.robust.scope = {scope!r}: no such choice; {nearest(str(scope), get_args(Scope))}")
-    made = RobustAggregator(RULES.make(rule, given), mix, strikes=strikes, scope=scope)
-    if scope == "replica" and isinstance(made.rule, CoordinateRule):
+    aggregator = RobustAggregator(RULES.make(rule, options), mix, strikes=strikes, scope=scope)
+    if scope == "replica" and isinstance(aggregator.rule, CoordinateRule):
         raise UserError(
             f"exchange.robust.scope = 'replica': {rule!r} treats each coordinate separately, so stages cannot be "
             "weighted together; leave scope out, or use a rule that compares distances, such as 'multikrum'"
         )
-    if members < made.min_members():
+    if members < aggregator.min_members():
         raise UserError(
-            f"exchange.robust: {rule!r} with byzantine = {made.rule.byzantine} and mix = {mix!r} needs "
-            f"exchange.replicas = {made.min_members()} or more, not {members}; lower byzantine, or add replicas"
+            f"exchange.robust: {rule!r} with byzantine = {aggregator.rule.byzantine} and mix = {mix!r} needs "
+            f"exchange.replicas = {aggregator.min_members()} or more, not {members}; lower byzantine, or add replicas"
         )
-    return made
+    return aggregator
 
 
 def _parsed(setting: str) -> dict[str, Any]:

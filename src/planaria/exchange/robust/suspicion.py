@@ -83,13 +83,13 @@ class Suspicion:
         """
         if not self.now and not refused:
             return self
-        standing = self.exclusions(rule)
-        disputed = standing.left_out.keys() - {*standing.byzantine, *standing.invalid}
-        held = dict(self.refusals)
+        excluded = self.exclusions(rule)
+        disputed = excluded.left_out.keys() - {*excluded.byzantine, *excluded.invalid}
+        refusals = dict(self.refusals)
         for sender in sorted({other for others in refused.values() for other in others} - disputed):
             by = [member for member, others in refused.items() if sender in others]
-            held[sender] = held.get(sender, _NEVER).refused(round, by, byzantine_bound(rule))
-        return replace(self, now=frozenset(), refusals=MappingProxyType(held))
+            refusals[sender] = refusals.get(sender, _NEVER).refused(round, by, byzantine_bound(rule))
+        return replace(self, now=frozenset(), refusals=MappingProxyType(refusals))
 
     def strikes(self, member: int, rule: Exchange) -> int:
         """Return the steps or rounds in which ``member``'s update was provably invalid or not the same to all."""
@@ -98,7 +98,7 @@ class Suspicion:
     def forgotten(self, member: int) -> Suspicion:
         """Return the state without reports by and about ``member``, which another machine replaces."""
         result = {finding: steps for finding, steps in self.findings.items() if member not in finding}
-        others = {other: held.without(member) for other, held in self.refusals.items() if other != member}
+        others = {other: rejections.without(member) for other, rejections in self.refusals.items() if other != member}
         now = frozenset(finding for finding in self.now if member not in finding)
         return Suspicion(MappingProxyType(result), now, MappingProxyType(others))
 
@@ -106,24 +106,24 @@ class Suspicion:
         """Return the members excluded from the current step: those caught in it, and those caught in ``rule.strikes``
         earlier steps (0: never)."""
         least = rule.strikes
-        held = {finding for finding, steps in self.findings.items() if 0 < least <= steps} | self.now
-        alone = {member for finding in held if len(finding) == 1 for member in finding}
-        useless = {member for member in self.refusals if 0 < least <= self.strikes(member, rule)} - alone
-        disputes = [(one, *rest) for one, *rest in sorted(held) if rest and not (alone | useless) & {one, *rest}]
-        pairs = tuple((first, second) for first, second in disputes)
-        return Exclusions(tuple(sorted(alone)), pairs, tuple(sorted(useless)))
+        current = {finding for finding, steps in self.findings.items() if 0 < least <= steps} | self.now
+        proved = {member for finding in current if len(finding) == 1 for member in finding}
+        invalid = {member for member in self.refusals if 0 < least <= self.strikes(member, rule)} - proved
+        pairs = sorted(finding for finding in current if len(finding) == 2 and not (proved | invalid) & {*finding})
+        return Exclusions(tuple(sorted(proved)), tuple((one, other) for one, other in pairs), tuple(sorted(invalid)))
 
     def examine(self, received: Received, rule: Exchange) -> Exclusions:
         """Return new findings from the digests in the current step, besides members already excluded."""
-        known = self.exclusions(rule)
-        return findings(received, received.keys() - known.left_out.keys(), max(0, rule.tolerated - known.min_byzantine))
+        excluded = self.exclusions(rule)
+        members = received.keys() - excluded.left_out.keys()
+        return findings(received, members, max(0, rule.tolerated - excluded.min_byzantine))
 
-    def unbearable(self, rule: Exchange) -> str:
+    def why_impossible(self, rule: Exchange) -> str:
         """Return why the step is impossible without the excluded members; empty if it is possible."""
-        standing = self.exclusions(rule)
-        if standing.min_byzantine <= rule.tolerated:
+        excluded = self.exclusions(rule)
+        if excluded.min_byzantine <= rule.tolerated:
             return ""
-        reasons = "; ".join(f"replica {member}: {why}" for member, why in standing.left_out.items())
+        reasons = "; ".join(f"replica {member}: {why}" for member, why in excluded.left_out.items())
         return f"more replicas are Byzantine than exchange.robust tolerates ({rule.tolerated}): {reasons}"
 
 

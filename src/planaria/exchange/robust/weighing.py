@@ -40,11 +40,11 @@ class Weighing:
     """decodes the valid updates of the round after an outer state, by member"""
 
     def products(
-        self, outer: StageOuterState, decoded: Mapping[int, Weights], me: int, news: Collection[int]
+        self, outer: StageOuterState, decoded: Mapping[int, Weights], me: int, new: Collection[int]
     ) -> Products:
-        """Return the inner products that ``me``'s node reports for the members ``news`` in the round after ``outer``.
+        """Return the inner products that ``me``'s node reports for the members ``new`` in the round after ``outer``.
 
-        ``decoded`` holds all vectors in order of arrival, its own included and ``news`` last.
+        ``decoded`` holds all vectors in order of arrival, its own included and ``new`` last.
         """
         vectors = {member: weight_message.pieces(weights) for member, weights in decoded.items()}
         about = vectors[me] if self.own else None
@@ -52,7 +52,7 @@ class Weighing:
             about = (
                 weight_message.pieces({name: t for name, t in outer[self.last].items() if name in decoded[me]}) or None
             )
-        return products(vectors, news, about, me if self.own else None)
+        return products(vectors, new, about, me if self.own else None)
 
     def counted(self, stages: Sequence[Products], members: Sequence[int], me: int, draw: int) -> UpdateWeights | None:
         """Return the weights of the updates of ``members``, in order, from the products of each stage; None below the
@@ -63,12 +63,12 @@ class Weighing:
         if len(members) < self.robust.min_members():
             return None
         whole = torch.zeros(len(members) + 1, len(members) + 1, dtype=torch.float64)
-        for known in stages:
-            whole += gram(known, members, me if self.own else None)
+        for node_products in stages:
+            whole += gram(node_products, members, me if self.own else None)
         return self.robust.judged(members, whole, draw)
 
 
-def products(vectors: Mapping[int, Vector], news: Collection[int], about: Vector | None, own: int | None) -> Products:
+def products(vectors: Mapping[int, Vector], new: Collection[int], about: Vector | None, own: int | None) -> Products:
     """Return ⟨x_j − r, x_k − r⟩ of each new member j with every k up to itself, in fp64; r is ``about``, or zero.
 
     Row ``own``, whose vector is r, holds products with r itself. Vectors are fp32, differences and sums fp64:
@@ -76,7 +76,7 @@ def products(vectors: Mapping[int, Vector], news: Collection[int], about: Vector
     threads.
     """
     members = list(vectors)
-    result: dict[int, dict[int, float]] = {j: dict.fromkeys(members[: members.index(j) + 1], 0.0) for j in news}
+    result: dict[int, dict[int, float]] = {j: dict.fromkeys(members[: members.index(j) + 1], 0.0) for j in new}
     scratch = torch.empty(CHUNK, dtype=torch.float64)
     for _, parts in chunks([*vectors.values(), *([] if about is None else [about])]):
         r = None if about is None else parts[-1].double()
@@ -90,18 +90,19 @@ def products(vectors: Mapping[int, Vector], news: Collection[int], about: Vector
     return result
 
 
-def gram(known: Products, members: Sequence[int], own: int | None) -> Tensor:
+def gram(node_products: Products, members: Sequence[int], own: int | None) -> Tensor:
     """Return the Gram matrix G [n + 1, n + 1] of ``members`` in order, as
     :func:`~planaria.exchange.robust.products.products` defines it.
 
-    :param known: products of one node about zero, a last value, or the vector of the member ``own``.
+    :param node_products: products of one node about zero, a last value, or the vector of the member ``own``.
     :raises KeyError: if a product is missing.
     """
     count = len(members)
     result = torch.zeros(count + 1, count + 1, dtype=torch.float64)
     for index, j in enumerate(members):
         for other, k in enumerate(members[: index + 1]):
-            result[index, other] = result[other, index] = known[j][k] if k in known[j] else known[k][j]
+            product = node_products[j][k] if k in node_products[j] else node_products[k][j]
+            result[index, other] = result[other, index] = product
     if own is not None:  # row and column hold r; the member's own difference from r is zero
         index = members.index(own)
         about = result[index].clone()

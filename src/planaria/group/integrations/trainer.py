@@ -43,17 +43,17 @@ class GroupCallback(TrainerCallback):
 
     def _shard(self) -> Any:
         """Return the member's batches, from the trainer's dataset and collator."""
-        whole, given = self._original(), self._trainer.args
+        whole, arguments = self._original(), self._trainer.args
         loader: DataLoader[Any] = DataLoader(
             whole.dataset,
             batch_size=self._trainer._train_batch_size,
             shuffle=True,
             collate_fn=whole.collate_fn,
-            drop_last=given.dataloader_drop_last,
+            drop_last=arguments.dataloader_drop_last,
         )
-        steps = given.max_steps if given.max_steps > 0 else None
-        epochs = math.ceil(given.num_train_epochs)
-        shard = self._group.shard(loader, epochs=epochs, steps=steps, accumulate=given.gradient_accumulation_steps)
+        steps = arguments.max_steps if arguments.max_steps > 0 else None
+        epochs = math.ceil(arguments.num_train_epochs)
+        shard = self._group.shard(loader, epochs=epochs, steps=steps, accumulate=arguments.gradient_accumulation_steps)
         return _Batches(shard, 1 if steps else epochs)
 
     def on_train_begin(

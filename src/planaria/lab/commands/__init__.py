@@ -52,9 +52,6 @@ def _is_of(setting: str, root: type[Section]) -> bool:
     return setting.partition(".")[0] in root.model_fields
 
 
-DOMAINS = "what one failure takes: stage, adjacent, machine or region"
-
-
 @command("compare", cls=Compared, lasting=True, forks=True)
 def _compare(
     recipe: Annotated[Path, recipe_argument(COMPARED, ("compare", "drill"))],

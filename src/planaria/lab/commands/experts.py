@@ -32,7 +32,7 @@ from planaria.lab.experts.scoring import fit_weights
 from planaria.lab.report.experts_report import show_results, write_experts_report
 from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.models.llama_stages import parameter_count
-from planaria.report.observe.jobs_progress import JobsProgress
+from planaria.report.observe.bars import JobsProgress
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check, read_faults
 from planaria.runtime.engine.prepare import with_absolute_paths

@@ -19,7 +19,7 @@ from planaria.faults.trace_generation import per_step_probability
 from planaria.lab.compare.clock import ArmClock, clock_of
 from planaria.lab.compare.experience import Curve, Experience, Range, SwappedSteps, strategy_of
 from planaria.models.families import parameters
-from planaria.recovery import names, recovery, with_strategy
+from planaria.recovery import RECOVERIES, names, recovery, with_strategy
 from planaria.recovery.checkpoint import best_interval, rollback_mean
 from planaria.runtime.prediction.copy_costs import step_bytes_and_memory
 from planaria.runtime.resolved_config import ResolvedRun
@@ -30,7 +30,7 @@ _HALVINGS = 20
 
 
 @dataclass(frozen=True)
-class WeighedStrategy:
+class StrategyPrediction:
     """One strategy: its predicted hours and its costs."""
 
     prediction: Prediction
@@ -43,7 +43,7 @@ class WeighedStrategy:
     """whether checkpoints are written while training continues"""
 
 
-class UnweighableStrategy(NamedTuple):
+class UncoveredStrategy(NamedTuple):
     """A strategy that cannot be weighed."""
 
     why: str
@@ -64,7 +64,7 @@ class BreakEven:
 class StrategyAdvice:
     """All strategies, the best first."""
 
-    candidates: Sequence[WeighedStrategy]
+    candidates: Sequence[StrategyPrediction]
     rivals: Sequence[str]
     """strategies that may be better than the first, given the spread of the races in experience"""
     break_evens: Sequence[BreakEven]
@@ -76,7 +76,7 @@ def require_costs(network: NetworkConfig, path: Path, *names: str) -> None:
         raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
 
 
-def weigh_strategies(config: RunConfig, experience: Experience) -> list[WeighedStrategy]:
+def weigh_strategies(config: RunConfig, experience: Experience) -> list[StrategyPrediction]:
     """Weigh every strategy that is exact or was raced with models of similar size, under a recipe's [network].
 
     Sorted by hours.
@@ -87,28 +87,28 @@ def weigh_strategies(config: RunConfig, experience: Experience) -> list[WeighedS
         if isinstance(expected, Prediction):
             costs, in_background = step_bytes_and_memory(ResolvedRun(variant)), variant.checkpoint.background
             results.append(
-                WeighedStrategy(expected, variant.recovery.strategy, variant.routing.kind, *costs, in_background)
+                StrategyPrediction(expected, variant.recovery.strategy, variant.routing.kind, *costs, in_background)
             )
     return sorted(results, key=lambda w: w.prediction.hours.mean)
 
 
-def unknown_strategies(config: RunConfig, experience: Experience) -> dict[str, UnweighableStrategy]:
+def unknown_strategies(config: RunConfig, experience: Experience) -> dict[str, UncoveredStrategy]:
     """Return the strategies that cannot be weighed."""
     result = {name: _expected(name, variant, experience) for name, variant in candidates(config).items()}
-    return {name: one for name, one in result.items() if isinstance(one, UnweighableStrategy)}
+    return {name: one for name, one in result.items() if isinstance(one, UncoveredStrategy)}
 
 
-def _expected(name: str, variant: RunConfig, experience: Experience) -> Prediction | UnweighableStrategy:
+def _expected(name: str, variant: RunConfig, experience: Experience) -> Prediction | UncoveredStrategy:
     clock = clock_of(variant)
     rate = per_step_probability(variant.network.hourly_failure_probability, clock.step_s)
     failures = FailureRate(rate, frozenset(range(variant.pipeline.stages + 1)))
     if why := why_not_covered(variant, failures, experience):
-        return UnweighableStrategy(why, None)
+        return UncoveredStrategy(why, None)
     result = predict(name, variant, clock, failures, experience)
     ends = math.isfinite(result.hours.mean)
     if why := why_size_not_covered(variant, failures, experience, parameters(variant.model, variant.pipeline.stages)):
-        return UnweighableStrategy(why, result.hours if ends else None)
-    return result if ends else UnweighableStrategy("between failures it makes no durable progress", None)
+        return UncoveredStrategy(why, result.hours if ends else None)
+    return result if ends else UncoveredStrategy("between failures it makes no durable progress", None)
 
 
 def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
@@ -125,7 +125,7 @@ def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
     best = result[0].prediction
     rivals = [w.prediction.name for w in result[1:] if may_be_as_good(w.prediction.hours, best.hours)]
     network = config.network
-    dials: list[tuple[str, float | None]] = [
+    varied_settings: list[tuple[str, float | None]] = [
         ("network.hourly_failure_probability", network.hourly_failure_probability),
         ("network.bandwidth", network.bandwidth),
         ("network.store_bandwidth", network.store_bandwidth),
@@ -133,7 +133,7 @@ def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
         ("network.replacement_s", network.replacement_s or None),
     ]
     breaks = []
-    for label, value in dials:
+    for label, value in varied_settings:
         if value is not None:
             breaks += _break_evens(config, experience, best.name, label, value)
     return StrategyAdvice(result, rivals, breaks)
@@ -187,7 +187,7 @@ class FailureRate:
     """``rate`` is each affected stage's failure probability per step."""
 
     rate: float
-    struck: frozenset[int]
+    affected_stages: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experi
     for name, one in chain.items():
         if not one.exact and strategy_of(name, one) not in experience.curves:
             return "not measured yet"
-    used = _used(config, _stage_recoveries(config, failures.struck), failures.rate, experience)
+    used = _used(config, _stage_recoveries(config, failures.affected_stages), failures.rate, experience)
     return next((why for curve, met in used if (why := curve.doubt(met))), "")
 
 
@@ -219,8 +219,8 @@ def why_size_not_covered(config: RunConfig, failures: FailureRate, experience: E
 
     Call it only if :func:`why_not_covered` is empty.
     """
-    fates = _stage_recoveries(config, failures.struck)
-    used: list[Curve | SwappedSteps] = [curve for curve, _ in _used(config, fates, failures.rate, experience)]
+    recoveries = _stage_recoveries(config, failures.affected_stages)
+    used: list[Curve | SwappedSteps] = [curve for curve, _ in _used(config, recoveries, failures.rate, experience)]
     if config.routing.kind == "swapped":
         used.append(experience.swapped)
     return next((why for one in used if (why := one.why_size_not_covered(size))), "")
@@ -246,15 +246,15 @@ def predict(
     A stage also rolls back if it is lost while its copy, restarted after another failure, is incomplete.
     ``interval`` is f; by default the best one for these numbers, and at least the checkpoints' delay.
     """
-    fates = _stage_recoveries(config, failures.struck)
-    rolled = [stage for stage, fate in fates.items() if fate.by is None]
-    rebuilt = [fate for fate in fates.values() if fate.by is not None]
-    unready = sum(1.0 - (1.0 - failures.rate) ** fate.unready for fate in rebuilt)
+    recoveries = _stage_recoveries(config, failures.affected_stages)
+    rolled = [stage for stage, one in recoveries.items() if one.by is None]
+    rebuilt = [one for one in recoveries.values() if one.by is not None]
+    unready = sum(1.0 - (1.0 - failures.rate) ** one.unready for one in rebuilt)
     chance = 1.0 - (1.0 - failures.rate) ** (len(rolled) + unready)
     if chance and interval is None:
         interval = max(1, round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s))
     interval = interval and max(interval, clock.behind)
-    used = _used(config, fates, failures.rate, experience)
+    used = _used(config, recoveries, failures.rate, experience)
     hours = {}
     for side in ("mean", "low", "high"):
         swap = getattr(experience.swapped, side) if config.routing.kind == "swapped" else 1.0
@@ -266,7 +266,7 @@ def predict(
             saves = ticks / interval
         struck = ticks * failures.rate
         moved = clock.load_s * len(rolled) + clock.donated_s * len(rebuilt)
-        down = struck * (len(fates) * (clock.mean_repeated_steps * clock.step_s + clock.replacement_s) + moved)
+        down = struck * (len(recoveries) * (clock.mean_repeated_steps * clock.step_s + clock.replacement_s) + moved)
         hours[side] = (ticks * clock.step_s + saves * clock.save_s + down) / 3600
     certain = not used and config.routing.kind != "swapped"
     return Prediction(name, Range(**hours), interval if chance else None, certain)
@@ -282,17 +282,17 @@ class _StageRecovery(NamedTuple):
 
 
 def _used(
-    config: RunConfig, fates: Mapping[int, _StageRecovery], rate: float, experience: Experience
+    config: RunConfig, recoveries: Mapping[int, _StageRecovery], rate: float, experience: Experience
 ) -> list[tuple[Curve, float]]:
     """Return the curves that predict a recipe's strategy, each with the failures per step that it repairs."""
     chain = recovery(config.recovery, config.pipeline.stages).strategies
-    by = [fate.by for fate in fates.values() if fate.by is not None]
+    by = [one.by for one in recoveries.values() if one.by is not None]
     rebuilt = Counter(strategy_of(name, chain[name]) for name in by)
     curves = experience.curves
     return [(curves[strategy], count * rate) for strategy, count in rebuilt.items() if strategy in curves]
 
 
-def _stage_recoveries(config: RunConfig, struck: Collection[int]) -> dict[int, _StageRecovery]:
+def _stage_recoveries(config: RunConfig, stages: Collection[int]) -> dict[int, _StageRecovery]:
     chain = recovery(config.recovery, config.pipeline.stages)
 
     def rebuilt(stage: int, age: int) -> str | None:
@@ -300,7 +300,7 @@ def _stage_recoveries(config: RunConfig, struck: Collection[int]) -> dict[int, _
         return None if plan.rollback or plan.reason else plan.rebuilt[stage][0]
 
     result = {}
-    for stage in struck:
+    for stage in stages:
         by = rebuilt(stage, COMPLETE_COPY_AGE)
         youngest = next(age for age in range(COMPLETE_COPY_AGE + 1) if rebuilt(stage, age) == by)
         result[stage] = _StageRecovery(by, youngest)
@@ -309,24 +309,18 @@ def _stage_recoveries(config: RunConfig, struck: Collection[int]) -> dict[int, _
 
 def candidates(config: RunConfig) -> Mapping[str, RunConfig]:
     """Return the strategies to weigh, each a change of ``config``; the recipe's own first strategy is among them."""
-    chains: dict[str, tuple[str, dict[str, Any]]] = {
-        "checkpoint": ("checkpoint", {}),
-        "checkfree": ("checkfree, checkpoint", {}),
-        "checkfree_plus": ("checkfree_plus, checkpoint", {}),
-        "echo (8 bits)": ("echo, checkpoint", {"bits": 8}),
-        "echo (2 bits)": ("echo, checkpoint", {"bits": 2}),
-        "redundant": ("redundant, checkpoint", {}),
-        "redundant, gradients only": ("redundant, checkpoint", {"forward": False}),
-    }
-    result = {name: _changed(config, chain, changes) for name, (chain, changes) in chains.items()}
+    result = {"checkpoint": _changed(config, "checkpoint", {})}
+    for strategy in RECOVERIES.names:
+        for suffix, options in RECOVERIES.find(strategy).advised_variants.items():
+            result[strategy + suffix] = _changed(config, f"{strategy}, checkpoint", options)
     plain = result["checkpoint"]
     for name, in_background in (("checkpoint", False), ("checkpoint, in the background", True)):
         checkpoint = plain.checkpoint.model_copy(update={"background": in_background})
         result[name] = plain.model_copy(update={"checkpoint": checkpoint})
     own = recovery(config.recovery, config.pipeline.stages)
     if (first := _first(config)) not in map(_first, result.values()) and not own.control:  # controls are no choice
-        known = names(config.recovery)[0] in {names(variant.recovery)[0] for variant in result.values()}
-        result[first if known else config.recovery.strategy] = config
+        listed = names(config.recovery)[0] in {names(variant.recovery)[0] for variant in result.values()}
+        result[first if listed else config.recovery.strategy] = config
     return {
         name: variant
         for name, variant in result.items()
@@ -341,7 +335,7 @@ def _first(config: RunConfig) -> str:
     )
 
 
-def _changed(config: RunConfig, chain: str, changes: dict[str, Any]) -> RunConfig:
+def _changed(config: RunConfig, chain: str, changes: Mapping[str, Any]) -> RunConfig:
     """Return the recipe with this chain, in the routing that it requires."""
     section = with_strategy(config.recovery, chain)
     section = section.model_copy(update={"options": Options({**section.options, **changes})})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planaria.common.documents import Record
@@ -59,12 +59,6 @@ class CompressionExperience(Record):
     arms: list[CompressionArm]
     """dense gradients first"""
     coding: CodingTimes
-
-
-def range_of(values: Iterable[float]) -> Range:
-    """Return the range of one number per seed."""
-    numbers = list(values)
-    return Range(mean=sum(numbers) / len(numbers), low=min(numbers), high=max(numbers))
 
 
 @dataclass(frozen=True)

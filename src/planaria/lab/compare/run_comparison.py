@@ -42,7 +42,7 @@ from planaria.models.families import stage_parameters
 from planaria.pipeline.network.costs import message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.checkpoint import best_steps
-from planaria.report.observe.jobs_progress import JobsProgress
+from planaria.report.observe.bars import JobsProgress
 from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check

@@ -139,7 +139,7 @@ class Campaign:
                 curves={name: [(point.step, point.loss) for point in curve] for name, curve in self.curves.items()},
                 parent=self._read(self.parents[line[self.spec.middle]]).losses,
                 branched={size: self._read(self.parents[name]).losses for size, name in line.items()},
-                **self._results(arms, cost, experts[n], lost, self._places(line)),
+                **self._results(arms, cost, experts[n], lost, self._text_priors(line)),
             )
             for n, line in enumerate(lines)
         ]
@@ -172,14 +172,14 @@ class Campaign:
             },
         }
 
-    def _places(self, line: Line) -> Mapping[str, Tensor]:
+    def _text_priors(self, line: Line) -> Mapping[str, Tensor]:
         """Return the text priors of a line's experts: by its parent of middle size, or the same for all lines."""
         mixture, domains = self.spec.mixture, self.spec.speaking
         if not mixture.is_fitted_on_parent:
-            return self.texts.places
+            return self.texts.text_priors
         parent, texts = self.parents[line[self.spec.middle]].model, {name: self.spec.parts(name) for name in domains}
-        listener = prior_of_parent(parent, self.folder, texts, mixture, self.base.data.cache)
-        return self.texts.priors(lambda samples: listener.priors(samples, domains, mixture.temperature))
+        prior = prior_of_parent(parent, self.folder, texts, mixture, self.base.data.cache)
+        return self.texts.priors(lambda samples: prior.priors(samples, domains, mixture.temperature))
 
     def _difficulty(self, by: str) -> dict[str, float]:
         """Return domain → its difficulty by one measure."""

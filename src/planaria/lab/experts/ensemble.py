@@ -29,8 +29,8 @@ from planaria.models.llama_stages import Llama
 class Ensemble:
     """The experts of a manifest as one model."""
 
-    def __init__(self, folder: Path, held: int = 0) -> None:
-        """Keep at most ``held`` models in memory; 0: as many as remain active after a text's prefix.
+    def __init__(self, folder: Path, max_models: int = 0) -> None:
+        """Keep at most ``max_models`` models in memory; 0: as many as remain active after a text's prefix.
 
         :raises UserError: when the manifest or the tokenizer is missing or damaged. Experts are checked on first use.
         """
@@ -40,7 +40,8 @@ class Ensemble:
                 f"{folder / TOKENIZER} is not the tokenizer that these experts were trained with; restore it"
             )
         self.tokenizer = Tokenizer.open(folder / TOKENIZER)
-        self._folder, self._held = folder, held or self.manifest.mixture.top_k or len(self.manifest.members)
+        self._folder = folder
+        self._max_models = max_models or self.manifest.mixture.top_k or len(self.manifest.members)
         self._models: OrderedDict[str, Llama] = OrderedDict()
         self._text_prior = text_prior(folder, self.manifest, self.tokenizer)
 
@@ -51,7 +52,7 @@ class Ensemble:
         """
         member = self.manifest.members[number]
         if member.name not in self._models:
-            while len(self._models) >= self._held:
+            while len(self._models) >= self._max_models:
                 self._models.popitem(last=False)
             model = import_model(expert_folder(self._folder, member)).eval()
             if model.config.vocab != self.manifest.vocab:
@@ -103,7 +104,7 @@ class Ensemble:
         if not tokens or not 0 <= min(tokens) <= max(tokens) < self.manifest.vocab:
             raise UserError(f"generate: a prompt needs one token or more, with ids below {self.manifest.vocab}")
         Sampling(max_new, temperature, top_k or None, seed).check()
-        return _Speech(self, list(tokens), max_new, temperature, top_k, seed).run()
+        return _Continuation(self, list(tokens), max_new, temperature, top_k, seed).run()
 
 
 def domain_weights_over_text(ensemble: Ensemble, texts: DomainTexts, parts: int = 6) -> TextWeights:
@@ -119,18 +120,18 @@ def domain_weights_over_text(ensemble: Ensemble, texts: DomainTexts, parts: int 
     return TextWeights(experts=[member.name for member in ensemble.manifest.members], pieces=pieces, weights=weights)
 
 
-class _Speech:
+class _Continuation:
     """The continuation of one text."""
 
     def __init__(
         self, ensemble: Ensemble, tokens: list[int], max_new: int, temperature: float, top_k: int, seed: int
     ) -> None:
-        self._ensemble, self._tokens, self._left = ensemble, tokens, max_new
+        self._ensemble, self._tokens, self._max_new = ensemble, tokens, max_new
         self._temperature, self._top_k = temperature, top_k
         self._generator = torch.Generator().manual_seed(seed)
-        self._few, self._prefix = ensemble.manifest.mixture.top_k, ensemble.manifest.mixture.prefix
-        self._speaking = list(range(len(ensemble.manifest.members)))
-        self._log_p = torch.zeros(len(self._speaking), dtype=torch.float64)
+        self._kept_experts, self._prefix = ensemble.manifest.mixture.top_k, ensemble.manifest.mixture.prefix
+        self._active = list(range(len(ensemble.manifest.members)))
+        self._log_p = torch.zeros(len(self._active), dtype=torch.float64)
         """ln p_j of the text so far [E], of the active experts."""
         self._prior = self._log_p
         """ln π_j [E], of the active experts."""
@@ -142,7 +143,7 @@ class _Speech:
 
     def run(self) -> Iterator[int]:
         """Yield the new tokens."""
-        for left in range(self._left, 0, -1):
+        for left in range(self._max_new, 0, -1):
             log_p = self._next(left)
             uniform = torch.rand(1, generator=self._generator)
             mixture = posterior.log_mixture(log_p, self._log_w()[:, None])
@@ -166,7 +167,7 @@ class _Speech:
         else:
             window = self._tokens[-context:]
             room = min(left, max(0, context - len(self._tokens)))
-            self._readings = [DecodingBatch(self._ensemble.model(j), [window], room) for j in self._speaking]
+            self._readings = [DecodingBatch(self._ensemble.model(j), [window], room) for j in self._active]
         return torch.stack([reading.logits[0].double().log_softmax(-1) for reading in self._readings])
 
     def _read_prompt(self) -> None:
@@ -182,29 +183,29 @@ class _Speech:
     def _read(self, text: list[int]) -> None:
         self._update_prior(text)
         if len(text) > 1:
-            self._log_p = self._ensemble.logps(torch.tensor(text)[None], self._speaking)[:, 0].sum(-1)
+            self._log_p = self._ensemble.logps(torch.tensor(text)[None], self._active)[:, 0].sum(-1)
 
     def _update_prior(self, text: list[int]) -> None:
         """Update the prior every ``EVERY`` tokens; a single expert needs none."""
-        if len(self._speaking) == 1:
+        if len(self._active) == 1:
             return
         at = (len(text) - 1) // EVERY * EVERY
         if at == len(text) - 1 or not self._readings:
-            self._prior = self._ensemble.log_prior_after(text[: at + 1])[self._speaking]
+            self._prior = self._ensemble.log_prior_after(text[: at + 1])[self._active]
 
     def _log_w(self) -> Tensor:
         return (self._prior + self._log_p).log_softmax(0)
 
     def _drops_some(self) -> bool:
-        return 0 < self._few < len(self._speaking)
+        return 0 < self._kept_experts < len(self._active)
 
     def _narrow(self) -> None:
         """Keep only the strongest experts, if there are more than ``top_k``."""
         if self._drops_some():
-            kept = sorted(self._log_w().argsort(stable=True, descending=True)[: self._few].tolist())
-            self._speaking = [self._speaking[expert_folder] for expert_folder in kept]
+            kept = sorted(self._log_w().argsort(stable=True, descending=True)[: self._kept_experts].tolist())
+            self._active = [self._active[index] for index in kept]
             self._prior, self._log_p = self._prior[kept], self._log_p[kept]
-            self._readings = [self._readings[expert_folder] for expert_folder in kept] if self._readings else []
+            self._readings = [self._readings[index] for index in kept] if self._readings else []
 
 
 def prior_of_parent(
@@ -241,6 +242,6 @@ def text_prior(folder: Path, ensemble: EnsembleManifest, tokenizer: Tokenizer) -
         return TextPrior(partial(embedding.priors, decode=tokenizer.decode, **given), after)
     if mixture.is_fitted_on_parent:
         texts = {domain: ensemble.parts(domain) for domain in domains}
-        listener = prior_of_parent(folder / ensemble.listener(folder), folder, texts, mixture)
-        return TextPrior(partial(listener.priors, **given), partial(listener.prior, **given))
+        prior = prior_of_parent(folder / ensemble.listener(folder), folder, texts, mixture)
+        return TextPrior(partial(prior.priors, **given), partial(prior.prior, **given))
     return None

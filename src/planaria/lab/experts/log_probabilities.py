@@ -69,7 +69,7 @@ class DomainTexts:
 
         self.test = samples(TEST, "domains", spec.domains) | samples(TEST, "untrained", spec.untrained)
         self.held_out = samples(HELD_OUT, "domains", spec.domains)
-        self.places = self._text_priors(spec) if spec.mixture.prior == "clusters" else {}
+        self.text_priors = self._cluster_priors(spec) if spec.mixture.prior == "clusters" else {}
         """For prior = "clusters": :meth:`priors` by the embedding of the text before each token."""
 
     def read(self, model: Path) -> DomainLogProbabilities:
@@ -93,7 +93,7 @@ class DomainTexts:
         samples |= {f"held_out.{name}": value for name, value in self.held_out.items()}
         return {part: prior(value) for part, value in samples.items()}
 
-    def _text_priors(self, spec: ExpertsSpec) -> dict[str, Tensor]:
+    def _cluster_priors(self, spec: ExpertsSpec) -> dict[str, Tensor]:
         if not (self._folder / embedding.FILE).is_file():
             trained = {
                 name: [text for part in spec.parts(name) for text in read_pieces(self._folder, TRAINED, part)]

@@ -135,20 +135,6 @@ class InlineEngine:
         everywhere = self.resolved.arrangement
         return [self._evaluate(everywhere.of(self.replicas.nodes(r))) for r in range(self.replicas.count)]
 
-    def evaluate_consensus(self) -> float:
-        """Return the validation loss of the replicas' consensus model; their weights are unchanged afterwards."""
-        assert self.replicas is not None
-        nodes = self.replicas.nodes(0)
-        before = {n: {name: w.clone() for name, w in self.runners[n].state().weights.items()} for n in nodes}
-        everywhere = self.resolved.arrangement
-        whole = {node: self.replicas.consensus(everywhere.peers(node)) for node in nodes}
-        for node in nodes:
-            self.runners[node].set_weights(whole[node])
-        loss = self._evaluate(self.resolved.arrangement.of(nodes))
-        for node in nodes:
-            self.runners[node].set_weights(before[node])
-        return loss
-
     def _evaluate(self, there: Arrangement) -> float:
         assert self._validation is not None, "the engine was made without a validation stream"
         plan = self.resolved.validation(self.stage.keys() - there.stage.keys())
@@ -284,13 +270,18 @@ class InlineEngine:
         assert data.batch is not None
         own = len(plan.routes) // (self.resolved.replicas_per_plan if train else 1)
         for node, runner in self.runners.items():
-            batch, targets = data.batch, data.learned
+            batch, targets = data.batch, data.target_counts
             if train and self.replicas is not None:
                 batch = self.replicas.read(node, batch, self.step)
             if train and targets is not None:
                 targets = targets.at(node, plan, self.resolved.arrangement, self.resolved.lockstep)
             runner.begin(
-                None if self.stage[node] else batch, train, own, data.masks, learned=targets, first_sample=first_sample
+                None if self.stage[node] else batch,
+                train,
+                own,
+                data.masks,
+                target_counts=targets,
+                first_sample=first_sample,
             )
             self.copies[node].begin(data.masks)
 

@@ -19,7 +19,6 @@ from planaria.exchange.robust.suspicion import Suspicion, byzantine_bound
 from planaria.exchange.robust.weighing import Products
 from planaria.exchange.update_publisher import UpdatePublisher, vectors
 from planaria.exchange.update_validation import invalid_updates
-from planaria.exchange.weight_message import consensus
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.worker.outer_state import OuterState, UpdateJudgement
@@ -69,7 +68,8 @@ class InlineReplicas:
         """Node → function of (batch, step) that returns its own batch, if a fault is injected into its source."""
         self.exchange = next(iter(self.outer.values())).exchange
         self._runners, self._arrangement = runners, arrangement
-        self._config, self.count, self._seed = config.exchange, config.exchange.replicas, config.seed
+        self.count = config.exchange.replicas
+        self._seed = config.seed
         self._pending: list[_Pending] = []
         self._round = 0
         self._suspicion = Suspicion()
@@ -134,7 +134,7 @@ class InlineReplicas:
             return
         result = self._suspicion.examine(self._digests(received, range(self.count)), self.exchange)
         raised = self._suspicion.raised(result.all)
-        if result.min_byzantine and (wrong := raised.unbearable(self.exchange)):
+        if result.min_byzantine and (wrong := raised.why_impossible(self.exchange)):
             raise NonFinite(wrong)
         left_out = raised.exclusions(self.exchange).left_out
         for outer in self.outer.values():
@@ -287,10 +287,6 @@ class InlineReplicas:
     def nodes(self, replica: int) -> list[int]:
         """Return the nodes of one replica, in order of stage."""
         return [self._arrangement.nodes(stage)[replica] for stage in self._arrangement.stages]
-
-    def consensus(self, nodes: Sequence[int]) -> dict[str, Tensor]:
-        """Return the consensus weights of the stage that these ``nodes`` hold."""
-        return consensus([self._runners[node].state().weights for node in nodes])
 
 
 def _size(message: Tensor | None) -> int:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from planaria.lab.compare.race_results import ENOUGH, ArmRun, ArmScore, ComparisonResults
-from planaria.lab.compare.ranking import MIN_FAILURES, Ranking, failures, ranking
+from planaria.lab.compare.race_results import (
+    ENOUGH,
+    MIN_FAILURES,
+    ArmRun,
+    ArmScore,
+    ComparisonResults,
+    Ranking,
+    failures,
+    ranking,
+)
 from planaria.lab.report.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
 from planaria.lab.report.comparison_table import DIGEST, arm_title, failures_label, range_text, seeds_of, target
 from planaria.lab.report.winner_figure import hours_at, redundant_arm, winners_figure, without_failures

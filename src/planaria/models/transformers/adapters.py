@@ -31,7 +31,7 @@ _NAME = ".default"
 SETTINGS, ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
 """files of adapters in a folder"""
 _PREFIX = "base_model.model."
-"""of an adapter's name in a file"""
+"""prefix of an adapter's name in a file"""
 _DIGEST = "base_sha256"
 """metadata of a file of adapters: the digest of the base model's files"""
 _FIX = "export the run again"
@@ -52,7 +52,7 @@ class Lora:
     base_sha256: str
     """digest of its files (:func:`base_of`)"""
     precision: str = "fp32"
-    """of the base model's weights in memory: a key of :data:`PRECISIONS`"""
+    """precision of the base model's weights in memory: a key of :data:`PRECISIONS`"""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -112,10 +112,10 @@ def freeze(stage: nn.Module) -> list[str]:
     """
     frozen = [(name, one) for name, one in stage.named_parameters() if ADAPTER not in name]
     for name, parameter in frozen:
-        owner, _, own = name.rpartition(".")
+        owner, _, attribute = name.rpartition(".")
         module = stage.get_submodule(owner)
-        del module._parameters[own]
-        module.register_buffer(own, parameter.detach(), persistent=False)
+        del module._parameters[attribute]
+        module.register_buffer(attribute, parameter.detach(), persistent=False)
     return [name for name, _ in frozen]
 
 

@@ -34,8 +34,8 @@ def _plain(key: str, value: object) -> bool:
 
 def kinds(layers: Sequence[nn.Module]) -> tuple[int, ...]:
     """Return the kind of each layer: equal numbers for equal signatures, in the order of their first layer."""
-    seen: dict[Signature, int] = {}
-    return tuple(seen.setdefault(signature(layer), len(seen)) for layer in layers)
+    numbers: dict[Signature, int] = {}
+    return tuple(numbers.setdefault(signature(layer), len(numbers)) for layer in layers)
 
 
 def unlike_stages(of_layers: Sequence[int], config: ModelConfig, stages: int) -> str:

@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 MAX_RELATIVE_DIFFERENCE = 1e-5
 """largest relative difference of the loss and of gradients"""
 MAX_PARAMETERS = 300_000_000
-"""of two layers of full width with embeddings, for which memory is taken if a model cannot be made smaller"""
+"""largest size of two layers of full width with embeddings that is checked if the model cannot be shrunk"""
 MAX_POSITIONS = 512
-"""of a small model for which one more is tried"""
+"""most positions of a small model for which one more is tried"""
 _LENGTH, _SAMPLES = 24, 2
 
 
@@ -134,8 +134,8 @@ def _differences(
     theirs = {name: tensor.grad for name, tensor in reference.named_parameters()}
     pairs = [(_grad(named[name]), _grad_of(theirs.get(name), named[name])) for name in named]
     most = torch.stack([two.abs().max() for _, two in pairs]).max()  # NaN if one is
-    apart = torch.stack([(tensor - two).abs().max() for tensor, two in pairs]).max()
-    return abs(result.item() - expected.item()) / abs(expected.item()), float(apart / most)
+    difference = torch.stack([(tensor - two).abs().max() for tensor, two in pairs]).max()
+    return abs(result.item() - expected.item()) / abs(expected.item()), float(difference / most)
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:
@@ -147,10 +147,10 @@ def _grad_of(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor:
 
 
 def _hidden(stages: list[Any], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-    given = () if mask is None else (mask,)
-    x: Tensor = stages[0].embed(tokens, *given)
+    masks = () if mask is None else (mask,)
+    x: Tensor = stages[0].embed(tokens, *masks)
     for block in stages[1:]:
-        x = block(x, *given)
+        x = block(x, *masks)
     return x
 
 
@@ -194,5 +194,5 @@ def _leak(stages: list[Any], tokens: Tensor) -> float:
             alone = ends.logits(_hidden(stages, tensor[:, half:]))
     except Exception:  # the library may raise anything, as where it takes no position ids or no masks
         return float("inf")
-    apart = max(float((first - second).abs().max()), float((first - alone).abs().max()))
-    return apart / float(alone.abs().max())
+    difference = max(float((first - second).abs().max()), float((first - alone).abs().max()))
+    return difference / float(alone.abs().max())

@@ -38,11 +38,11 @@ class SkeletonFacts(NamedTuple):
     """What the skeleton of a model shows."""
 
     path: str
-    """of the list of decoder layers, the beginning of their names"""
+    """name of the list of decoder layers, the prefix of their names"""
     in_tuple: int
     """size of the tuple that decoder layers return; 0: a tensor"""
     width: int
-    """D: of hidden states"""
+    """D, the width of hidden states"""
     vocab: int
     layers: int
     table: str
@@ -53,7 +53,7 @@ class SkeletonFacts(NamedTuple):
     attention: str
     """the library's implementation that this model has"""
     kinds: tuple[int, ...]
-    """of each layer; equal numbers for equal layers"""
+    """kind of each layer; equal numbers for equal layers"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Decoder:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The contents of config.json; UserError if they are none."""
+        """Contents of config.json; UserError if it is not a JSON object."""
         try:
             result = json.loads(self.text)
         except ValueError:
@@ -85,7 +85,7 @@ class Decoder:
 
     @property
     def config(self) -> Any:
-        """The library's configuration; UserError if there is none."""
+        """The library's configuration; UserError if the library rejects it."""
         return read_config(self.values, PLACE)
 
     @property
@@ -142,8 +142,8 @@ class Decoder:
             )
             initialise_adapters(named, seed)
             return
-        around, *layers = built.parts
-        for number, layer in [(-1, around), *zip(stage_layers(model, stages, stage), layers, strict=True)]:
+        shell, *layers = built.parts
+        for number, layer in [(-1, shell), *zip(stage_layers(model, stages, stage), layers, strict=True)]:
             torch.default_generator.manual_seed(_seed(seed, number))
             initialise(built.frame.model, layer)
 
@@ -178,8 +178,8 @@ class Decoder:
             {name: tensor.detach() for name, tensor in named.items()}, strict=False
         )
         model.tie_weights()
-        own = dict(model.named_parameters())
-        if wrong := [*unknown, *(name for name in missing if name in own)]:
+        parameters = dict(model.named_parameters())
+        if wrong := [*unknown, *(name for name in missing if name in parameters)]:
             raise RuntimeError(f"{wrong[0]} has no counterpart in the whole model")
         return model.train()
 

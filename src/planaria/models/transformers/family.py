@@ -40,8 +40,8 @@ class TransformersFamily(Family):
         """Return the model that ``config`` describes."""
         lora = config.lora
         targets = tuple(name.strip() for name in lora.targets.split(","))
-        made = Lora(lora.rank, lora.alpha, targets, lora.base, lora.base_sha256, lora.precision)
-        return Decoder(self.config, self.attention, made if lora.rank else None)
+        settings = Lora(lora.rank, lora.alpha, targets, lora.base, lora.base_sha256, lora.precision)
+        return Decoder(self.config, self.attention, settings if lora.rank else None)
 
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> TransformersBlock | TransformersEnds:
         """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""

@@ -43,7 +43,9 @@ def open_decoder(folder: Path) -> WeightsFile:
         return _open_adapters(folder, config, of_folder(folder, result, config.context), exported=bool(sums))
     shapes, files = tensor_shapes(folder, str, exported=bool(sums))
     decoder = decoder_of(config)
-    expected, table, head = decoder.shapes(config), decoder.facts.table, decoder.facts.tied_head
+    expected = decoder.shapes(config)
+    table = decoder.facts.table
+    head = decoder.facts.tied_head
     read: Callable[[str], Tensor] = partial(read_tensor, files)
     if head in files and table in files and not _equal(read(head), read(table)):
         raise UserError(

@@ -29,13 +29,15 @@ def generate(
 
     :raises UserError: if the library fails.
     """
-    known, generator, left = list(tokens), torch.Generator().manual_seed(draws.seed), draws.max_new
+    sequence = list(tokens)
+    generator = torch.Generator().manual_seed(draws.seed)
+    left = draws.max_new
     while left > 0:
-        window = known[-context:]
+        window = sequence[-context:]
         for token in _Call(model, window, min(left, context - len(window) + 1), draws, generator, stops).run():
             if token in stops:
                 return
-            known.append(token)
+            sequence.append(token)
             left -= 1
             yield token
 
@@ -53,8 +55,12 @@ class _Call:
         stops: Collection[int],
     ) -> None:
         """Prepare at most ``most`` tokens, drawn by numbers of ``generator``, until one of ``stops``."""
-        self._model, self._tokens, self._most = model, tokens, most
-        self._draws, self._generator, self._stops = draws, generator, [*stops]
+        self._model = model
+        self._tokens = tokens
+        self._most = most
+        self._draws = draws
+        self._generator = generator
+        self._stops = [*stops]
         self._drawn: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
         self._left = False
         """whether the caller takes no more tokens"""

@@ -54,9 +54,9 @@ def _require_known_buffers(model: Any, location: str) -> None:
     Those that follow from config.json are no matter.
     """
     kept = model.state_dict().keys()
-    known = dict(skeleton(model.config, model.config._attn_implementation, location).named_buffers())
+    buffers = dict(skeleton(model.config, model.config._attn_implementation, location).named_buffers())
     for name, one in model.named_buffers():
-        if name in kept and not torch.equal(one, known[name].to(one.dtype)):
+        if name in kept and not torch.equal(one, buffers[name].to(one.dtype)):
             raise UserError(f"{location}: {name} is a buffer, not a parameter, and its values would be lost")
 
 

@@ -122,13 +122,13 @@ def build_decoder(
     from transformers import AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
-    made: Any = build(config, dtype=dtype, attn_implementation=attention, experts_implementation=experts)
-    for pattern, wider in made._get_dtype_plan(dtype).items():
-        for name, one in (*made.named_parameters(), *made.named_buffers()):
+    model: Any = build(config, dtype=dtype, attn_implementation=attention, experts_implementation=experts)
+    for pattern, wider in model._get_dtype_plan(dtype).items():
+        for name, one in (*model.named_parameters(), *model.named_buffers()):
             if re.search(pattern.replace("*", ".*"), name) and one.is_floating_point():
                 one.data = one.data.to(wider)
-    made.tie_weights()
-    return cast(nn.Module, made)
+    model.tie_weights()
+    return cast(nn.Module, model)
 
 
 @contextmanager
@@ -174,7 +174,9 @@ class LastLayerReached(Exception):
     def __init__(self, hidden: Tensor, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> None:
         """``hidden``: the hidden states there; the rest are the layer's arguments."""
         super().__init__()
-        self.hidden, self.args_given, self.kwargs = hidden, args, dict(kwargs or {})
+        self.hidden = hidden
+        self.args_given = args
+        self.kwargs = dict(kwargs or {})
 
 
 class Passage:
@@ -196,7 +198,9 @@ class AbsentLayer(nn.Module):
     def __init__(self, layer: nn.Module, number: int, passage: Passage, in_tuple: int) -> None:
         super().__init__()
         self._layer = (layer,)  # in a tuple: not registered
-        self._number, self._passage, self._in_tuple = number, passage, in_tuple
+        self._number = number
+        self._passage = passage
+        self._in_tuple = in_tuple
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the layer: some models read, say, its type of attention."""
@@ -315,16 +319,16 @@ def materialise(module: nn.Module, device: torch.device | str) -> None:
 
     Small ones have the numbers that their module's constructor gave them, all others NaN.
     """
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for one in module.modules():
         for name, parameter in one._parameters.items():
             if parameter is not None and parameter.is_meta:
-                if id(parameter) not in made:
-                    held = torch.full_like(parameter, torch.nan, device=device)
+                if id(parameter) not in parameters:
+                    values = torch.full_like(parameter, torch.nan, device=device)
                     if hasattr(parameter, "constructed"):
-                        held = parameter.constructed.to(device, parameter.dtype)
-                    made[id(parameter)] = type(parameter)(held, requires_grad=parameter.requires_grad)
-                one._parameters[name] = made[id(parameter)]
+                        values = parameter.constructed.to(device, parameter.dtype)
+                    parameters[id(parameter)] = type(parameter)(values, requires_grad=parameter.requires_grad)
+                one._parameters[name] = parameters[id(parameter)]
 
 
 def initialise(model: nn.Module, module: nn.Module) -> None:

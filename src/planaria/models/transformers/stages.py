@@ -46,7 +46,9 @@ class ModelFrame:
 
         ``dtype``: of weights and of hidden states inside; a stage takes and returns fp32.
         """
-        self.config, self.model, self.dtype = config, skeleton(config, attention, location, buffers, dtype), dtype
+        self.config = config
+        self.model = skeleton(config, attention, location, buffers, dtype)
+        self.dtype = dtype
         self.path, self.layers = decoder_layers(self.model, config, location)
         self.in_tuple, self.passage = in_tuple, Passage()
 
@@ -75,10 +77,10 @@ class ModelFrame:
         return x.new_zeros((), dtype=self.dtype).expand(*x.shape[:2], width)
 
     def documents(self, mask: Tensor | None) -> dict[str, Any]:
-        """Return what the library needs for the documents of ``mask`` [B, 1, T, T]; nothing without a mask.
+        """Return position ids and attention masks for the documents in ``mask`` [B, 1, T, T]; empty without a mask.
 
-        This is position ids [B, T] that begin anew in every document, and the library's own attention masks for them,
-        by type of layer. Many models make the same masks of position ids alone; some ignore these.
+        Position ids [B, T] restart in every document; the library's own attention masks are by type of layer. Many
+        models make the same masks of position ids alone; some ignore these.
         """
         if mask is None:
             return {}
@@ -158,9 +160,9 @@ class TransformersBlock(_Stage):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map hidden states [B, T, D] to [B, T, D]; ``mask`` bool [B, 1, T, T]: whether a token attends to another."""
         frame = self.frame
-        given = frame.documents(mask)
+        document_inputs = frame.documents(mask)
         frame.passage.given = x
-        out: Tensor = frame.call(frame.model.base_model, inputs_embeds=frame.blank(x), **given)  # type: ignore[arg-type]
+        out: Tensor = frame.call(frame.model.base_model, inputs_embeds=frame.blank(x), **document_inputs)  # type: ignore[arg-type]
         return out.float()
 
 
@@ -187,9 +189,9 @@ class TransformersEnds(TiedHead, _Stage):
 
     def embed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map token ids [B, T] to hidden states [B, T, D] before the first block stage."""
-        given = self.frame.documents(mask)
+        document_inputs = self.frame.documents(mask)
         self.frame.passage.stop_at = self.own
-        out: Tensor = self.frame.call(self.whole, input_ids=tokens, **given)
+        out: Tensor = self.frame.call(self.whole, input_ids=tokens, **document_inputs)
         return out.float()
 
     def logits(self, x: Tensor) -> Tensor:
@@ -232,8 +234,8 @@ class TransformersEnds(TiedHead, _Stage):
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    owner, _, own = name.rpartition(".")
-    setattr(model.get_submodule(owner), own, module)
+    owner, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(owner), attribute, module)
 
 
 def build(frame: ModelFrame, numbers: range, stage: int) -> TransformersBlock | TransformersEnds:

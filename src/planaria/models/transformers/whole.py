@@ -26,10 +26,10 @@ def assemble(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
         inject(decoder_layers(model, config, PLACE)[1], decoder.lora)
         base = base_reader(decoder.lora, decoder.text)
     for name, parameter in list(model.named_parameters()):
-        owner, _, own = name.rpartition(".")
+        owner, _, attribute = name.rpartition(".")
         tensor = read(name) if ADAPTER in name else base(plain(name))
-        held = nn.Parameter(tensor.to(parameter.dtype), requires_grad=False)
-        model.get_submodule(owner)._parameters[own] = held
+        values = nn.Parameter(tensor.to(parameter.dtype), requires_grad=False)
+        model.get_submodule(owner)._parameters[attribute] = values
     model.tie_weights()
     model.generation_config = type(model.generation_config)()  # its defaults may forbid or penalise tokens
     return model.eval()

@@ -150,7 +150,7 @@ def deadlock(numbered: Graph, done: Iterable[int]) -> UserError:
     ring = seen[seen.index(key) :] if key in chain else seen[-1:]
     named = " waits for ".join(f"{chain[link]} at stage {chain[link].node}" for link in ring[:NAMED])
     end = "…" if len(ring) > NAMED else str(chain[key]) if key in chain else f"{tuple(key)}, which is not in the plan"
-    return UserError(f"the plan can never finish, {len(stuck)} of its actions wait for ever: {named} waits for {end}")
+    return UserError(f"the plan deadlocks, {len(stuck)} of its actions can never start: {named} waits for {end}")
 
 
 def topological_order(plan: StepPlan) -> list[Action]:

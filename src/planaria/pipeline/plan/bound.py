@@ -30,7 +30,7 @@ def lower_bound(plan: StepPlan, costs: Costs, message_bytes: MessageBytes) -> St
     - a *link*: the same for the messages in one direction, which share its bandwidth;
     - *copies*: the same for a node's copies off its device, or onto it.
 
-    :raises UserError: if the plan can never finish.
+    :raises UserError: if the plan deadlocks.
     """
     prices, numbered = MessageCosts(costs, message_bytes), graph(plan)
     order = feasible(numbered)

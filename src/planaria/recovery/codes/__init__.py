@@ -1,4 +1,4 @@
-"""Erasure codes: a registry of families behind one protocol (``base.ErasureCode``), and the layout of a group."""
+"""Erasure codes: a registry of families behind one protocol (``base.ErasureCode``)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 
 from planaria.config.registry import Registry
 from planaria.recovery.codes.base import MAX_BYTES, MAX_SHARDS, CodeFamily, ErasureCode, LossError, refuse_sizes
-from planaria.recovery.codes.layout import Layout
 from planaria.recovery.codes.local import LocalCodes
 from planaria.recovery.codes.reed_solomon import ReedSolomon, XorParity
 from planaria.recovery.codes.sparse import SparseCode
 
-__all__ = ["CODES", "MAX_BYTES", "MAX_SHARDS", "CodeFamily", "ErasureCode", "Layout", "LossError", "SparseCode", "code"]
+__all__ = ["CODES", "MAX_BYTES", "MAX_SHARDS", "CodeFamily", "ErasureCode", "LossError", "SparseCode", "code"]
 
 CODES: Registry[CodeFamily] = Registry(
     "code",

@@ -67,16 +67,8 @@ class ErasureCode:
         """
         if len(shards) != self.data:
             raise ValueError(f"{len(shards)} shards for a code of {self.data}")
-        given = [_bytes(shard) for shard in shards]
-        return combine(self.weights, given, max(shard.size for shard in given))
-
-    def update(self, parity: int, held: Any, shard: int, change: Any) -> Bytes:
-        """Return parity ``parity`` (k … n−1) after data ``shard`` changed by ``change`` (old XOR new)."""
-        before, added = _bytes(held), _bytes(change)
-        if not (self.data <= parity < self.shards and 0 <= shard < self.data and added.size <= before.size):
-            raise ValueError(f"parity {parity} of {before.size} bytes, shard {shard} changed by {added.size}")
-        weights = np.array([[1, self.weights[parity - self.data, shard]]], np.uint8)
-        return combine(weights, [before, added], before.size)[0]
+        rows = [_bytes(shard) for shard in shards]
+        return combine(self.weights, rows, max(shard.size for shard in rows))
 
     def plan(self, lost: Collection[int], wanted: Collection[int] | None = None) -> tuple[int, ...] | str:
         """Return the shards to read for the ``wanted`` ones (default: all lost), or why they cannot be rebuilt.
@@ -99,15 +91,15 @@ class ErasureCode:
         :raises ValueError: for an invalid shard number, or shards of unequal lengths.
         """
         order, requested = sorted(self._known(reads)), sorted(self._known(wanted))
-        given = [_bytes(reads[shard]) for shard in order]
-        if len({shard.size for shard in given}) > 1:
-            raise ValueError(f"shards of unequal lengths: {_list(shard.size for shard in given)} bytes; pad them")
+        rows = [_bytes(reads[shard]) for shard in order]
+        if len({shard.size for shard in rows}) > 1:
+            raise ValueError(f"shards of unequal lengths: {_list(shard.size for shard in rows)} bytes; pad them")
         result = solve_in_columns(self.generator[:, order], self.generator[:, requested])
         if result is None:
             raise LossError(
                 f"shards {_list(requested)} cannot be rebuilt from {_list(order) or 'none'} of {self.shards}"
             )
-        return dict(zip(requested, combine(result, given, given[0].size if given else 0), strict=True))
+        return dict(zip(requested, combine(result, rows, rows[0].size if rows else 0), strict=True))
 
     def _known(self, numbers: Collection[int]) -> set[int]:
         if strange := [number for number in numbers if not 0 <= number < self.shards]:

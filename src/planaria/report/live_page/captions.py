@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.recovery import RECOVERIES
+from planaria.recovery.base import Recovery
 from planaria.report.membership import Membership
 from planaria.report.run.event_lines import SLOWNESS
 from planaria.report.run.naming import Naming, replicas, stages
@@ -20,21 +22,6 @@ class Caption(NamedTuple):
     text: str
 
 
-SENDERS = {
-    "checkfree": "{donors} send their weights, and the weighted mean becomes the new {stage}",
-    "checkfree_plus": "{donors} send their weights of the same kind, which become the new {stage}",
-    "echo": "{donors} sends the coarse copy of {stage} that it has kept",
-    "redundant": "{donors} has computed {stage} as well, and sends its copy",
-    "snapshot": "the others send their parities, from which {stage} is recomputed exactly",
-    "whole_copies": "{donors} sends the copy of {stage} that it has kept",
-    "survivor": "{donors} has the same weights, and sends them",
-    "copy": "{donors} sends its weights, which become the new {stage}",
-    "uniform": "{donors} send their weights, and the unweighted mean becomes the new {stage}",
-    "random": "{stage} gets new random weights",
-    "identity": "{stage} is set to the identity",
-    d.PEER: "{donors} has the same stage, and sends a copy",
-}
-"""strategy → how it rebuilds a lost stage"""
 WEAPONS = {
     "SIGKILL": "was killed: its process and the stage's weights in its memory are lost",
     "SIGSTOP": "was frozen: it still has its weights, but does not compute or answer",
@@ -77,7 +64,9 @@ class Captions:
         """Return a fact's caption, if it has one; ``left``: nodes that lost their holder by it."""
         match fact:
             case e.RunStarted():
-                self._naming, self._sources, self._back = Naming(fact), {}, set()
+                self._naming = Naming(fact)
+                self._sources = {}
+                self._back = set()
                 return Caption("calm", "The workers are starting: one for each stage of the model, and the spares.")
             case d.Form():
                 return self._formed(fact)
@@ -85,8 +74,8 @@ class Captions:
                 return self._linked(fact)
             case e.FaultInjected():
                 label = WEAPONS.get(fact.signal, f"was hit by a fault ({fact.signal})")
-                who = "A spare" if fact.node < 0 else f"The worker of {self._name([fact.node])}"
-                return Caption("fault", f"{who}, {fact.worker}, {label}.")
+                subject = "A spare" if fact.node < 0 else f"The worker of {self._name([fact.node])}"
+                return Caption("fault", f"{subject}, {fact.worker}, {label}.")
             case e.WorkerLost() if fact.worker not in self._members.unstarted:
                 return self._lost(fact, list(left))
             case d.RunStep():
@@ -133,8 +122,8 @@ class Captions:
         source = member.source
         assert isinstance(source, d.Rebuild)
         stage, donors = self._name([member.node]), self._name(source.donors)
-        how = SENDERS.get(source.by, "{donors} send the weights to rebuild {stage} (" + source.by + ")")
-        return f"Worker {member.worker} takes over {stage}: {how.format(donors=donors, stage=stage)}."
+        how = _rebuild_caption(source.by).format(donors=donors, stage=stage, strategy=source.by)
+        return f"Worker {member.worker} takes over {stage}: {how}."
 
     def _linked(self, linked: e.Linked) -> Caption | None:
         replica = self._naming.replica(linked.node)
@@ -146,15 +135,15 @@ class Captions:
         return Caption("recovery", f"{_capital(self._name([linked.node]))} is rebuilt in worker {linked.worker}.")
 
     def _begun(self, run: d.RunStep) -> Caption:
-        anew = run.replica in self._back
+        restarted = run.replica in self._back
         self._back.discard(run.replica)
-        who = f"Replica {run.replica}: step" if self._naming.several else "Step"
+        subject = f"Replica {run.replica}: step" if self._naming.several else "Step"
         if run.mode == "evaluate":
             return Caption("calm", f"After step {run.step} the model is evaluated on text that it does not train on.")
-        if anew and self._members.generation.get(run.replica, 1) > 1:
-            return Caption("recovery", f"{who} {run.step} starts again with all stages.")
+        if restarted and self._members.generation.get(run.replica, 1) > 1:
+            return Caption("recovery", f"{subject} {run.step} starts again with all stages.")
         sent = f"{self._microbatches} microbatches pass" if self._microbatches > 1 else "one microbatch passes"
-        return Caption("calm", f"{who} {run.step}: {sent} through the ring and back; then all stages update.")
+        return Caption("calm", f"{subject} {run.step}: {sent} through the ring and back; then all stages update.")
 
     def _is_present(self, fact: e.EdgeBroken) -> bool:
         return fact.generation == self._members.generation.get(self._members.replica(fact.node))
@@ -195,6 +184,16 @@ class Captions:
                 how = {"finished": "All steps are done.", "stopped": f"The run was stopped: {fact.reason}."}
                 return Caption("note", how.get(fact.outcome, f"The run has ended: {fact.reason}."))
         return None
+
+
+def _rebuild_caption(strategy: str) -> str:
+    """Return the template of a sentence's second half: how ``strategy``, or a stage's peer, rebuilds a stage.
+
+    A log must not choose what is imported, so ``module:Class`` has the caption of the base class.
+    """
+    if strategy == d.PEER:
+        return "{donors} has the same stage, and sends a copy"
+    return RECOVERIES.find(strategy).caption if strategy in RECOVERIES.names else Recovery.caption
 
 
 def _rollback_target(form: d.Form) -> str:

@@ -140,8 +140,8 @@ def _paired(frames: list[StateChange], heaviest: int, all_kinds: bool) -> list[S
 def _undoes(first: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
     """Return whether ``then`` replaces an object that ``first`` removes, which no single patch can express."""
     both = first.keys() & then.keys()
-    anew = any(first[name] is None and isinstance(then[name], dict) for name in both)
-    return anew or any(
+    recreated = any(first[name] is None and isinstance(then[name], dict) for name in both)
+    return recreated or any(
         _undoes(first[name], then[name])
         for name in both
         if isinstance(first[name], dict) and isinstance(then[name], dict)

@@ -74,8 +74,8 @@ class Guard:
     def _origins(self) -> set[str]:
         return {f"http://{host}" for host in self.hosts} | {f"https://{host}" for host in self.hosts}
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.token.encode())
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode(), self.token.encode())
 
     def _from_cookie(self, headers: Headers) -> str:
         return cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
@@ -93,8 +93,8 @@ def _goes_there(method: str, headers: Headers) -> bool:
 
 
 def _bearer(headers: Headers) -> str:
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else ""
+    scheme, _, credential = headers.get("authorization", "").partition(" ")
+    return credential.strip() if scheme.lower() == "bearer" else ""
 
 
 def _from_query(path: str, query: bytes) -> str:

@@ -62,35 +62,38 @@ class LogFold:
         self._looks = 0
         """remaining routine facts that can complete a recovery"""
         self._number = 0
-        self._origin, self._end, self.latest = 0.0, 0.0, 0.0
-        """clock time at which this part of the run started, seconds of all earlier parts, and clock time of the newest
-        fact"""
+        self._origin = 0.0
+        """clock time at which this part of the run started"""
+        self._end = 0.0
+        """seconds of all earlier parts"""
+        self.latest = 0.0
+        """clock time of the newest fact"""
 
     def opening(self) -> StateChange:
         """Return the initial frame."""
         return StateChange(0, 0.0, self.state, routine=False)
 
-    def take(self, t: float, news: LogItem) -> StateChange | None:
+    def take(self, t: float, item: LogItem) -> StateChange | None:
         """Return the frame of a fact at clock time ``t``; None if it changes nothing visible."""
-        if isinstance(news, e.RunStarted):
+        if isinstance(item, e.RunStarted):
             self._end = self.seconds(self.latest) if self._number else 0.0
             self._origin = t
-        self.latest = max(self.latest, t) if not isinstance(news, e.RunStarted) else t
-        if isinstance(news, StepMetric | ValidationMetric):
-            self.tally.measured(news)
-            return self._frame(t, {"loss": _loss(news)} if isinstance(news, StepMetric) else _validation(news))
-        if isinstance(news, e.WorkReport):
-            return self._worked(t, news)
-        return self._fact(t, news)
+        self.latest = max(self.latest, t) if not isinstance(item, e.RunStarted) else t
+        if isinstance(item, StepMetric | ValidationMetric):
+            self.tally.measured(item)
+            return self._frame(t, {"loss": _loss(item)} if isinstance(item, StepMetric) else _validation(item))
+        if isinstance(item, e.WorkReport):
+            return self._worked(t, item)
+        return self._fact(t, item)
 
     def seconds(self, t: float) -> float:
         """Convert clock time to seconds of the run, without the time between its parts."""
         return self._end + max(0.0, t - self._origin)
 
     def _fact(self, t: float, fact: e.Event | d.Decision) -> StateChange | None:
-        held = dict(self.members.holders)
+        holders = dict(self.members.holders)
         line = self._narrator.describe(t, fact)
-        left = [node for node, worker in held.items() if self.members.holders.get(node) != worker]
+        left = [node for node, worker in holders.items() if self.members.holders.get(node) != worker]
         self.tally.take(t, fact)
         self._scene.take(fact)
         caption = self._captions.caption(fact, left)
@@ -142,10 +145,10 @@ class LogFold:
         return after
 
     def _replicas(self, t: float, fact: e.Event | d.Decision) -> Json:
-        members, known = self.members, self.state.get("replicas", {})
+        members, shown = self.members, self.state.get("replicas", {})
         if isinstance(fact, e.RunStarted):
-            known = {}
-        result = {str(n): dict(known.get(str(n), {"phase": "wait", "step": members.own_step(n)})) for n in members.live}
+            shown = {}
+        result = {str(n): dict(shown.get(str(n), {"phase": "wait", "step": members.own_step(n)})) for n in members.live}
         concerned, phase = _concerned(fact, self), PHASES.get(type(fact), "broken")
         for number in concerned:
             if (about := result.get(str(number))) is not None:
@@ -180,13 +183,13 @@ class LogFold:
             self._looks = 0
         return {"recoveries": result}
 
-    def _frame(self, t: float, seen: Json, line: Json | None = None, routine: bool = True) -> StateChange | None:
+    def _frame(self, t: float, parts: Json, line: Json | None = None, routine: bool = True) -> StateChange | None:
         """Return the frame that updates these parts of the state."""
         whole = () if routine else WHOLE
-        before = {name: self.state.get(name, {}) for name in seen}
+        before = {name: self.state.get(name, {}) for name in parts}
         after = {
             name: apply_patch(before[name], value) if isinstance(value, dict) and name not in whole else value
-            for name, value in seen.items()
+            for name, value in parts.items()
         }
         change = difference(before, after) | {n: v for n, v in after.items() if n not in self.state}
         if not change and line is None:
@@ -296,13 +299,15 @@ class MicrobatchRoutes:
         if started is None:
             return []
         column = self._column(run.replica)
-        known = self._shipped and config.pipeline.stages == started.stages
-        if started.arrangement or not known or run.mode == "evaluate":
-            own = started.routes_of(run.replica) if run.mode == "train" or started.arrangement else []
-            return own or [column + column[:1]]
+        computable = self._shipped and config.pipeline.stages == started.stages
+        if started.arrangement or not computable or run.mode == "evaluate":
+            logged = started.routes_of(run.replica) if run.mode == "train" or started.arrangement else []
+            return logged or [column + column[:1]]
         lost = {stage for stage, node in enumerate(column) if node not in self._members.holders} - {0}
-        there = lost if len(lost) < len(column) - 1 and self._members.holders else set()
-        return [[column[stage] for stage in route] for route in without(self._fixed or routes(config, run.step), there)]
+        skipped = lost if len(lost) < len(column) - 1 and self._members.holders else set()
+        return [
+            [column[stage] for stage in route] for route in without(self._fixed or routes(config, run.step), skipped)
+        ]
 
     def _column(self, replica: int) -> list[int]:
         started = self._members.started

@@ -92,12 +92,12 @@ class PageState:
             about["struck"] = STRIKING[fault.signal]
 
     def _formed(self, form: d.Form) -> None:
-        own: dict[int, d.Source] = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep)}
+        awaited: dict[int, d.Source] = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep)}
         for worker in form.holders.values():
             if self._about(worker).get("struck") == "cut":  # it gets new connections
                 del self._facts[worker]["struck"]
         others = {n: source for n, source in self.source.items() if self._members.replica(n) != form.replica}
-        self.source = others | own
+        self.source = others | awaited
         before = self._links.get(form.replica, {})
         names = [_pair(link.low, link.high) for link in form.links]
         self._links[form.replica] = {name: "open" if before.get(name) == "open" else "opening" for name in names}
@@ -169,8 +169,8 @@ class PageState:
         """Return the workers to show: living, starting, and the last ones lost."""
         members = self._members
         lost = [worker for worker in self._deaths if worker in members.lost][-MAX_LOST:]
-        known = [worker for worker in members.machine_of if worker not in members.lost]
-        return sorted({*known, *lost}, key=identity_order)
+        current = [worker for worker in members.machine_of if worker not in members.lost]
+        return sorted({*current, *lost}, key=identity_order)
 
     def _worker(self, worker: str) -> Json:
         found: Json = {"status": self._members.status(worker)} | self._facts.get(worker, {})

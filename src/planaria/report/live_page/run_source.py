@@ -96,14 +96,14 @@ class FolderFollower:
 
     async def since(self, number: int) -> AsyncIterator[list[StateChange]]:
         """Yield the frames after ``number`` in batches as they come; an empty batch marks other changes or idleness."""
-        seen = -1
+        reported = -1
         while True:
             version, some = self._version, self.frames.after(number, BATCH)
             if some:
                 number = some[-1].number
                 yield some
-            elif version != seen:
-                seen = version
+            elif version != reported:
+                reported = version
                 yield []
             elif self.over or self.trouble:
                 return
@@ -113,7 +113,7 @@ class FolderFollower:
                         if self._version == version:
                             await self._news.wait()
                 except TimeoutError:
-                    seen = -1
+                    reported = -1
 
     def message(self, some: list[StateChange]) -> bytes:
         """Return frames as an event of a stream; the last one is cached, since current watchers share it."""
@@ -183,8 +183,8 @@ class RunSource:
         if self._reading is None:
             self._reading = self._log.more(REPORTS if self._log.ahead > IN_MEMORY else frozenset())
         for _ in range(most):
-            if (news := next(self._reading, None)) is None:
+            if (item := next(self._reading, None)) is None:
                 self._reading = None
                 return
-            self.began = self.began or isinstance(news[1], RunStarted)
-            yield self._story.take(*news)
+            self.began = self.began or isinstance(item[1], RunStarted)
+            yield self._story.take(*item)

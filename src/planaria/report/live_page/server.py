@@ -194,9 +194,9 @@ def exposition(runs: Sequence[tuple[str, RunTally, float]], watchers: int) -> st
     twice = Counter(name for name, _, _ in runs)
     names = [name if twice[name] == 1 else f"{name} ({index})" for index, (name, _, _) in enumerate(runs)]
     ages = [MetricSample(age, {"run": name}) for name, (_, _, age) in zip(names, runs, strict=True)]
-    own = [
+    server_metrics = [
         *prometheus.lines("planaria_watchers", "gauge", "Streams that are open.", [MetricSample(watchers)]),
         *prometheus.lines("planaria_log_age_seconds", "gauge", "Since the run's log was written to.", ages),
     ]
     tallies = {name: tally for name, (_, tally, _) in zip(names, runs, strict=True)}
-    return prometheus.exposition(tallies) + "".join(f"{line}\n" for line in own)
+    return prometheus.exposition(tallies) + "".join(f"{line}\n" for line in server_metrics)

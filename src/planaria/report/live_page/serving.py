@@ -79,8 +79,8 @@ class ServerAddress:
 
     def hosts(self, port: int) -> frozenset[str]:
         """Return the accepted Host headers for a port."""
-        own = {"127.0.0.1", "localhost", "[::1]"} | ({self.shown} if self.host not in EVERYWHERE else set())
-        return frozenset({f"{name}:{port}" for name in own} | {name.lower() for name in self.names})
+        names = {"127.0.0.1", "localhost", "[::1]"} | ({self.shown} if self.host not in EVERYWHERE else set())
+        return frozenset({f"{name}:{port}" for name in names} | {name.lower() for name in self.names})
 
     @property
     def shown(self) -> str:
@@ -120,7 +120,10 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(LEAVE_S),
         )
         super().__init__(config)
-        self._page, self._address, self._token, self._announce = page, address, token, announce
+        self._page = page
+        self._address = address
+        self._token = token
+        self._announce = announce
 
     async def startup(self, sockets: Any = None) -> None:
         """:raises UserError: if the server cannot listen at the address."""

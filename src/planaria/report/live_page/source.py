@@ -49,24 +49,24 @@ class EmptyFolder:
         return StateChange(0, 0.0, self.state, routine=False)
 
     def turn(
-        self, when: float, seen: Mapping[str, object], line: tuple[int, str, str] | None = None
+        self, when: float, parts: Mapping[str, object], line: tuple[int, str, str] | None = None
     ) -> StateChange | None:
-        """The frame by which these parts of the state become so, ``when`` (seconds since 1970); None if they are so.
+        """Set these parts of the state at Unix time ``when``; return the frame, or None if nothing changed.
 
-        ``line``: step, tone and text of a line.
+        ``line``: step, tone and text of a line to show.
         """
         self._origin = when if self._origin is None else self._origin
-        change = difference({name: self.state[name] for name in seen if name in self.state}, seen)
+        change = difference({name: self.state[name] for name in parts if name in self.state}, parts)
         if not change and line is None:
             return None
-        self.state = {**self.state, **seen}
+        self.state = {**self.state, **parts}
         self._number += 1
         shown = None if line is None else dict(zip(("step", "tone", "text"), line, strict=True))
         return StateChange(self._number, max(0.0, when - self._origin), change, shown, routine=line is None)
 
 
 def age_s(files: list[Path]) -> float:
-    """Seconds since the newest of these files was written to; infinite without any."""
+    """Return the seconds since the last write to any of these files; infinite without any."""
     times = []
     for file in files:
         try:

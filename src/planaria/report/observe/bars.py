@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TextIO
@@ -12,7 +12,7 @@ from typing import Self, TextIO
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -68,7 +68,10 @@ class BarDisplay:
         self, *columns: ProgressColumn, quiet: bool, stream: TextIO | None = None, transient: bool = False
     ) -> None:
         """``transient``: remove the bar at the end."""
-        self._columns, self._quiet, self._stream, self._transient = columns, quiet, stream or sys.stdout, transient
+        self._columns = columns
+        self._quiet = quiet
+        self._stream = stream or sys.stdout
+        self._transient = transient
         self._bar: Progress | None = None
         """None without a terminal"""
 
@@ -111,7 +114,7 @@ class SearchProgress(BarDisplay):
 
     def __init__(self, budget: SearchBudget, bound_s: float | None, quiet: bool, stream: TextIO | None = None) -> None:
         super().__init__(*columns("{task.percentage:.0f} %"), quiet=quiet, stream=stream)
-        self._budget, self._lockstep = budget, bound_s
+        self._budget, self._bound_s = budget, bound_s
         self._printed = float("inf")
 
     def __enter__(self) -> Self:
@@ -119,7 +122,7 @@ class SearchProgress(BarDisplay):
 
     def update(self, result: SearchResult) -> None:
         """Report the search's progress."""
-        gap = "" if self._lockstep is None or not result.step_s else f"gap {1 - self._lockstep / result.step_s:.1%}, "
+        gap = "" if self._bound_s is None or not result.step_s else f"gap {1 - self._bound_s / result.step_s:.1%}, "
         text = f"best {result.step_s:.2f} s, {gap}{result.moves} moves"
         spent = max(result.seconds / self._budget.seconds, result.moves / self._budget.moves)
         if not self._update(min(1.0, spent), text) and result.step_s < 0.99 * self._printed:
@@ -152,15 +155,45 @@ class CountProgress(BarDisplay):
         """``stream`` defaults to standard error, since results go to standard output."""
         count = f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"
         super().__init__(*columns(count), quiet=False, stream=stream or sys.stderr, transient=True)
-        self._what, self._unit, self._total, self._done = label, unit, total, 0
+        self._label = label
+        self._unit = unit
+        self._total = total
+        self._done = 0
         self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
-        return self._begin(self._what, self._total)
+        return self._begin(self._label, self._total)
 
     def done(self, parts: int = 1) -> None:
         """Count ``parts`` further parts as done."""
         self._done += parts
-        if not self._update(self._done, self._what) and time.monotonic() - self._printed >= BETWEEN_S:
+        if not self._update(self._done, self._label) and time.monotonic() - self._printed >= BETWEEN_S:
             self._printed = time.monotonic()
-            self._print(f"{self._what}: {self._done}/{self._total} {self._unit}")
+            self._print(f"{self._label}: {self._done}/{self._total} {self._unit}")
+
+
+class JobsProgress(BarDisplay):
+    """Implements ``trials.jobs.Watcher``: bars and lines on a terminal, only lines elsewhere."""
+
+    def __init__(self, quiet: bool, stream: TextIO | None = None) -> None:
+        count = "{task.completed:.0f}/{task.total:.0f} steps"
+        super().__init__(*columns(count), quiet=quiet, stream=stream, transient=True)
+        self._tasks: list[TaskID] = []
+
+    def note(self, line: str) -> None:
+        """Print a line."""
+        self._print(line)
+
+    def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+        """Show progress: ``reached`` of all ``steps``, and (reached, steps) of each job in ``running``."""
+        if self._bar is None:
+            return
+        lines = {title: (reached, steps)} | {f"  {name}": how for name, how in running.items()}
+        for index in range(len(lines), len(self._tasks)):
+            self._bar.update(self._tasks[index], visible=False)
+        for index, (description, (completed, total)) in enumerate(lines.items()):
+            if index == len(self._tasks):
+                self._tasks.append(self._bar.add_task(description))
+            self._bar.update(
+                self._tasks[index], description=description, completed=completed, total=total, visible=True
+            )

@@ -113,8 +113,8 @@ def _state(tally: RunTally) -> Iterator[MetricSample]:
 
 def _slow(tally: RunTally) -> Iterator[MetricSample]:
     for (fault, nodes), verdict in tally.verdicts.current.items():
-        where, who = "-".join(map(str, nodes)), " ".join(verdict.blamed.workers)
-        yield MetricSample(verdict.times, {"class": fault, "nodes": where, "workers": who})
+        where, workers = "-".join(map(str, nodes)), " ".join(verdict.blamed.workers)
+        yield MetricSample(verdict.times, {"class": fault, "nodes": where, "workers": workers})
 
 
 def _histogram(durations: Durations) -> Iterator[MetricSample]:

@@ -46,8 +46,8 @@ class SlowVerdict:
     @property
     def times(self) -> float:
         """Slowdown compared with its peers, or with its own start if it has none; 0 if neither is known."""
-        usual = self.blamed.peer_median_s or self.blamed.initial_s
-        return self.blamed.seconds / usual if usual > 0 else 0.0
+        reference_s = self.blamed.peer_median_s or self.blamed.initial_s
+        return self.blamed.seconds / reference_s if reference_s > 0 else 0.0
 
 
 class SlowVerdicts:
@@ -132,7 +132,9 @@ class RunTally:
         self.verdicts.take(fact)
         match fact:
             case e.RunStarted():
-                self._epoch, self.outcome, self._starting = fact.wall_time - t, "", set()
+                self._epoch = fact.wall_time - t
+                self.outcome = ""
+                self._starting = set()
                 self.term = 1
             case e.LeaderStarted():
                 self.term = fact.term

@@ -1,16 +1,26 @@
-"""Base class of trackers, which receive a run's metrics (``report/observe/trackers/``)."""
+"""Base class of trackers, which receive a run's metrics and its configuration without secrets."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from pydantic import PrivateAttr
 
 from planaria.common.errors import missing_package
+from planaria.common.filesystems import is_url, shown
 from planaria.config.registry import Choice
-from planaria.report.observe.settings import Setting
+from planaria.config.schema import RunConfig
+
+Setting = str | int | float | bool | None
+
+SECRET = "***"
+_SECRETS = re.compile(r"(?:^|_)(?:key|keys|token|secret|password|passwd|passphrase|credential|credentials|auth)$", re.I)
+"""endings of the names of settings that hold secrets"""
 
 
 class Tracker(Choice, ABC):
@@ -21,6 +31,8 @@ class Tracker(Choice, ABC):
     """
 
     former_members: ClassVar[Mapping[str, str]] = {"introduced": "identify"}
+    _identity: str = PrivateAttr("")
+    _settings: Mapping[str, Setting] = PrivateAttr(default_factory=dict)
 
     def require(self) -> None:
         """Check requirements; called before any worker starts and by recipe checks.
@@ -34,6 +46,7 @@ class Tracker(Choice, ABC):
         :param identity: 32 hexadecimal digits, unchanged when the run is resumed.
         :param settings: configuration without secrets, dotted name → value.
         """
+        self._identity, self._settings = identity, settings
 
     @abstractmethod
     def open(self, folder: Path) -> None:
@@ -60,3 +73,30 @@ def require_library(tracker: str, module: str, extra: str) -> None:
 def is_installed(module: str) -> bool:
     """Return whether a library is installed, without importing it."""
     return find_spec(module) is not None
+
+
+def settings(config: RunConfig) -> dict[str, Setting]:
+    """Return all settings by dotted name, lists as text.
+
+    Secrets are replaced by ``***``; URLs lose user, password and query.
+    """
+    return dict(_flat(config.model_dump(mode="json"), ""))
+
+
+def _flat(table: Mapping[str, Any], location: str) -> Iterator[tuple[str, Setting]]:
+    for key, value in table.items():
+        name = f"{location}{key}"
+        if value and not isinstance(value, bool) and _SECRETS.search(str(key)):
+            yield name, SECRET
+        elif isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, _plain(value)
+
+
+def _plain(value: Any) -> Setting:
+    if isinstance(value, list):
+        return "[" + ", ".join(str(dict(_flat(v, "")) if isinstance(v, Mapping) else _plain(v)) for v in value) + "]"
+    if isinstance(value, str) and is_url(value):
+        return re.sub(r"\?[^\s,]*", f"?{SECRET}", shown(value))
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

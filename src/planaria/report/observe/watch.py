@@ -25,9 +25,8 @@ from planaria.control.log_segments import DiskReserve
 from planaria.control.logs import RunLog
 from planaria.control.run_record import Metric, StepMetric, Timed
 from planaria.report.observe.progress import NoProgress
-from planaria.report.observe.settings import Setting
 from planaria.report.observe.tally import RunTally
-from planaria.report.observe.tracker import Tracker
+from planaria.report.observe.tracker import Setting, Tracker
 from planaria.report.run.metrics import StepMetrics
 from planaria.report.run.naming import Naming
 from planaria.report.run.recovery_timing import RecoveryTiming
@@ -112,7 +111,9 @@ class RunWatch:
         self._offset = clock_offset_s
         self._shared = shared
         copy = None if shared is None else shared.add
-        self._log, self._progress, self._folder = RunLog(folder, copy=copy), progress, folder
+        self._log = RunLog(folder, copy=copy)
+        self._progress = progress
+        self._folder = folder
         self._trackers = [TrackerThread(name, tracker) for name, tracker in (trackers or {}).items()]
         self._about, self._started = about, False
         self._usual_s = sys.getswitchinterval()
@@ -186,7 +187,7 @@ class RunWatch:
 
     @property
     def lost(self) -> bool:
-        """Whether workers have been lost, also such as had not started."""
+        """Whether workers have been lost, including those that had not started."""
         return bool(self._tally.lost)
 
     def close(self) -> None:
@@ -268,7 +269,10 @@ class TrackerThread:
     """
 
     def __init__(self, name: str, tracker: Tracker, most: int = MAX_CALLS, call_s: float = CALL_S) -> None:
-        self._name, self._tracker, self._most, self._call_s = name, tracker, most, call_s
+        self._name = name
+        self._tracker = tracker
+        self._most = most
+        self._call_s = call_s
         self._queue: SimpleQueue[Call | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._since: float | None = None

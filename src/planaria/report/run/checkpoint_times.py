@@ -15,9 +15,9 @@ class CheckpointTimes:
     """Checkpoints of a run. Seconds are those of the slowest worker per save, and 0 in older logs."""
 
     sealed: int = 0
-    stood_s: float = 0.0
+    paused_s: float = 0.0
     """time that training paused"""
-    beside_s: float = 0.0
+    background_s: float = 0.0
     """time that files were written during training"""
     unequal: int = 0
     """checkpoints whose replicas should be equal but differ"""
@@ -29,20 +29,22 @@ def saves(record: RunRecord) -> CheckpointTimes:
 
 
 def _saves(record: RunRecord) -> CheckpointTimes:
-    sealed, unequal, in_background = 0, 0, dict[tuple[int, int], bool]()
-    stood: dict[tuple[int, int], float] = defaultdict(float)
+    sealed = 0
+    unequal = 0
+    in_background = dict[tuple[int, int], bool]()
+    paused: dict[tuple[int, int], float] = defaultdict(float)
     written: dict[tuple[int, int], float] = defaultdict(float)
     for _, fact in record.history:
         if isinstance(fact, Save):
             in_background[fact.step, fact.generation] = fact.background
         elif isinstance(fact, StageCopied | StageSaved):
             key = fact.step, fact.generation
-            whole = isinstance(fact, StageCopied) or not in_background.get(key, False)
-            into = stood if whole else written
-            into[key] = max(into[key], fact.seconds)
+            pauses = isinstance(fact, StageCopied) or not in_background.get(key, False)
+            times = paused if pauses else written
+            times[key] = max(times[key], fact.seconds)
         elif isinstance(fact, Seal):
             sealed += 1
             unequal += bool(fact.unequal)
         elif isinstance(fact, SaveFailed) and fact.worker == CONTROLLER:  # sealing failed
             sealed -= 1
-    return CheckpointTimes(sealed, sum(stood.values()), sum(written.values()), unequal)
+    return CheckpointTimes(sealed, sum(paused.values()), sum(written.values()), unequal)

@@ -85,11 +85,11 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
                 now[fact.node] = (
                     before.with_report(fact) if before and same else NodeGauge(fact.worker, (fact,), (fact,))
                 )
-                for made, seconds in zip(diagnosis.deeds, after, strict=True):
-                    if fact.stage == 0 and fact.steps < fact.step - made.relieve.step <= JUDGED:
+                for handover, seconds in zip(diagnosis.deeds, after, strict=True):
+                    if fact.stage == 0 and fact.steps < fact.step - handover.relieve.step <= JUDGED:
                         seconds.append(fact.seconds / fact.steps)
-    for made, seconds in zip(diagnosis.deeds, after, strict=True):
-        made.measured_s = median(seconds) if seconds else None
+    for handover, seconds in zip(diagnosis.deeds, after, strict=True):
+        handover.measured_s = median(seconds) if seconds else None
     diagnosis.now = now
     return diagnosis
 
@@ -105,11 +105,11 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
         times = f"{len(same)} times " if len(same) > 1 else ""
         label = sentence(same[0].blamed, naming).partition(":")[0]
         yield f"slow          {times}from step {same[0].blamed.step} {until}: {label}"
-    for made in result.deeds:
-        after = "" if made.measured_s is None else f", then {ms(made.measured_s)}"
-        who = f"{naming.name([made.relieve.node])} handed over by {made.relieve.worker}"
-        before, predicted = ms(made.relieve.step_s), ms(made.relieve.predicted_s)
-        yield f"              {who}: a step took {before}{after} ({predicted} predicted)"
+    for handover in result.deeds:
+        after = "" if handover.measured_s is None else f", then {ms(handover.measured_s)}"
+        handover_text = f"{naming.name([handover.relieve.node])} handed over by {handover.relieve.worker}"
+        before, predicted = ms(handover.relieve.step_s), ms(handover.relieve.predicted_s)
+        yield f"              {handover_text}: a step took {before}{after} ({predicted} predicted)"
 
 
 def section(record: RunRecord) -> Iterator[str]:

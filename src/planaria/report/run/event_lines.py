@@ -156,8 +156,8 @@ class Narrator:
         self._broken.difference_update(broken)
         whose = f" of replica {replica}" if self._naming.several else ""
         if form.outcome == "rolled back":
-            who = f"replica {replica} " if self._naming.several else ""
-            return self._line("rollback", f"{who}rolled back to step {form.step}", replica)
+            prefix = f"replica {replica} " if self._naming.several else ""
+            return self._line("rollback", f"{prefix}rolled back to step {form.step}", replica)
         if form.outcome == "recalled":
             return self._line("rollback", f"all went back to their snapshot of step {form.step}", replica)
         if form.outcome == "skipping":
@@ -221,14 +221,14 @@ class Narrator:
         return self._line("relink", text, history.members[0])
 
     def _replica(self, fact: d.Adopt | d.Disband | d.ReplicaRestarted) -> EventLine:
-        who = f"replica {fact.replica}"
+        prefix = f"replica {fact.replica}"
         if isinstance(fact, d.Adopt):
-            return self._line("rollback", f"{who} continues as a copy of another: {fact.reason}", fact.replica)
+            return self._line("rollback", f"{prefix} continues as a copy of another: {fact.reason}", fact.replica)
         if isinstance(fact, d.ReplicaRestarted):
-            return self._line("recovery", f"{who} starts again as a copy of another", fact.replica)
+            return self._line("recovery", f"{prefix} starts again as a copy of another", fact.replica)
         self._dismiss(fact.replica)
         spares = ", ".join(fact.workers) if fact.workers else "none"
-        return self._line("loss", f"{who} disbanded: {fact.reason}; spares now: {spares}", fact.replica)
+        return self._line("loss", f"{prefix} disbanded: {fact.reason}; spares now: {spares}", fact.replica)
 
     def _other(self, fact: e.Event | d.Decision) -> EventLine | None:
         if isinstance(fact, e.FaultInjected):
@@ -348,7 +348,9 @@ class Repeats:
     """
 
     def __init__(self, shown: int = 3, window_s: float = 60.0, longest_s: float = 600.0) -> None:
-        self._most, self._window_s, self._longest_s = shown, window_s, longest_s
+        self._max_shown = shown
+        self._window_s = window_s
+        self._longest_s = longest_s
         self._windows: dict[Hashable, _Window] = {}
 
     def limit(self, t: float, subject: Hashable, text: str) -> str | None:
@@ -359,7 +361,7 @@ class Repeats:
             lasts_s = min(2 * before.lasts_s, self._longest_s) if before is not None and longer else self._window_s
             self._windows[subject] = _Window(t, lasts_s, shown=1)
             return text if before is None or not longer else f"{text} ({before})"
-        if before.shown < self._most:
+        if before.shown < self._max_shown:
             before.shown += 1
             return text
         before.held_back += 1

@@ -102,8 +102,8 @@ def _mark_faults(fig: go.Figure, kept: Curve, story: Sequence[tuple[float, Event
 def _near(curve: Curve, step: int) -> float:
     """Return the curve's value at the nearest step, the earlier of two."""
     after = bisect_left(curve, step, key=lambda point: point[0])
-    around = curve[max(0, after - 1) : after + 1]
-    return min(around, key=lambda point: abs(point[0] - step))[1]
+    neighbours = curve[max(0, after - 1) : after + 1]
+    return min(neighbours, key=lambda point: abs(point[0] - step))[1]
 
 
 def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
@@ -175,28 +175,28 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
     return fig
 
 
-def holdings_figure(held: Sequence[StageStay], timings: Sequence[RecoveryTiming], zero: float) -> go.Figure:
+def holdings_figure(stays: Sequence[StageStay], timings: Sequence[RecoveryTiming], zero: float) -> go.Figure:
     """Draw the holders of each stage over seconds since monotonic time ``zero``; a cross marks a lost holder."""
-    named = {h.node: h.where for h in held}
+    named = {h.node: h.where for h in stays}
     rows = [named[node] for node in sorted(named)]
     fig = figure(80 + ROW * len(rows), x="seconds since the start", barmode="overlay", bargap=0.25)
     turn: dict[int, int] = defaultdict(int)
     colours = []
-    for h in held:
+    for h in stays:
         colours.append(theme.SHADES[turn[h.node] % len(theme.SHADES)])
         turn[h.node] += 1
     fig.add_bar(
-        y=[h.where for h in held],
-        x=[h.end - h.start for h in held],
-        base=[h.start - zero for h in held],
+        y=[h.where for h in stays],
+        x=[h.end - h.start for h in stays],
+        base=[h.start - zero for h in stays],
         orientation="h",
         showlegend=False,
         marker={"color": colours, "line": {"color": PAPER, "width": 2}},
-        text=[label(h.worker) for h in held],
+        text=[label(h.worker) for h in stays],
         textposition="inside",
         insidetextanchor="start",
         textfont={"color": INK},
-        customdata=[f"{label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s" for h in held],
+        customdata=[f"{label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s" for h in stays],
         hovertemplate="%{customdata}<extra></extra>",
     )
     losses = [(t.lost_t - zero, named[node]) for t in timings for node in t.nodes if node in named]
@@ -209,6 +209,6 @@ def holdings_figure(held: Sequence[StageStay], timings: Sequence[RecoveryTiming]
         hovertemplate="lost at %{x:.2f} s<extra></extra>",
     )
     fig.update_layout(yaxis=lanes(rows), margin={"t": 12}, uniformtext={"minsize": 9, "mode": "hide"})
-    first, last = min((h.start - zero for h in held), default=0.0), max((h.end - zero for h in held), default=1.0)
+    first, last = min((h.start - zero for h in stays), default=0.0), max((h.end - zero for h in stays), default=1.0)
     fig.update_xaxes(range=[first, last])
     return fig

@@ -70,12 +70,12 @@ def ordinary_step(record: RunRecord) -> list[WorkReport]:
     """
     naming = naming_of(record)
     # Two passes, since a long run has too many reports for memory.
-    seen: dict[Step, _Seen] = defaultdict(_Seen)
+    by_step: dict[Step, _Seen] = defaultdict(_Seen)
     for _, work in record.worked:
         if _trained(work):
-            seen[_step(work, naming)].add(work)
-    most = max((step.workers for step in seen.values()), default=0)
-    whole = {key: step for key, step in seen.items() if step.workers == most}
+            by_step[_step(work, naming)].add(work)
+    most = max((step.workers for step in by_step.values()), default=0)
+    whole = {key: step for key, step in by_step.items() if step.workers == most}
     plain = {key: step for key, step in whole.items() if step.plain} or whole
     if not plain:
         return []
@@ -143,8 +143,8 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
     zero = timing.lost_t if timing.fault_t is None else timing.fault_t
     moments = (timing.finished_t, timing.linked_t, timing.formed_t, timing.lost_t)
     last = next(moment for moment in moments if moment is not None)
-    around = 0.45 * max(last - zero, 0.05)
-    begin, end = zero - around, last + around
+    margin = 0.45 * max(last - zero, 0.05)
+    begin, end = zero - margin, last + margin
     rows: set[tuple[int, str]] = set(zip(timing.stage_of_worker, timing.workers, strict=True))
     bars, naming = [], naming_of(record)
     for work in (work for _, work in record.worked if naming.replica(work.node) == timing.replica):
@@ -222,21 +222,21 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
     # Plotly squeezes text into bars of any width; a digit needs about a hundredth of the chart.
     legible = 0.011 * (max(bar.end for bar in bars) - min(bar.start for bar in bars)) if bars else 0.0
     for kind, style in styles.items():
-        own = [bar for bar in bars if bar.kind == kind]
-        if own:
+        of_kind = [bar for bar in bars if bar.kind == kind]
+        if of_kind:
             fig.add_bar(
-                y=[bar.row for bar in own],
-                x=[1000 * (bar.end - bar.start) for bar in own],
-                base=[1000 * (bar.start - zero) for bar in own],
+                y=[bar.row for bar in of_kind],
+                x=[1000 * (bar.end - bar.start) for bar in of_kind],
+                base=[1000 * (bar.start - zero) for bar in of_kind],
                 orientation="h",
                 marker=style,
                 name={"relink": "relink, transfer, rebuild", "write": "write, beside"}.get(kind, kind),
-                text=[bar.text if bar.end - bar.start > legible else "" for bar in own],
+                text=[bar.text if bar.end - bar.start > legible else "" for bar in of_kind],
                 insidetextanchor="middle",
                 textposition="inside",
                 textangle=0,
                 textfont={"size": 10, "color": MUTED if kind == "dropped" else on(str(style["color"]))},
-                customdata=[bar.hover for bar in own],
+                customdata=[bar.hover for bar in of_kind],
                 hovertemplate="%{y}<br>%{customdata}<extra></extra>",
             )
     below = -52 / (ROW * len(rows))
@@ -250,11 +250,11 @@ def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
         ("fault", timing.fault_t, RED), ("noticed", timing.lost_t, ORANGE), ("formed again", timing.formed_t, VIOLET),
         ("all linked", timing.linked_t, GREEN), ("first microbatch done", timing.finished_t, INK),
     ]  # fmt: skip
-    known = [(name, t, colour) for name, t, colour in moments if t is not None]
+    marked = [(name, t, colour) for name, t, colour in moments if t is not None]
     begin, end = fig.layout.xaxis.range
     plot = fig.layout.height - fig.layout.margin.t - fig.layout.margin.b
-    for index, (name, t, colour) in enumerate(known):
-        ms, top = 1000 * (t - zero), 1 + (8 + 16 * (len(known) - 1 - index)) / plot
+    for index, (name, t, colour) in enumerate(marked):
+        ms, top = 1000 * (t - zero), 1 + (8 + 16 * (len(marked) - 1 - index)) / plot
         fig.add_shape(
             type="line", x0=ms, x1=ms, y0=0, y1=top, xref="x", yref="paper", line={"color": colour, "width": 1.4}
         )

@@ -20,7 +20,7 @@ class LedgerLine(NamedTuple):
     """A committed step and its samples ``first .. first + samples - 1`` of the run's sample stream."""
 
     step: int
-    """by the replica's own count"""
+    """the replica's own number of the step"""
     first: int
     samples: int
     replica: int = 0
@@ -154,14 +154,14 @@ class _Ledger:
 
     def _held(self, sealed: _Sealed) -> set[int]:
         """Return the indices of a checkpoint's lines, including all lines of replicas disbanded by then."""
-        where, held = sealed.fact.positions, set(range(sealed.began))
+        where, indices = sealed.fact.positions, set(range(sealed.began))
         if not where:  # one replica, which may have trained until its files were written
             where = {0: ReplicaPosition(step=sealed.fact.step)}
         for index in range(sealed.began, sealed.written):
             line = self._written[index]
             if line is not None and (line.replica not in where or line.step < where[line.replica].step):
-                held.add(index)
-        return held
+                indices.add(index)
+        return indices
 
     def _roll_back(self, form: Form) -> None:
         assert self.started is not None
@@ -192,10 +192,10 @@ class _Ledger:
             return
         recorded = [(0, settings.first_of(seal.first_block)), *_blocks(settings, seal.blocks_ahead)]
         lines = (self._written[index] for index in sorted(self._held(sealed)))
-        held = [(0, _begins(self.first)), *_ahead(self.first), *(line.span for line in lines if line is not None)]
-        for first, last in _without(recorded, held):
+        used = [(0, _begins(self.first)), *_ahead(self.first), *(line.span for line in lines if line is not None)]
+        for first, last in _without(recorded, used):
             self._problems.append(f"{seal.folder} records samples {first} to {last - 1} as used; they were not")
-        for first, last in _without(held, recorded):
+        for first, last in _without(used, recorded):
             self._problems.append(f"{seal.folder} does not record samples {first} to {last - 1} as used")
 
 

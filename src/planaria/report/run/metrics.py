@@ -14,7 +14,7 @@ from planaria.control import events as e
 from planaria.control.run_record import Metric, StepMetric, ValidationMetric
 
 STEPS_BACK, VALIDATIONS_BACK = 10_000, 100
-"""with several replicas: unsaved steps and validations kept in memory"""
+"""steps and validations of several replicas that are kept in memory until they are complete"""
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,14 @@ class StepMetrics:
 
     def _committed(self, t: float, commit: d.Commit) -> StepMetric | None:
         self._commits.append(t)
-        first, made = self._commits[0], len(self._commits) - 1
+        first, intervals = self._commits[0], len(self._commits) - 1
         ready = self._ready[commit.replica].values()
         losses_here = [r.loss for r in ready if r.loss is not None]
         loss = fmean(losses_here) if losses_here else math.nan  # members of a group need not report it
         part = _Part(loss, {r.stage: r.grad_norm for r in ready if r.grad_norm is not None})
-        step, parts, losses = commit.step, [part], {}
+        step = commit.step
+        parts = [part]
+        losses = {}
         if self._started is not None:
             step = commit.progress
             self._left -= 1
@@ -145,22 +147,22 @@ class StepMetrics:
                 return None
             parts = list(self._parts[step].values())
             losses = self._losses(step)
-        tokens = self._tokens * made / self._replicas
-        stages = sorted({stage for own in parts for stage in own.norms})
+        tokens = self._tokens * intervals / self._replicas
+        stages = sorted({stage for block in parts for stage in block.norms})
         return StepMetric(
             t=t,
             step=step,
-            loss=fmean(own.loss for own in parts),
+            loss=fmean(block.loss for block in parts),
             tokens_per_s=tokens / (t - first) if t > first else 0.0,
-            grad_norm={stage: fmean(own.norms[stage] for own in parts if stage in own.norms) for stage in stages},
+            grad_norm={stage: fmean(block.norms[stage] for block in parts if stage in block.norms) for stage in stages},
             losses=losses,
         )
 
     def _losses(self, step: int) -> dict[int, float]:
         """Return losses by replica; the mean of several blocks of one replica."""
         parts = self._parts[step]
-        own = {replica: [part.loss for key, part in parts.items() if key[0] == replica] for replica, _ in parts}
-        return {replica: fmean(losses) for replica, losses in sorted(own.items())}
+        by_replica = {replica: [part.loss for key, part in parts.items() if key[0] == replica] for replica, _ in parts}
+        return {replica: fmean(losses) for replica, losses in sorted(by_replica.items())}
 
     @staticmethod
     def _blocks(started: e.RunStarted, step: int) -> int:
@@ -173,11 +175,11 @@ class StepMetrics:
         """Return the newest of these validations that all live replicas, or those live from the start, have made."""
         early = self._live - self._late
         awaited = {step: self._live if step == self._last_step else early for step in steps}
-        made = [step for step, replicas in awaited.items() if replicas <= self._validated[step].keys()]
-        if not made:
+        complete = [step for step, replicas in awaited.items() if replicas <= self._validated[step].keys()]
+        if not complete:
             return None
-        losses = dict(sorted(self._validated[max(made)].items()))
-        return ValidationMetric(t=t, step=max(made), val_loss=fmean(losses.values()), val_losses=losses)
+        losses = dict(sorted(self._validated[max(complete)].items()))
+        return ValidationMetric(t=t, step=max(complete), val_loss=fmean(losses.values()), val_losses=losses)
 
     @property
     def _last_step(self) -> int | None:
@@ -188,9 +190,9 @@ class StepMetrics:
         last = max(self._validated)
         missing = self._live - self._validated[last].keys()
         for replica in missing:
-            own = [step for step, losses in self._validated.items() if replica in losses]
-            if own:
-                self._validated[last][replica] = self._validated[max(own)][replica]
+            validated = [step for step, losses in self._validated.items() if replica in losses]
+            if validated:
+                self._validated[last][replica] = self._validated[max(validated)][replica]
         return self._validation(t, [last]) if missing else None
 
 

@@ -34,10 +34,12 @@ class Naming:
         """Return 'stage 2', 'stages 1, 3', 'node 14 of stage 3' or 'stages 0, 2 of replica 1'."""
         ordered = sorted(nodes)
         if self.several:
-            held = defaultdict(list)
+            stages_of = defaultdict(list)
             for node in ordered:
-                held[self.replica(node)].append(self.stage(node))
-            return " and ".join(f"{stages(own)} of replica {replica}" for replica, own in sorted(held.items()))
+                stages_of[self.replica(node)].append(self.stage(node))
+            return " and ".join(
+                f"{stages(numbers)} of replica {replica}" for replica, numbers in sorted(stages_of.items())
+            )
         if self._scheduled:
             return ", ".join(f"node {node} of stage {self._stage.get(node, '?')}" for node in ordered)
         return stages(ordered)

@@ -14,7 +14,7 @@ LISTED = 40
 
 
 def table(schedule: Schedule, paths: SeveralPaths, was: Mapping[tuple[int, int], str] | None = None) -> Table:
-    """The edges that take longest for what they send in a step, each with its path and its share of the links.
+    """The edges with the longest transfers of a step, each with its path and its share of the links.
 
     ``was``: the path that each had before.
     """

@@ -173,20 +173,20 @@ def _phases(timing: RecoveryTiming, ns: Callable[[float], int]) -> Iterator[TRAC
         ("notice", timing.fault_t), ("decide", timing.lost_t), ("relink, transfer, rebuild", timing.formed_t),
         ("redo", timing.linked_t), ("", timing.finished_t),
     ]  # fmt: skip
-    known: list[tuple[str, int]] = []
+    named: list[tuple[str, int]] = []
     for name, t in moments:
         if t is not None:
-            known.append((name, max(ns(t), known[-1][1] if known else ns(t))))
+            named.append((name, max(ns(t), named[-1][1] if named else ns(t))))
     args = {
         "step": timing.step, "outcome": timing.outcome, "causes": list(timing.causes), "workers": list(timing.workers),
         "generation": timing.generation, "relink_s": timing.relink, "transfer_s": timing.transfer,
         "rebuild_s": timing.rebuild, "transfer_bytes": timing.transfer_bytes,
     }  # fmt: skip
-    yield {"ph": "b", "name": f"recovery: {timing.where}", "ts": known[0][1] / 1000, "args": args}
-    for (name, start), (_, end) in pairwise(known):
+    yield {"ph": "b", "name": f"recovery: {timing.where}", "ts": named[0][1] / 1000, "args": args}
+    for (name, start), (_, end) in pairwise(named):
         yield {"ph": "b", "name": name, "ts": start / 1000}
         yield {"ph": "e", "name": name, "ts": end / 1000}
-    yield {"ph": "e", "name": f"recovery: {timing.where}", "ts": known[-1][1] / 1000}
+    yield {"ph": "e", "name": f"recovery: {timing.where}", "ts": named[-1][1] / 1000}
 
 
 def _work(record: RunRecord, clock: TraceClock, naming: Naming, rows: _Rows) -> Iterator[TRACE_EVENT]:
@@ -266,9 +266,9 @@ class TraceClock:
         for t, fact in record.landmarks:
             if isinstance(fact, e.RunStarted):
                 epoch = epoch if self._offsets else fact.wall_time - t
-                apart = fact.wall_time - t - epoch
-                apart = 0.0 if abs(apart) <= SAME_S else apart
-                self._offsets.append(max(apart, last - t) if self._offsets else 0.0)
+                offset = fact.wall_time - t - epoch
+                offset = 0.0 if abs(offset) <= SAME_S else offset
+                self._offsets.append(max(offset, last - t) if self._offsets else 0.0)
             last = t + (self._offsets[-1] if self._offsets else 0.0)
         self._zero = self._starts[0] if self._starts else 0.0
 
@@ -292,5 +292,5 @@ class TraceClock:
             yield part, item
 
     def _is_later(self, part: int, before: float, now: float) -> bool:
-        here, following = self._starts[part], self._starts[part + 1]
-        return now < before or now < here or (following >= here and now >= following)
+        start, following = self._starts[part], self._starts[part + 1]
+        return now < before or now < start or (following >= start and now >= following)

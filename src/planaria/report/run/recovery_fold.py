@@ -162,7 +162,9 @@ class _Open:
 
     def form(self, t: float, form: d.Form) -> None:
         self.forms.append((t, form))
-        self.linked, self.mode, self.committed = [], None, False
+        self.linked = []
+        self.mode = None
+        self.committed = False
 
     @property
     def finished_t(self) -> float | None:
@@ -205,10 +207,12 @@ class _Open:
 class _Scan:
     """Broken edges and the open recovery of one replica."""
 
-    def __init__(self, known: _Known, replica: int, done: list[RecoveryTiming]) -> None:
+    def __init__(self, facts: _Known, replica: int, done: list[RecoveryTiming]) -> None:
         """``done`` receives completed recoveries."""
         self._done = done
-        self._known, self._replica, self._naming = known, replica, known.naming
+        self._known = facts
+        self._replica = replica
+        self._naming = facts.naming
         self._open: _Open | None = None
         self._last: RecoveryTiming | None = None
         self._broken: list[tuple[float, e.EdgeBroken]] = []

@@ -43,29 +43,29 @@ def replica_section(record: RunRecord) -> Iterator[str]:
     if count == 1:
         return
     count = max([count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form))])
-    held = settled_rounds(record)
+    histories = settled_rounds(record)
     text = f"{counted(count, 'replica')} with separate steps and samples."
     parts = _validations(record)
-    if held:
-        text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(totals_lines(totals(held)))}."
-        parts += _rounds(held, count)
-    table = page.table("each-replica", HEAD, _rows(record, held, count), numbers_from=2)
+    if histories:
+        text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(totals_lines(totals(histories)))}."
+        parts += _rounds(histories, count)
+    table = page.table("each-replica", HEAD, _rows(record, histories, count), numbers_from=2)
     yield page.section("Replicas", text, *parts, page.subheading("Each replica"), page.note(KEY), table)
 
 
 def _validations(record: RunRecord) -> list[str]:
-    looks = sorted({m.step: m for m in record.validated if m.val_losses}.items())  # few points
-    if not looks:
+    validations = sorted({m.step: m for m in record.validated if m.val_losses}.items())  # few points
+    if not validations:
         return []
-    several = sorted({replica for _, look in looks for replica in look.val_losses})
-    each = {r: [(step, look.val_losses.get(r)) for step, look in looks] for r in several}
-    fig = curves(each, [(step, look.val_loss) for step, look in looks], "mean over replicas")
+    several = sorted({replica for _, look in validations for replica in look.val_losses})
+    each = {r: [(step, look.val_losses.get(r)) for step, look in validations] for r in several}
+    fig = curves(each, [(step, look.val_loss) for step, look in validations], "mean over replicas")
     return [page.subheading("Validation loss of each replica, after equal numbers of steps"),
             page.chart(fig, "replicas")]  # fmt: skip
 
 
-def _rounds(held: Sequence[RoundHistory], count: int) -> list[str]:
-    rounds = by_round(held)
+def _rounds(histories: Sequence[RoundHistory], count: int) -> list[str]:
+    rounds = by_round(histories)
     charts, many = [], len(rounds) > ROUNDS_DRAWN
     if points := spreads(rounds):
         charts += [
@@ -83,47 +83,47 @@ def _rounds(held: Sequence[RoundHistory], count: int) -> list[str]:
             "From a replica's last work to its new weights. Bars are means over replicas; a diamond marks the longest "
             "wait." + (f" Of {len(rounds)} rounds, the {ROUNDS_DRAWN} with the longest waits." if many else "")
         ),
-        page.chart(waits({round: waited(own) for round, own in rounds.items()}), "waits"),
+        page.chart(waits({round: waited(of_round) for round, of_round in rounds.items()}), "waits"),
         page.subheading("Rounds settled by each pair of replicas; on the diagonal, alone"),
-        page.chart(heat(rounds_together(held, count), alone=True), "meetings"),
+        page.chart(heat(rounds_together(histories, count), alone=True), "meetings"),
     ]
 
 
-def by_round(held: Sequence[RoundHistory]) -> dict[int, list[RoundHistory]]:
+def by_round(histories: Sequence[RoundHistory]) -> dict[int, list[RoundHistory]]:
     """Group histories by round, in order; a round repeated by a resumed run replaces the earlier one."""
     result: dict[int, list[RoundHistory]] = {}
-    for history in held:
-        own = result.setdefault(history.round, [])
-        if own and own[0].part != history.part:
-            own.clear()
-        own.append(history)
+    for history in histories:
+        of_round = result.setdefault(history.round, [])
+        if of_round and of_round[0].part != history.part:
+            of_round.clear()
+        of_round.append(history)
     return dict(sorted(result.items()))
 
 
 def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
-    """Return (mean of the members' steps, RMS of ``apart`` over all nodes) per round of several replicas."""
+    """Return (mean of the members' steps, RMS of ``spreads`` over all nodes) per round of several replicas."""
     points = []
-    for own in rounds.values():
-        met = [history for history in own if history.spreads]
-        apart = [far for history in met for far in history.spreads]
+    for of_round in rounds.values():
+        met = [history for history in of_round if history.spreads]
+        spreads = [far for history in met for far in history.spreads]
         steps = [step for history in met for step in history.steps.values()]
-        if apart:
-            points.append((sum(steps) / len(steps), math.sqrt(sum(far * far for far in apart) / len(apart))))
+        if spreads:
+            points.append((sum(steps) / len(steps), math.sqrt(sum(far * far for far in spreads) / len(spreads))))
     return points
 
 
-def waited(held: Sequence[RoundHistory]) -> tuple[float, float, float, int]:
+def waited(histories: Sequence[RoundHistory]) -> tuple[float, float, float, int]:
     """Return one round's mean waits for others and for updates, and the longest wait with its replica; seconds."""
-    others = {r: seconds for history in held for r, seconds in history.for_others.items()}
-    offers = {r: seconds for history in held for r, seconds in history.waited_for_updates_s.items()}
-    longest, who = max((others[replica] + offers[replica], replica) for replica in others)
-    return sum(others.values()) / len(others), sum(offers.values()) / len(others), longest, who
+    for_peers = {r: seconds for history in histories for r, seconds in history.waited_for_peers_s.items()}
+    for_updates = {r: seconds for history in histories for r, seconds in history.waited_for_updates_s.items()}
+    longest, slowest = max((for_peers[replica] + for_updates[replica], replica) for replica in for_peers)
+    return sum(for_peers.values()) / len(for_peers), sum(for_updates.values()) / len(for_peers), longest, slowest
 
 
-def rounds_together(held: Sequence[RoundHistory], count: int) -> list[list[int]]:
+def rounds_together(histories: Sequence[RoundHistory], count: int) -> list[list[int]]:
     """Return [replica, replica] numbers of rounds settled together; on the diagonal, alone."""
-    pairs = Counter(pair for history in held for pair in combinations(sorted(history.members), 2))
-    alone = Counter(history.members[0] for history in held if history.alone)
+    pairs = Counter(pair for history in histories for pair in combinations(sorted(history.members), 2))
+    alone = Counter(history.members[0] for history in histories if history.alone)
     return [[alone[a] if a == b else pairs[min(a, b), max(a, b)] for b in range(count)] for a in range(count)]
 
 
@@ -136,25 +136,25 @@ KEY = (
 )
 
 
-def _rows(record: RunRecord, held: Sequence[RoundHistory], count: int) -> Iterator[list[str]]:
+def _rows(record: RunRecord, histories: Sequence[RoundHistory], count: int) -> Iterator[list[str]]:
     steps = Counter(line.replica for line in sample_ledger(record))
     lost = Counter(timing.replica for timing in recoveries(record) for _ in range(timing.deaths))
     for replica in range(count):
-        own = [history for history in held if replica in history.members]
-        alone = [history for history in own if history.alone]
+        of_replica = [history for history in histories if replica in history.members]
+        alone = [history for history in of_replica if history.alone]
         yield [
             str(replica),
             _attendance(record, replica),
             str(steps[replica]),
             str(lost[replica]),
-            str(len(own)),
+            str(len(of_replica)),
             str(sum(len(history.drawn) == 1 for history in alone)),
             str(sum(bool(history.missing) for history in alone)),
-            str(sum(replica in history.missing for history in held)),
-            f"{sum(history.for_others[replica] for history in own):.2f}",
-            f"{sum(history.waited_for_updates_s[replica] for history in own):.2f}",
-            f"{sum(history.blocking_bytes.get(replica, 0) for history in own) / 1e6:.1f}",
-            f"{sum(history.prefetched_bytes.get(replica, 0) for history in own) / 1e6:.1f}",
+            str(sum(replica in history.missing for history in histories)),
+            f"{sum(history.waited_for_peers_s[replica] for history in of_replica):.2f}",
+            f"{sum(history.waited_for_updates_s[replica] for history in of_replica):.2f}",
+            f"{sum(history.blocking_bytes.get(replica, 0) for history in of_replica) / 1e6:.1f}",
+            f"{sum(history.prefetched_bytes.get(replica, 0) for history in of_replica) / 1e6:.1f}",
         ]
 
 

@@ -98,9 +98,9 @@ def _summary(record: RunRecord) -> str:
     config = record.config
     model, pipe = config.model, config.pipeline
     if model.family == GROUP:
-        known = model.options
+        options = model.options
         return (
-            f"a model of its members with {known['numbers']:,} trained numbers; blocks of "
+            f"a model of its members with {options['numbers']:,} trained numbers; blocks of "
             f"{counted(pipe.microbatch_size, 'sample')}, each counted as one token; exchange by "
             f"{config.exchange.kind}; seed {config.seed}."
         )
@@ -129,8 +129,12 @@ def _origin(record: RunRecord) -> str:
     dates = f"Started {_date(begun.wall_time)}"
     if latest is not begun:
         dates += f", last resumed {_date(latest.wall_time)}"
-    made = latest.provenance
-    return f"{dates}." if made is None else f"{dates} with {made.version} on {made.machine}: {made.command}"
+    provenance = latest.provenance
+    return (
+        f"{dates}."
+        if provenance is None
+        else f"{dates} with {provenance.version} on {provenance.machine}: {provenance.command}"
+    )
 
 
 def _date(seconds: float) -> str:
@@ -139,7 +143,9 @@ def _date(seconds: float) -> str:
 
 def wall_time(record: RunRecord) -> float:
     """Return the run's seconds, without the pauses between resumptions."""
-    total, begin, last = 0.0, None, 0.0
+    total = 0.0
+    begin = None
+    last = 0.0
     for t, fact in record.landmarks:
         if isinstance(fact, RunStarted):
             total += 0.0 if begin is None else last - begin
@@ -168,23 +174,27 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
     )
     yield "wall time", _clock(wall), "without pauses between resumptions"
     yield from _fault_facts(record, timings)
-    if held := settled_rounds(record):
-        sums = totals(held)
+    yield from _exchange_and_checkpoint_facts(record)
+    if ledger:
+        problems = prove_exactly_once(record)
+        samples = sum(line.samples for line in ledger)
+        yield "samples", f"{samples:,}", problems[0] if problems else "each used exactly once"
+
+
+def _exchange_and_checkpoint_facts(record: RunRecord) -> Iterator[tuple[str, str, str]]:
+    if histories := settled_rounds(record):
+        sums = totals(histories)
         sent = f"{(sums.blocking_bytes + sums.prefetched_bytes) / 1e6:.1f} MB sent"
         yield (
             "rounds of exchange",
             f"{sums.rounds}",
             f"{sent}; {sums.alone} of {counted(sums.attended, 'time')} alone; "
-            f"{sums.for_others + sums.for_offers:.1f} s waited",
+            f"{sums.waited_for_peers_s + sums.waited_for_updates_s:.1f} s waited",
         )
-    made = saves(record)
-    if made.stood_s:
-        meanwhile = f"; files written during it for {made.beside_s:.2f} s" if made.beside_s else ""
-        yield "checkpoints", f"{made.sealed}", f"training paused for {made.stood_s:.2f} s{meanwhile}"
-    if ledger:
-        problems = prove_exactly_once(record)
-        samples = sum(line.samples for line in ledger)
-        yield "samples", f"{samples:,}", problems[0] if problems else "each used exactly once"
+    times = saves(record)
+    if times.paused_s:
+        meanwhile = f"; files written during it for {times.background_s:.2f} s" if times.background_s else ""
+        yield "checkpoints", f"{times.sealed}", f"training paused for {times.paused_s:.2f} s{meanwhile}"
 
 
 def _fault_facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
@@ -261,12 +271,12 @@ def _row(name: str, timing: RecoveryTiming) -> list[str]:
 
 
 def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
-    held = holdings(record)
-    if held:
+    stays = holdings(record)
+    if stays:
         yield page.section(
             "Stage holders",
             "A change of colour is a change of holder.",
-            page.chart(holdings_figure(held, timings, _zero(record)), "holders"),
+            page.chart(holdings_figure(stays, timings, _zero(record)), "holders"),
         )
     sent = bytes_figure(record)
     if sent is not None:
@@ -299,9 +309,9 @@ def _settings(record: RunRecord) -> Iterator[tuple[str, list[tuple[str, str, boo
     plain = [name for name in RunConfig.model_fields if not isinstance(getattr(config, name), BaseModel)]
     yield "run", [(k, _shown(getattr(config, k)), getattr(config, k) != getattr(default, k)) for k in plain]
     for name in RunConfig.model_fields:
-        chosen, usual = getattr(config, name), getattr(default, name)
+        chosen, default_value = getattr(config, name), getattr(default, name)
         if isinstance(chosen, BaseModel):
-            yield name, [(k, _shown(v), v != getattr(usual, k)) for k, v in chosen]
+            yield name, [(k, _shown(v), v != getattr(default_value, k)) for k, v in chosen]
 
 
 def _shown(value: object) -> str:

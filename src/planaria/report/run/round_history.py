@@ -31,7 +31,7 @@ class RoundHistory:
     t: float
     steps: dict[int, int]
     """member → its number of committed steps"""
-    for_others: dict[int, float]
+    waited_for_peers_s: dict[int, float]
     """member → seconds from its last work until the others joined"""
     waited_for_updates_s: dict[int, float]
     """member → seconds from then, or from its later work, until the round was settled"""
@@ -77,8 +77,8 @@ class Rounds:
         """Process a fact; return the round it settles, if any. ``left``: nodes that lost their holder by it."""
         if isinstance(fact, e.RunStarted):
             self._part += 1
-            for known in (self._groups, self._settled, self._late, self._refused, self._worked, self._met, self._last):
-                known.clear()
+            for table in (self._groups, self._settled, self._late, self._refused, self._worked, self._met, self._last):
+                table.clear()
             self._writing.clear()
         elif self._members.started is None or self._members.started.most_replicas == 1:
             return None
@@ -116,15 +116,17 @@ class Rounds:
         drawn = tuple(n for n in group if n in self._members.live)
         settled = self._settled.setdefault(fact.round, set())
         self._forget(fact.round - REMEMBERED)
-        others, offers = {}, {}
+        waited_for_peers_s, waited_for_updates_s = {}, {}
         for replica in fact.members:
             round, since, waited = self._met.pop(replica, (-1, 0.0, 0.0))
             met = round == fact.round
             idle = self._idle(replica, t)
-            others[replica], offers[replica] = (waited, min(t - since, idle)) if met else (idle, 0.0)
+            waited_for_peers_s[replica], waited_for_updates_s[replica] = (
+                (waited, min(t - since, idle)) if met else (idle, 0.0)
+            )
         missing = tuple(n for n in drawn if n not in fact.members and n not in settled)
-        known = {**self._refused.get(fact.round, {}), **fact.left_out}
-        refused = {n: why for n, why in known.items() if n in missing}
+        reasons = {**self._refused.get(fact.round, {}), **fact.left_out}
+        refused = {n: why for n, why in reasons.items() if n in missing}
         history = RoundHistory(
             part=self._part,
             round=fact.round,
@@ -135,8 +137,8 @@ class Rounds:
             impatient=any((fact.round, replica) in self._late for replica in fact.members),
             t=t,
             steps={replica: self._members.steps.get(replica, 0) for replica in fact.members},
-            for_others=others,
-            waited_for_updates_s=offers,
+            waited_for_peers_s=waited_for_peers_s,
+            waited_for_updates_s=waited_for_updates_s,
         )
         settled |= set(fact.members)
         self._last |= dict.fromkeys(fact.members, history)
@@ -146,8 +148,8 @@ class Rounds:
         """Drop old rounds, which receive no more reports."""
         if len(self._settled) > 2 * REMEMBERED:
             self._groups = {round: groups for round, groups in self._groups.items() if round >= before}
-            self._settled = {round: who for round, who in self._settled.items() if round >= before}
-            self._late = {(round, who) for round, who in self._late if round >= before}
+            self._settled = {round: members for round, members in self._settled.items() if round >= before}
+            self._late = {(round, members) for round, members in self._late if round >= before}
 
     def _made(self, t: float, fact: e.RoundApplied) -> None:
         replica = self._members.replica(fact.node)
@@ -186,9 +188,9 @@ class ExchangeTotals:
     """those without another replica"""
     by_draw: int
     """those that were drawn alone"""
-    for_others: float
+    waited_for_peers_s: float
     """seconds waited for others to join"""
-    for_offers: float
+    waited_for_updates_s: float
     """seconds waited for their updates"""
     blocking_bytes: int
     prefetched_bytes: int
@@ -196,19 +198,19 @@ class ExchangeTotals:
     """rejected updates"""
 
 
-def totals(held: list[RoundHistory]) -> ExchangeTotals:
+def totals(histories: list[RoundHistory]) -> ExchangeTotals:
     """Sum over rounds."""
-    alone = [history for history in held if history.alone]
+    alone = [history for history in histories if history.alone]
     return ExchangeTotals(
-        rounds=len({(history.part, history.round) for history in held}),
-        attended=sum(len(history.members) for history in held),
+        rounds=len({(history.part, history.round) for history in histories}),
+        attended=sum(len(history.members) for history in histories),
         alone=len(alone),
         by_draw=sum(len(history.drawn) == 1 for history in alone),
-        for_others=sum(sum(history.for_others.values()) for history in held),
-        for_offers=sum(sum(history.waited_for_updates_s.values()) for history in held),
-        blocking_bytes=sum(sum(history.blocking_bytes.values()) for history in held),
-        prefetched_bytes=sum(sum(history.prefetched_bytes.values()) for history in held),
-        refused=sum(len(history.refused) for history in held),
+        waited_for_peers_s=sum(sum(history.waited_for_peers_s.values()) for history in histories),
+        waited_for_updates_s=sum(sum(history.waited_for_updates_s.values()) for history in histories),
+        blocking_bytes=sum(sum(history.blocking_bytes.values()) for history in histories),
+        prefetched_bytes=sum(sum(history.prefetched_bytes.values()) for history in histories),
+        refused=sum(len(history.refused) for history in histories),
     )
 
 
@@ -218,8 +220,8 @@ def totals_lines(sums: ExchangeTotals) -> Iterator[str]:
     yield f"{counted(sums.rounds, 'round')}; {alone}"
     yield f"{_size(sums.blocking_bytes)} sent while others waited, {_size(sums.prefetched_bytes)} ahead"
     yield (
-        f"{sums.for_others + sums.for_offers:.2f} s waited, sum over replicas: {sums.for_others:.2f} s for "
-        f"others to join, {sums.for_offers:.2f} s for their updates"
+        f"{sums.waited_for_peers_s + sums.waited_for_updates_s:.2f} s waited, sum over replicas: "
+        f"{sums.waited_for_peers_s:.2f} s for others to join, {sums.waited_for_updates_s:.2f} s for their updates"
     )
     if sums.refused:
         yield f"{counted(sums.refused, 'update')} rejected"

@@ -58,7 +58,9 @@ class RunFacts:
 
 def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
     """Return the facts of a run."""
-    last, timings, faults = key_metrics(record), recoveries(record), faults_summary(record)
+    last = key_metrics(record)
+    timings = recoveries(record)
+    faults = faults_summary(record)
     ledger, sums = sample_ledger(record), totals(settled_rounds(record))
     first = next(record.trained, None)
     return RunFacts(
@@ -122,9 +124,9 @@ def _failures(facts: RunFacts) -> str:
     died = [f"{counted(facts.deaths, 'worker')} died"] if facts.deaths else []
     were = "was" if facts.sent_away == 1 else "were"
     sent = [f"{counted(facts.sent_away, 'worker')} {were} sent away"] if facts.sent_away else []
-    who = listed([*died, *sent]) or "No worker died, but connections broke"
+    subject = listed([*died, *sent]) or "No worker died, but connections broke"
     routes = listed([f"{count} {name}" for name, count in facts.outcomes.items()])
-    return f"{who}; outcome: {routes}."
+    return f"{subject}; outcome: {routes}."
 
 
 def _together(facts: RunFacts) -> list[str]:

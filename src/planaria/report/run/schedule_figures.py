@@ -68,7 +68,7 @@ class PlannedStep:
     solution: Solution
     times: PlannedPasses
     passes: list[PlannedPass]
-    """by microbatch, in order of its route there and back"""
+    """passes sorted by microbatch, then along its route there and back"""
 
     @property
     def makespan(self) -> int:
@@ -149,7 +149,9 @@ def _arrivals(problem: PlanningProblem, routes: Sequence[Sequence[int]], times: 
 
     Messages on one link wait for its bandwidth in sending order.
     """
-    starts, ends, prices = times.starts.tolist(), times.ends.tolist(), problem.prices
+    starts = times.starts.tolist()
+    ends = times.ends.tolist()
+    prices = problem.prices
     order = sorted(
         (ends[i][k - 1], starts[i][k - 1], i, k) for i, route in enumerate(routes) for k in range(1, len(route))
     )
@@ -198,14 +200,14 @@ def gantt_figure(step: PlannedStep) -> go.Figure:
     fig = figure(112 + ROW * len(nodes), x="seconds", barmode="overlay")
     total = step.makespan / 1e9 or 1.0
     for kind, colour in COLOURS.items():
-        own = [done for done in step.passes if done.kind == kind and done.node in keys]
-        seconds = [(done.ends - done.starts) / 1e9 for done in own]
-        numbers = [str(done.microbatch) for done in own]
+        of_kind = [done for done in step.passes if done.kind == kind and done.node in keys]
+        seconds = [(done.ends - done.starts) / 1e9 for done in of_kind]
+        numbers = [str(done.microbatch) for done in of_kind]
         fig.add_bar(
             name=kind,
-            y=[keys[done.node] for done in own],
+            y=[keys[done.node] for done in of_kind],
             x=seconds,
-            base=[done.starts / 1e9 for done in own],
+            base=[done.starts / 1e9 for done in of_kind],
             width=0.6,
             offset=-0.3,
             orientation="h",
@@ -216,7 +218,7 @@ def gantt_figure(step: PlannedStep) -> go.Figure:
             textposition="inside",
             textangle=0,
             textfont={"size": 10, "color": on(colour)},
-            customdata=[_hover(step, done) for done in own],
+            customdata=[_hover(step, done) for done in of_kind],
             hovertemplate="%{customdata}<extra></extra>",
         )
     _add_waits(fig, step, keys)
@@ -251,18 +253,21 @@ def _hover(step: PlannedStep, done: PlannedPass) -> str:
 
 def busy_figure(step: PlannedStep) -> go.Figure:
     """Draw each node's busy share of the step by stage, with its maximum number of used slots."""
-    nodes, busy, held, slots = step.by_stage(), step.busy, step.held, step.problem.slots.tolist()
+    nodes = step.by_stage()
+    busy = step.busy
+    held_slots = step.held
+    slots = step.problem.slots.tolist()
     fig = figure(96 + 22 * len(nodes), x="% of the step", barmode="overlay", bargap=0.25)
     keys = dict(zip(nodes, _keys(nodes), strict=True))
     for stage in range(len(step.problem.sizes)):
-        own = [node for node in nodes if step.solution.stage[node] == stage]
+        of_stage = [node for node in nodes if step.solution.stage[node] == stage]
         fig.add_bar(
             name=f"stage {stage}",
-            y=[keys[node] for node in own],
-            x=[100 * busy[node] for node in own],
+            y=[keys[node] for node in of_stage],
+            x=[100 * busy[node] for node in of_stage],
             orientation="h",
             marker={"color": SERIES[stage % len(SERIES)]},
-            text=[f"{100 * busy[node]:.0f} % · {held[node]} of {slots[node]} slots" for node in own],
+            text=[f"{100 * busy[node]:.0f} % · {held_slots[node]} of {slots[node]} slots" for node in of_stage],
             textposition="outside",
             textfont={"color": MUTED},
             cliponaxis=False,

@@ -68,7 +68,9 @@ def _summary(schedule: Schedule) -> str:
 
 
 def _facts(schedule: Schedule, step: PlannedStep) -> Iterator[tuple[str, str, str]]:
-    bound, search, rules = schedule.bound, schedule.search, schedule.rules
+    bound = schedule.bound
+    search = schedule.search
+    rules = schedule.rules
     yield "step", f"{amount(schedule.step_s)} s", "simulated"
     if schedule.sums_s:
         yield "gradient sums", f"{amount(schedule.step_s - step.makespan / 1e9)} s", "of it, after the last pass"
@@ -173,7 +175,10 @@ def _arrangement_section(schedule: Schedule, step: PlannedStep) -> Iterator[str]
         page.table(
             "stages",
             ["stage", "nodes"],
-            [[f"{stage}", ", ".join(names[node] for node in held)] for stage, held in enumerate(schedule.stages)],
+            [
+                [f"{stage}", ", ".join(names[node] for node in stage_nodes)]
+                for stage, stage_nodes in enumerate(schedule.stages)
+            ],
             numbers_from=2,
         ),
     )

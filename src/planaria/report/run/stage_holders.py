@@ -28,22 +28,24 @@ class StageStay:
 def holdings(record: RunRecord) -> list[StageStay]:
     """Return all holdings by node and time; open ones end at the last fact."""
     done: list[StageStay] = []
-    held: dict[int, tuple[str, float]] = {}
-    members, naming, last = Membership(), Naming(), 0.0
+    holders: dict[int, tuple[str, float]] = {}
+    members = Membership()
+    naming = Naming()
+    last = 0.0
 
     def close(node: int, t: float) -> None:
-        worker, start = held.pop(node)
+        worker, start = holders.pop(node)
         done.append(StageStay(node, naming.row(node), worker, start, t))
 
     for t, fact in record.landmarks:
         changed, over = members.take(fact), isinstance(fact, Finish)
-        for node in list(held) if over else changed:
-            if node in held:  # an earlier part of the run ended with its last fact
+        for node in list(holders) if over else changed:
+            if node in holders:  # an earlier part of the run ended with its last fact
                 close(node, last if isinstance(fact, RunStarted) else t)
             if node in members.holders and not over:
-                held[node] = members.holders[node], t
+                holders[node] = members.holders[node], t
         naming, last = Naming(fact) if isinstance(fact, RunStarted) else naming, t
-    for node in list(held):
+    for node in list(holders):
         close(node, last)
     return sorted(done, key=lambda h: (h.node, h.start))
 
@@ -96,11 +98,11 @@ class _Stays:
                 lost_by.lost += 1
             case Form():
                 for node, worker in fact.holders.items():
-                    if there := self._of(worker):
-                        there.held.add(node)
+                    if host := self._of(worker):
+                        host.held.add(node)
                 for worker in fact.handing.values():
-                    if there := self._of(worker):
-                        there.handed_over += 1
+                    if host := self._of(worker):
+                        host.handed_over += 1
 
     def _of(self, worker: str) -> MachineStay | None:
         """Return the machine of a worker, if it joined."""

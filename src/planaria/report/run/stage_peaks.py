@@ -45,16 +45,16 @@ def _stage_peaks(record: RunRecord) -> list[StagePeak]:
     for _, work in record.worked:
         if work.peak_bytes:
             stage[work.node] = work.stage
-            own = host.setdefault(work.node, {})
-            own[work.worker] = max(own.get(work.worker, 0), work.peak_bytes)
+            peaks = host.setdefault(work.node, {})
+            peaks[work.worker] = max(peaks.get(work.worker, 0), work.peak_bytes)
             device[work.node] = max(device.get(work.node, 0), work.device_peak_bytes)
     naming, result = naming_of(record), []
     predicted = record.starts[-1][1].predicted_bytes if record.starts else []
     for node, by in sorted(host.items()):
         largest = max(by, key=by.__getitem__)
         where = "all stages" if node < 0 else naming.row(node)
-        known = predicted[stage[node]] if 0 <= stage[node] < len(predicted) else 0
-        result.append(StagePeak(where, len(by), largest, by[largest], device[node], known))
+        predicted_bytes = predicted[stage[node]] if 0 <= stage[node] < len(predicted) else 0
+        result.append(StagePeak(where, len(by), largest, by[largest], device[node], predicted_bytes))
     return result
 
 

@@ -55,8 +55,8 @@ def summary(record: RunRecord) -> Iterator[str]:
     if last.loss is not None:
         validated = last.validation and f" (validation {last.validation.val_loss:.4f})"
         yield f"final loss    {last.loss:.4f}{validated or ''}"
-    held = settled_rounds(record)
-    for index, line in enumerate(totals_lines(totals(held)) if held else ()):
+    histories = settled_rounds(record)
+    for index, line in enumerate(totals_lines(totals(histories)) if histories else ()):
         yield f"{'' if index else 'exchange':<14}{line}"
     yield from features.lines(record)
     yield from memory_lines(record)

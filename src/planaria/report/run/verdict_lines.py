@@ -30,19 +30,19 @@ def sentence(blamed: d.SlowPartFound, naming: Naming) -> str:
     """Return what is slow, with the evidence after a colon."""
     where = naming.name(blamed.nodes)
     if blamed.fault in ("slow worker", "slow host"):
-        who = ", ".join(blamed.workers)
+        workers = ", ".join(blamed.workers)
         machine = "the machine of " if blamed.fault == "slow host" else ""
-        usual = f", {ms(blamed.peer_median_s)} at its peers" if blamed.peer_median_s else ""
+        compared = f", {ms(blamed.peer_median_s)} at its peers" if blamed.peer_median_s else ""
         times = blamed.seconds / (blamed.peer_median_s or blamed.initial_s)
         return (
-            f"{machine}{where} ({who}) is {times:.1f} times slower than {'its peers' if usual else 'at first'}: a "
-            f"microbatch's passes take {ms(blamed.seconds)}, {ms(blamed.initial_s)} at first{usual}"
+            f"{machine}{where} ({workers}) is {times:.1f} times slower than {'its peers' if compared else 'at first'}: "
+            f"a microbatch's passes take {ms(blamed.seconds)}, {ms(blamed.initial_s)} at first{compared}"
         )
     if blamed.fault == "slow data":
-        usual = f", {ms(blamed.peer_median_s)} elsewhere" if blamed.peer_median_s else ""
+        compared = f", {ms(blamed.peer_median_s)} elsewhere" if blamed.peer_median_s else ""
         return (
             f"the data of {where} ({blamed.workers[0]}) are slow: a step waits {ms(blamed.seconds)} for its batches, "
-            f"{ms(blamed.initial_s)} at first{usual}"
+            f"{ms(blamed.initial_s)} at first{compared}"
         )
     took = (
         f"an activation takes {ms(blamed.seconds)}, {ms(blamed.initial_s)} at first, "
@@ -73,8 +73,8 @@ def _cleared(fact: d.Cleared, naming: Naming) -> str:
         return f"the link {naming.transit(*fact.nodes)} is no longer {fact.fault.partition(' ')[0]}"
     if fact.fault == "slow host":
         return f"the machine of {naming.name(fact.nodes)} is no longer slow"
-    what = {"slow sender": "its sending", "slow receiver": "its receiving", "slow data": "its data"}
-    return f"{naming.name(fact.nodes)}: {what.get(fact.fault, 'its worker')} is no longer slow"
+    activity = {"slow sender": "its sending", "slow receiver": "its receiving", "slow data": "its data"}
+    return f"{naming.name(fact.nodes)}: {activity.get(fact.fault, 'its worker')} is no longer slow"
 
 
 def differing_replicas(found: d.UnequalReplicas) -> str:

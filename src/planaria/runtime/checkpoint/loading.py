@@ -80,7 +80,7 @@ def copies_of(folder: Path, manifest: CheckpointManifest, stages: Sequence[int])
         _digest(folder, manifest, held, stage, index)
         return contents(held, stage, manifest.step, index)
 
-    there = {stage: _holding(folder, manifest, stage) for stage in stages}
+    folders = {stage: _holding(folder, manifest, stage) for stage in stages}
     if manifest.replicas == 1:
         whole = {stage: look(folder, stage) for stage in stages}
         indices = set.intersection(*({*_indices(manifest, stage)} for stage in stages))
@@ -88,7 +88,7 @@ def copies_of(folder: Path, manifest: CheckpointManifest, stages: Sequence[int])
             index: recut.SavedReplica(whole, {s: look(folder, s, index) for s in stages} if index else whole)
             for index in sorted(indices)
         }
-    numbers = [n for n in sorted(manifest.positions) if all(replica_folder(folder, n) in there[s] for s in stages)]
+    numbers = [n for n in sorted(manifest.positions) if all(replica_folder(folder, n) in folders[s] for s in stages)]
     result = {n: {stage: look(replica_folder(folder, n), stage) for stage in stages} for n in numbers}
     if not result:
         raise UserError(f"{folder}: no replica has all of the stages {list(stages)}; choose another checkpoint")
@@ -105,14 +105,14 @@ def _holding(folder: Path, manifest: CheckpointManifest, stage: int) -> list[Pat
     """Return the folders that hold a stage; if there is none, the folder whose read reports that."""
     if manifest.replicas == 1:
         return [folder]
-    own = [replica_folder(folder, replica) for replica in sorted(manifest.positions)]
-    there = [
+    replica_folders = [replica_folder(folder, replica) for replica in sorted(manifest.positions)]
+    holding = [
         held
-        for held in own
+        for held in replica_folders
         if stage_file(held, stage).exists()
         or stage_file(held, stage).relative_to(folder).as_posix() in manifest.digests
     ]
-    return there or [folder]
+    return holding or [folder]
 
 
 def _digest(folder: Path, manifest: CheckpointManifest, held: Path, stage: int, index: int = 0) -> str:
@@ -141,8 +141,8 @@ def load_stages(saved: SealedCheckpoint) -> Pipelined:
     return Pipelined(built[0], built[1:])
 
 
-def load_model(saved: SealedCheckpoint, stages: int = 1) -> Llama:
-    """Load the LLaMA of a whole checkpoint, cut into ``stages`` block stages.
+def load_model(saved: SealedCheckpoint) -> Llama:
+    """Load the LLaMA of a whole checkpoint as one block stage.
 
     :raises UserError: if stages are missing or damaged, or the model is of another family.
     """
@@ -151,7 +151,7 @@ def load_model(saved: SealedCheckpoint, stages: int = 1) -> Llama:
             f"{saved.folder}: model.family = {saved.manifest.model.family!r}: only a LLaMA can be used here"
         )
     weights = {atom.name: atom.read("weights") for atom in weights_of(saved)}
-    model = Llama(saved.manifest.model.dense, stages, initialise=False)
+    model = Llama(saved.manifest.model.dense, initialise=False)
     model.load_global_state(weights)
     return model
 
@@ -191,11 +191,11 @@ def atoms_of(saved: SealedCheckpoint) -> list[ParameterState]:
         )
     cut, result = RunCut(manifest.model, manifest.pipeline_stages), list[ParameterState]()
     for stage in manifest.stages if not manifest.model.one_array else (0,):
-        made = planned(saved.folder, cut, stage, whole=True)
+        plan = planned(saved.folder, cut, stage, whole=True)
         for local, entry in declared(cut, stage).items():
-            how = {"weights": made.weights[local], **made.moments.get(local, {})}
-            scale = made.scales.get(local, made.lr_scale)
-            result.append(ParameterState(atom_name(cut, stage, local), entry.shape, made.clocks.get(local), scale, how))
+            how = {"weights": plan.weights[local], **plan.moments.get(local, {})}
+            scale = plan.scales.get(local, plan.lr_scale)
+            result.append(ParameterState(atom_name(cut, stage, local), entry.shape, plan.clocks.get(local), scale, how))
     return result
 
 
@@ -217,8 +217,8 @@ def weights_of(saved: SealedCheckpoint) -> list[ParameterState]:
     if not model.factored:
         return list(atoms.values())
     result = parts(model, [(atom.name, atom.shape) for atom in atoms.values()])
-    own = ((name, part, atoms[part.of]) for name, part in result.items())
-    return [_Taken(name, part.shape, None, atom.scale, {}, atom, part) for name, part, atom in own]
+    taken = ((name, part, atoms[part.of]) for name, part in result.items())
+    return [_Taken(name, part.shape, None, atom.scale, {}, atom, part) for name, part, atom in taken]
 
 
 def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> StageState:
@@ -227,15 +227,15 @@ def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> 
     Besides the state, at most one parameter's tensors of all replicas are in memory.
     :raises UserError: if something is missing, damaged or inconsistent.
     """
-    made = planned(folder, cut_for(config), stage, replica)
-    _require_optimizer(made, config, folder)
-    return carry_out(made)
+    plan = planned(folder, cut_for(config), stage, replica)
+    _require_optimizer(plan, config, folder)
+    return carry_out(plan)
 
 
-def _require_optimizer(made: recut.StagePlan, config: RunConfig, folder: Path) -> None:
+def _require_optimizer(plan: recut.StagePlan, config: RunConfig, folder: Path) -> None:
     """Raise UserError if a checkpoint has the state of another optimizer than the run's."""
     wanted = {*optimizer(config.optim).keys}
-    for name, held in made.moments.items():
+    for name, held in plan.moments.items():
         if held.keys() != wanted:
             raise UserError(
                 f"{folder} has optimizer state {', '.join(sorted(held)) or 'none'} for {name}, and optim.kind = "
@@ -263,11 +263,11 @@ def planned(folder: Path, wanted: RunCut, stage: int, replica: int = 0, whole: b
     """
     manifest = read_manifest(folder)
     copies = copies_for(folder, manifest, wanted, stage)
-    made = recut.plan(cut_of(manifest), wanted, stage, replica, copies)
-    for held in made.files.values():
+    plan = recut.plan(cut_of(manifest), wanted, stage, replica, copies)
+    for held in plan.files.values():
         if whole or not held.digested:
             require_file(folder, held)
-    return made
+    return plan
 
 
 @contextmanager
@@ -299,37 +299,37 @@ def making(files: Iterable[StageContents]) -> Iterator[Callable[[recut.TensorOri
         yield make
 
 
-def carry_out(made: recut.StagePlan) -> StageState:
+def carry_out(plan: recut.StagePlan) -> StageState:
     """Read and combine the tensors of a stage, several at once."""
-    hows = dict(_hows(made))
-    with making(made.files.values()) as make, ThreadPoolExecutor(READ_THREADS) as threads:
+    hows = dict(_hows(plan))
+    with making(plan.files.values()) as make, ThreadPoolExecutor(READ_THREADS) as threads:
         tensors = dict(zip(hows, threads.map(make, hows.values()), strict=True))
 
     def of(kind: str, names: Iterable[str]) -> dict[str, Tensor]:
         return {name: tensors[kind, name] for name in names}
 
-    moments = {name: {key: tensors[key, name] for key in held} for name, held in made.moments.items()}
-    outer = of("outer", made.outer)
-    if outer or made.rounds is not None:
+    moments = {name: {key: tensors[key, name] for key in held} for name, held in plan.moments.items()}
+    outer = of("outer", plan.outer)
+    if outer or plan.rounds is not None:
         outer["rounds"] = tensors.get(("rounds", ""), torch.tensor(0))
-    generators = of("generators", made.generators)
-    clocks, scales = dict(made.clocks), dict(made.scales)
-    weights = of("weights", made.weights)
-    return StageState(weights, moments, clocks, made.lr_scale, *made.norms, generators, outer, scales)
+    generators = of("generators", plan.generators)
+    clocks, scales = dict(plan.clocks), dict(plan.scales)
+    weights = of("weights", plan.weights)
+    return StageState(weights, moments, clocks, plan.lr_scale, *plan.norms, generators, outer, scales)
 
 
-def _hows(made: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.TensorOrigin]]:
+def _hows(plan: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.TensorOrigin]]:
     """Yield all tensors of a stage by kind and name, and their origin."""
-    for name, how in made.weights.items():
+    for name, how in plan.weights.items():
         yield ("weights", name), how
-    for name, held in made.moments.items():
+    for name, held in plan.moments.items():
         for key, how in held.items():
             yield (key, name), how
-    for name, how in made.outer.items():
+    for name, how in plan.outer.items():
         yield ("outer", name), how
-    if made.rounds is not None:
-        yield ("rounds", ""), recut.TensorOrigin("copy", (made.rounds,))
-    for kind, source in made.generators.items():
+    if plan.rounds is not None:
+        yield ("rounds", ""), recut.TensorOrigin("copy", (plan.rounds,))
+    for kind, source in plan.generators.items():
         yield ("generators", kind), recut.TensorOrigin("copy", (source,))
 
 
@@ -344,16 +344,16 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
 
     :raises UserError: for the first file that is missing, damaged, changed, or does not match the run.
     """
-    result: dict[Path, tuple[Path, StageContents]] = {}
+    files: dict[Path, tuple[Path, StageContents]] = {}
     for stage, name in load.items():
         manifest = read_manifest(checkpoints / name)
         saved, wanted = cut_of(manifest), cut_for(config)
         require_alike(saved, wanted, str(checkpoints / name))
         copies = copies_for(checkpoints / name, manifest, wanted, stage)
         for replica in range(config.exchange.replicas):
-            made = recut.plan(saved, wanted, stage, replica, copies)
-            _require_optimizer(made, config, checkpoints / name)
-            for held in made.files.values():
-                result[held.path] = checkpoints / name, held
-    for path, held in result.values():
+            plan = recut.plan(saved, wanted, stage, replica, copies)
+            _require_optimizer(plan, config, checkpoints / name)
+            for held in plan.files.values():
+                files[held.path] = checkpoints / name, held
+    for path, held in files.values():
         require_file(path, held)

@@ -86,9 +86,10 @@ class MemoryFolder:
 
         :raises OSError: if the memory is full.
         """
-        own = [(other, folder) for other, folder in self._snapshots() if other != label and _of_stage(folder, stage)]
-        own.sort(key=lambda value: (value[0].part == label.part, value[0].generation, value[0].step))
-        for _, old in own[: max(0, len(own) + 1 - _KEPT)]:
+        others = [(other, folder) for other, folder in self._snapshots() if other != label]
+        earlier = [(other, folder) for other, folder in others if _of_stage(folder, stage)]
+        earlier.sort(key=lambda value: (value[0].part == label.part, value[0].generation, value[0].step))
+        for _, old in earlier[: max(0, len(earlier) + 1 - _KEPT)]:
             _drop(old, stage)
         folder = self._at(label)
         write_labelled(folder, _file(stage, label, _PARITIES), StageState({}, outer=dict(parities)))
@@ -145,14 +146,14 @@ class MemoryFolder:
         return self.folder / f"step-{label.step:08d}.g{label.generation}.{label.part}"
 
 
-def remove_orphaned(shared: Path = SHARED) -> None:
+def remove_orphaned() -> None:
     """Remove the snapshots of runs whose folders were removed."""
-    for folder in shared.glob("planaria-*"):
-        found = MemoryFolder(Path(), shared)
-        found.folder = folder
-        kept = found.owner()
-        if kept is not None and not Path(kept.folder).is_dir():
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in SHARED.glob("planaria-*"):
+        snapshots = MemoryFolder(Path())
+        snapshots.folder = folder
+        owner = snapshots.owner()
+        if owner is not None and not Path(owner.folder).is_dir():
+            snapshots.remove()
 
 
 def require_room(size: int, shared: Path = SHARED) -> None:

@@ -66,14 +66,14 @@ class Mirror:
         """
         mark = folder / ID
         with required("checkpoint.store"), reached(self.url, "read there"):
-            there = self._read(ID)
+            stored = self._read(ID)
         if not mark.exists():
-            write_identity(folder, there if again else None)
-        if there is None:
+            write_identity(folder, stored if again else None)
+        if stored is None:
             with required("checkpoint.store"), reached(self.url, "write there"):
                 self._system.makedirs(self._root, exist_ok=True)
                 self._system.pipe_file(f"{self._root}/{ID}", documents.data(mark))
-        elif there != documents.data(mark):
+        elif stored != documents.data(mark):
             raise UserError(f"checkpoint.store: {shown(self.url)} holds another run; give this one another --name")
 
     def release(self, folder: Path) -> None:
@@ -117,10 +117,10 @@ class Mirror:
         for saved in here:
             name = saved.folder.name
             with reached(self.url, f"read {name}"):
-                there = self._read(f"{_CHECKPOINTS}/{name}/{MANIFEST}")
-            if there == documents.data(saved.folder / MANIFEST):
+                stored = self._read(f"{_CHECKPOINTS}/{name}/{MANIFEST}")
+            if stored == documents.data(saved.folder / MANIFEST):
                 continue
-            if there is not None:  # of a history that was left when the run was resumed from an earlier state
+            if stored is not None:  # of a history that was left when the run was resumed from an earlier state
                 with reached(self.url, f"replace {name}"):
                     self._remove(name)
             self._put_own(folder, own)
@@ -146,11 +146,11 @@ class Mirror:
         if not (newest := self.newest()):
             raise UserError(f"{shown(self.url)} has no complete checkpoint; give the URL of a run in a store")
         notify(f"fetching {newest} from {shown(self.url)}")
-        with required("checkpoint.store"), new_folder(folder) as made, reached(self.url, "fetch the run"):
-            there = {entry["name"].rpartition("/")[2] for entry in self._system.ls(self._root, detail=True)}
-            for name in [name for name in own if name in there]:
-                fetch(self._system, f"{self._root}/{name}", made / name, own[name])
-            self._fetch(newest, made / _CHECKPOINTS / newest)
+        with required("checkpoint.store"), new_folder(folder) as partial, reached(self.url, "fetch the run"):
+            stored = {entry["name"].rpartition("/")[2] for entry in self._system.ls(self._root, detail=True)}
+            for name in [name for name in own if name in stored]:
+                fetch(self._system, f"{self._root}/{name}", partial / name, own[name])
+            self._fetch(newest, partial / _CHECKPOINTS / newest)
         return folder
 
     def fetch_checkpoint(self, name: str, folder: Path) -> None:
@@ -159,8 +159,8 @@ class Mirror:
         :raises OSError: if the store lacks it or cannot be reached.
         :raises UserError: if a file is damaged.
         """
-        with reached(self.url, f"fetch {name}"), new_folder(folder / _CHECKPOINTS / name) as made:
-            self._fetch(name, made)
+        with reached(self.url, f"fetch {name}"), new_folder(folder / _CHECKPOINTS / name) as partial:
+            self._fetch(name, partial)
 
     def _fetch(self, name: str, to: Path) -> None:
         fetch(self._system, self._at(name, MANIFEST), to / MANIFEST, MAX_BYTES)

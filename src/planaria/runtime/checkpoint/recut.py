@@ -66,8 +66,9 @@ class StagePlan:
     @property
     def files(self) -> dict[str, StageContents]:
         """All files that are used."""
-        moments = [made for held in self.moments.values() for made in held.values()]
-        sources = [source for made in (*self.weights.values(), *moments, *self.outer.values()) for source in made.of]
+        moments = [origin for by_kind in self.moments.values() for origin in by_kind.values()]
+        origins = (*self.weights.values(), *moments, *self.outer.values())
+        sources = [source for origin in origins for source in origin.of]
         sources += [*self.generators.values(), *filter(None, [self.rounds])]
         return {str(source.held.path): source.held for source in sources}
 
@@ -77,7 +78,7 @@ class ReplicaStarts(NamedTuple):
 
     weights: Literal["own", "copy", "mean"]
     """and moments: each its own; any of equal copies; or the mean of all"""
-    outer: Literal["own", "shared", "anew"]
+    outer: Literal["own", "shared", "reset"]
     """each its own; the mean of shared parts and error feedback; or none"""
 
 
@@ -87,9 +88,9 @@ def rules(saved: RunCut, wanted: RunCut, copies: int) -> ReplicaStarts:
     Replicas that must be equal cannot keep their own weights without an outer state that synchronises them.
     """
     same, lasting = saved.replicas == wanted.replicas, same_outer(saved.exchange, wanted.exchange)
-    outer: Literal["own", "shared", "anew"] = "own" if same and lasting else "anew"
+    outer: Literal["own", "shared", "reset"] = "own" if same and lasting else "reset"
     if 1 in (saved.replicas, wanted.replicas):
-        outer = "anew"
+        outer = "reset"
     elif not same and lasting and saved.exchange is not None:
         outer = "shared"
     if copies == 1:
@@ -135,16 +136,16 @@ def plan(saved: RunCut, wanted: RunCut, stage: int, replica: int, copies: Mappin
     rule = rules(saved, wanted, len(copies))
     if rule.weights == "copy":
         _require_equal(indices)
-    own = rule.weights == "copy" or (rule.weights == "own" and replica in copies)
+    single_source = rule.weights == "copy" or (rule.weights == "own" and replica in copies)
     used = list(indices.values())
-    if own:
+    if single_source:
         used = [indices[replica if replica in indices else min(indices)]]
     shapes = declared(wanted, stage)
     names = {local: atom_name(wanted, stage, local) for local in shapes}
     atoms = {local: [index[name] for index in used] for local, name in names.items()}
     clocks = {local: clock for local, of in atoms.items() if (clock := _one_clock(of)) is not None}
     scale, scales = _scales({local: _one_scale(of) for local, of in atoms.items()}, used)
-    part = copies[replica if replica in copies else min(copies)].stages if own else {}
+    part = copies[replica if replica in copies else min(copies)].stages if single_source else {}
     whole = {a.name for s in part for a in _atoms(saved, s, part[s])} == set(names.values())
     single = next(iter(part.values())) if len(part) == 1 and whole else None
     return StagePlan(
@@ -229,10 +230,10 @@ def _made(atoms: Sequence[_Atom], kind: str, expected: PackedTensor) -> TensorOr
     return _fitted(TensorOrigin("copy" if len(sources) == 1 else "mean", sources), expected)
 
 
-def _fitted(made: TensorOrigin, expected: PackedTensor) -> TensorOrigin:
+def _fitted(origin: TensorOrigin, expected: PackedTensor) -> TensorOrigin:
     """Set the number of rows if it differs; other differences are rejected elsewhere."""
-    (held, key), shape = made.of[0], expected.shape
-    return made if held.entries[key].shape == shape else made._replace(rows=shape[0])
+    (held, key), shape = origin.of[0], expected.shape
+    return origin if held.entries[key].shape == shape else origin._replace(rows=shape[0])
 
 
 def _one_clock(atoms: Sequence[_Atom]) -> int | None:
@@ -269,7 +270,7 @@ def _outer(
 ) -> tuple[dict[str, TensorOrigin], FileTensor | None]:
     """Return the outer state of a stage by local names, and its settled rounds."""
     held = replica in copies
-    if rule == "anew" or (rule == "own" and not held and not equal_copies(saved)):
+    if rule == "reset" or (rule == "own" and not held and not equal_copies(saved)):
         return {}, None
     used = [copies[replica if held else min(copies)]] if rule == "own" else list(copies.values())
     each = [{at: source for s, held in c.outer.items() for at, source in _parts(saved, s, held)} for c in used]

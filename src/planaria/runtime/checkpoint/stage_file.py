@@ -120,8 +120,7 @@ class Written(NamedTuple):
 
 
 def write_stage(folder: Path, stage: int, step: int, state: StageState, index: int = 0) -> Written:
-    """Write a stage durably into ``folder``, Write a stage durably into ``folder``, which is created if missing; with
-    an ``index`` other than 0, the outer state of that node.
+    """Write a stage durably into ``folder``, which is created if missing; ``index`` is the node's index in the stage.
 
     :raises OSError: as :func:`write_labelled`.
     """
@@ -142,15 +141,15 @@ def stream_weights(
     folder: Path, stage: int, step: int, shapes: Mapping[str, Sequence[int]], read: Callable[[str], Tensor]
 ) -> Written:
     """Write fp32 weights as :func:`write_stage`, with one tensor from ``read`` in memory at a time."""
-    known = entries(StageState({}))
+    tables = entries(StageState({}))
     specs: dict[str, Spec] = {f"weights.{name}": (torch.float32, shape) for name, shape in shapes.items()}
-    specs |= {name: (tensor.dtype, tensor.shape) for name, tensor in known.items()}
+    specs |= {name: (tensor.dtype, tensor.shape) for name, tensor in tables.items()}
     result: dict[str, bytes] = {}
 
     def give(name: str) -> Tensor:
         if name == "sha256":  # the narrowest type is last
             return digest_table(result[one] for one in sorted(result))
-        tensor = known[name] if name in known else read(name.removeprefix("weights."))
+        tensor = tables[name] if name in tables else read(name.removeprefix("weights."))
         result[name] = digest(name, tensor)
         return tensor
 
@@ -329,13 +328,13 @@ def _checked(held: StageContents, file: tensor_file.TensorFile, key: str, read: 
     """Return an entry from ``read`` after checking its digest; UserError as in :func:`read_stage`."""
     result = begun_digest(key, *file.header.specs[key])
     with _refusing(held.path):  # names this file, since others may be open
-        made = read(key, result.update if held.digested else lambda piece: None)
+        content = read(key, result.update if held.digested else lambda piece: None)
     if held.digested and result.digest() != held.entries[key].sha256:
         raise UserError(
             f"{held.path}: {key} has changed since it was written (SHA-256 mismatch); "
             "choose another checkpoint of this run"
         )
-    return made
+    return content
 
 
 @contextmanager

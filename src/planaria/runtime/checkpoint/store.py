@@ -130,25 +130,11 @@ class CheckpointStore:
 
         :raises OSError: if the disk is full; the checkpoint stays unsealed, and an existing one keeps its name.
         """
-        several, step, final = manifest.replicas > 1, manifest.step, self.folder / name
-        gathered = self.unfinished(step, 0 if several else generations.get(0, 0))
+        final = self.folder / name
+        gathered = self.unfinished(manifest.step, 0 if manifest.replicas > 1 else generations.get(0, 0))
         if final.exists() and not gathered.exists() and read_manifest(final) == manifest:
             return SealedCheckpoint(final, manifest)  # by a controller that was lost then
-        parts = {
-            r: self.unsealed_replica_folder(step, manifest.replicas, r, generations.get(r, 0))
-            for r in manifest.positions
-            if several
-        }
-        stages = [stage_file(part, s) for part in parts.values() or [gathered] for s in manifest.stages]
-        if not several:  # single nodes have additional files
-            stages += [gathered / name for name in manifest.digests]
-        if absent := [file for file in stages if not file.is_file()]:
-            raise FileNotFoundError(errno.ENOENT, "a stage is missing", str(absent[0]))
-        kept = {*parts.values()} if several else {*stages}
-        for stray in set(gathered.iterdir()) - kept:  # written by a stopped former holder
-            shutil.rmtree(stray) if stray.is_dir() else stray.unlink(missing_ok=True)
-        for replica, part in parts.items():
-            part.replace(replica_folder(gathered, replica))
+        self._collect(gathered, manifest, generations)
         with (gathered / MANIFEST).open("w") as file:
             file.write(documents.sealed(manifest))
             file.flush()
@@ -166,6 +152,25 @@ class CheckpointStore:
             self._set_aside(old.folder, _DROPPED)
         self.discard_unfinished()
         return SealedCheckpoint(final, manifest)
+
+    def _collect(self, gathered: Path, manifest: CheckpointManifest, generations: Mapping[int, int]) -> None:
+        """Leave only the checkpoint's stages in ``gathered``, those of several replicas in a folder for each."""
+        several = manifest.replicas > 1
+        parts = {
+            r: self.unsealed_replica_folder(manifest.step, manifest.replicas, r, generations.get(r, 0))
+            for r in manifest.positions
+            if several
+        }
+        stages = [stage_file(part, s) for part in parts.values() or [gathered] for s in manifest.stages]
+        if not several:  # single nodes have additional files
+            stages += [gathered / name for name in manifest.digests]
+        if absent := [file for file in stages if not file.is_file()]:
+            raise FileNotFoundError(errno.ENOENT, "a stage is missing", str(absent[0]))
+        kept = {*parts.values()} if several else {*stages}
+        for stray in set(gathered.iterdir()) - kept:  # written by a stopped former holder
+            shutil.rmtree(stray) if stray.is_dir() else stray.unlink(missing_ok=True)
+        for replica, part in parts.items():
+            part.replace(replica_folder(gathered, replica))
 
     def set_aside_after(self, origin: SealedCheckpoint) -> None:
         """Rename checkpoints later than ``origin``, which belong to a history that is abandoned."""

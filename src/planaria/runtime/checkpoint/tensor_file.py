@@ -78,13 +78,13 @@ class TensorFile:
         :raises OSError: if the disk cannot be read.
         """
         dtype, shape = self.header.specs[name]
-        made = buffer(dtype, shape, math.prod(shape) * dtype.itemsize)
-        index, rest = len(self.head) + self.header.spans[name][0], as_bytes(made)
+        tensor = buffer(dtype, shape, math.prod(shape) * dtype.itemsize)
+        index, rest = len(self.head) + self.header.spans[name][0], as_bytes(tensor)
         while rest:
             count = self._read(name, rest[:_PIECE], index)
             seen(rest[:count])
             index, rest = index + count, rest[count:]
-        return made
+        return tensor
 
     def scan(self, name: str, seen: Callable[[memoryview], object]) -> int:
         """Pass a tensor's bytes to ``seen`` with one piece in memory at a time; return their count."""

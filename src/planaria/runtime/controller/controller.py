@@ -43,6 +43,13 @@ PLANNING_S = 0.02
 """seconds between two checks for new routes"""
 
 
+def _cadence_of(config: RunConfig, started: e.RunStarted) -> CheckpointCadence | None:
+    """Return what chooses the interval between checkpoints; None if the recipe gives it."""
+    if config.checkpoint.every != "best":
+        return None
+    return CheckpointCadence(config.network.hourly_failure_probability, len(started.stage_of))
+
+
 class Controller:
     """The single authority of a run."""
 
@@ -65,15 +72,16 @@ class Controller:
         """
         self.state = RunState.start(started) if failover is None else failover.state
         self._failover = failover
-        self._config, self._fleet, self._folder = config, fleet, folder
-        self._observer, self._chaos, self._planner = observer, chaos, planner
+        self._config = config
+        self._fleet = fleet
+        self._folder = folder
+        self._observer = observer
+        self._chaos = chaos
+        self._planner = planner
         self._relays = relays
         self._store = CheckpointStore(folder / "checkpoints")
-        measure = config.checkpoint.every == "best"
         self._deadlines = WorkerDeadlines(config)
-        self._cadence = (
-            CheckpointCadence(config.network.hourly_failure_probability, len(started.stage_of)) if measure else None
-        )
+        self._cadence = _cadence_of(config, started)
         self._ending: d.Finish | None = None
         self._broken_edges = BrokenEdges()
         self._waits = RoundWaits(config)
@@ -141,10 +149,10 @@ class Controller:
     def _lost_machines(self) -> list[e.Event]:
         """Return the loss of all joined machines: their connections ended with the former controller; they rejoin."""
         detail = "its controller was lost"
-        left = [host for host, known in self.state.hosts.items() if known.workers]
+        left = [name for name, host in self.state.hosts.items() if host.workers]
         lost = [(name, w.incarnation) for name, w in self.state.workers.items() if w.host and w.status != "dead"]
         return [
-            *(e.HostLeft(host=host, detail=detail) for host in left),
+            *(e.HostLeft(host=name, detail=detail) for name in left),
             *(e.WorkerLost(worker=w, incarnation=n, cause="controller", detail=detail) for w, n in lost),
         ]
 
@@ -161,8 +169,8 @@ class Controller:
         """Report waits that exceeded their deadlines."""
         for blamed in self._broken_edges.blamed(now, self.state):
             self._process_event(blamed)
-        for news in self._relays.news(now, self.state.unreachable_relays) if self._relays is not None else ():
-            self._process_event(news)
+        for change in self._relays.changes(now, self.state.unreachable_relays) if self._relays is not None else ():
+            self._process_event(change)
         for event in self._waits.expired(now, lambda: self.state):
             if isinstance(event, e.StopOverdue) and (error := underlying_error(self.state, self._reported)):
                 event = e.StopOverdue(detail=f"{event.detail} ({error})")
@@ -204,10 +212,10 @@ class Controller:
             try:
                 report = e.REPORT.validate_json(notice.text)
             except ValidationError as error:
-                self._end(notice, "connection", f"sent an invalid report ({first(error)})")
+                self._kill_worker(notice, "connection", f"sent an invalid report ({first(error)})")
                 return
             if isinstance(report, e.Heartbeat):
-                self._beats(notice, report)
+                self._process_heartbeat(notice, report)
             elif isinstance(report, e.WorkReport):
                 self._deadlines.record_durations(report)
                 self._observer.on_worked(time.monotonic(), report)
@@ -216,7 +224,7 @@ class Controller:
         else:
             self._dismiss_replaced_worker(notice)
 
-    def _beats(self, report: Reported, beat: e.Heartbeat) -> None:
+    def _process_heartbeat(self, report: Reported, beat: e.Heartbeat) -> None:
         """Process a heartbeat; a worker whose main thread is stuck is killed and counts as dead."""
         self._reported[report.worker] = beat.trouble
         replica = self.state.replica_of(report.worker)
@@ -224,9 +232,9 @@ class Controller:
         detail = self._deadlines.overdue_action_reason(time.monotonic(), report.worker, beat, awaited)
         detail = detail or self._deadlines.overdue_write_reason(report.worker, beat, self.state.writing.keys())
         if detail:
-            self._end(report, "stuck", detail)
+            self._kill_worker(report, "stuck", detail)
 
-    def _end(self, report: Reported, cause: Literal["connection", "stuck"], detail: str) -> None:
+    def _kill_worker(self, report: Reported, cause: Literal["connection", "stuck"], detail: str) -> None:
         """Kill a worker with which the run cannot continue; it counts as dead."""
         self._fleet.signal(report.worker, report.incarnation, signal.SIGKILL)
         self._process_event(
@@ -379,5 +387,5 @@ class Controller:
             self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, saved_generations(self.state))
         except OSError as error:
             detail = write_error(self._store.folder / seal.folder / MANIFEST, error)
-            who = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": seal.step}
-            self._process_event(e.SaveFailed.model_validate(who | {"detail": detail}))
+            fields = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": seal.step}
+            self._process_event(e.SaveFailed.model_validate(fields | {"detail": detail}))

@@ -41,7 +41,7 @@ class RelayWatch:
         """Probe until this process ends."""
         threading.Thread(target=self._work, name="relay watch", daemon=True).start()
 
-    def news(self, now: float, silent: Collection[str]) -> Iterator[e.RelaySilent | e.RelayAnswers]:
+    def changes(self, now: float, silent: Collection[str]) -> Iterator[e.RelaySilent | e.RelayAnswers]:
         """Yield changes since the run's knowledge, in which the relays in ``silent`` do not answer."""
         self._silent_since = {relay: self._silent_since.get(relay, now) for relay in silent}
         while True:
@@ -49,10 +49,10 @@ class RelayWatch:
                 result = self._results.get_nowait()
             except Empty:
                 return
-            if (event := self.validate(result)) is not None:
+            if (event := self.state_change(result)) is not None:
                 yield event
 
-    def validate(self, result: ProbeResult) -> e.RelaySilent | e.RelayAnswers | None:
+    def state_change(self, result: ProbeResult) -> e.RelaySilent | e.RelayAnswers | None:
         """Return the change that a probe and the earlier ones show."""
         relay, since = result.relay, self._silent_since.get(result.relay)
         if not result.error:

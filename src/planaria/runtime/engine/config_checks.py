@@ -58,25 +58,38 @@ def check(config: RunConfig) -> ResolvedRun:
         _check_standby(config)
     if config.fleet.shared_log is not None:
         _check_shared_log(config)
-    if config.exchange.max_replicas is not None and config.engine == "inline":
+    if config.exchange.max_replicas is not None:
+        _check_joining_replicas(resolved)
+    if config.checkpoint.every == "best":
+        _check_best_interval(config)
+    return resolved
+
+
+def _check_joining_replicas(resolved: ResolvedRun) -> None:
+    """Raise UserError if no replica can join the run."""
+    config = resolved.config
+    if config.engine == "inline":
         raise UserError(
             "exchange.max_replicas: no machines join a run in one process; leave it out, or use --engine fleet"
         )
-    if config.exchange.max_replicas is not None and resolved.replicas == 1 and config.engine == "fleet":
+    if resolved.replicas == 1 and config.engine == "fleet":
         raise UserError(
             f"exchange.max_replicas = {config.exchange.max_replicas}: replicas can join only a run with exchange "
             "rounds; use exchange.replicas = 2 or more, and an exchange.kind other than 'allreduce'"
         )
-    if config.checkpoint.every == "best" and config.engine != "fleet":
+
+
+def _check_best_interval(config: RunConfig) -> None:
+    """Raise UserError if no interval between checkpoints is best."""
+    if config.engine != "fleet":
         raise UserError(
             f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
         )
-    if config.checkpoint.every == "best" and not config.network.hourly_failure_probability:
+    if not config.network.hourly_failure_probability:
         raise UserError(
-            "network.hourly_failure_probability = 0: without failures no interval is best; "
-            "give checkpoint.every a number"
+            "network.hourly_failure_probability = 0: without failures no interval is best; give checkpoint.every a "
+            "number"
         )
-    return resolved
 
 
 def _check_sized(config: RunConfig) -> None:
@@ -267,9 +280,8 @@ def _check_replicas(config: RunConfig) -> None:
         )
     if config.exchange.steps_between_rounds and not exchange(config.exchange).interval:
         raise UserError(
-            f"exchange.steps_between_rounds: with exchange.kind = {config.exchange.kind!r} there are no rounds, "
-            "so no inner steps "
-            "between them; leave it out"
+            f"exchange.steps_between_rounds: with exchange.kind = {config.exchange.kind!r} there are no rounds, so no "
+            "inner steps between them; leave it out"
         )
     if config.recovery.meanwhile == "skip":
         raise UserError(

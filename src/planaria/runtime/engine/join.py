@@ -66,7 +66,7 @@ class FolderEntrance:
     """Access to a run through its folder."""
 
     folder: Path
-    forsaken: Callable[[], bool]
+    abandoned: Callable[[], bool]
     """returns whether no controller trains the run any more"""
 
     def door(self) -> RunAddress:
@@ -80,7 +80,7 @@ class FolderEntrance:
 
     def unanswered(self, error: OSError) -> UserError:
         """Return the error for a controller that does not answer."""
-        if self.forsaken():
+        if self.abandoned():
             return UserError(
                 f"{self.folder / RUN_ADDRESS_FILE}: left behind by a controller that was killed; the run is not "
                 "being trained: "
@@ -210,7 +210,7 @@ class _Stay:
 
         :raises UserError: if the machine lacks something that the run's workers need.
         """
-        self._visit, self._say = visit, notify
+        self._visit, self._notify = visit, notify
         self.next_entrance: NextEntrance | None = None
         """controller that leads now, but does not wait for this machine any more"""
         setup = replace(setup_of(visit), host=visit.own_address, reach=visit.reach, log=from_environment())
@@ -247,7 +247,7 @@ class _Stay:
         self._pool.warm_up()
 
     def last(self, asked_to_leave: Callable[[], str]) -> Ending:
-        return self._visit.serve_until_end(self._pool, self._silence_s, asked_to_leave, self._say)
+        return self._visit.serve_until_end(self._pool, self._silence_s, asked_to_leave, self._notify)
 
     def follow(self, asked_to_leave: Callable[[], str]) -> bool:
         """Return to the run at another controller with this machine's workers; False if none leads in time.
@@ -259,7 +259,7 @@ class _Stay:
             return False
         before.end()
         self._pool.move()
-        self._say(f"the run's controller is lost; waiting up to {self._fleet.orphan_s:g} s for another one")
+        self._notify(f"the run's controller is lost; waiting up to {self._fleet.orphan_s:g} s for another one")
         until = time.monotonic() + self._fleet.orphan_s
         addresses = [at for at in self._fleet.standby_addresses if at != before.address]
         for address in cycle([*addresses, before.address]):
@@ -269,7 +269,7 @@ class _Stay:
                 door = RunAddress(at=address, key=before.key.hex())
                 self._visit = RunMembership(door, self._terms.workers, self._terms.reach, returning=host)
             except Rejected as error:
-                self._say(f"{address}: {error}; joining again")
+                self._notify(f"{address}: {error}; joining again")
                 self.next_entrance = NextEntrance(address, Path(), door)
                 return False
             except (OSError, UserError) as error:
@@ -277,7 +277,7 @@ class _Stay:
                 time.sleep(_FOLLOW_S)
             else:
                 self._pool.address = address
-                self._say(f"the controller at {address} leads now")
+                self._notify(f"the controller at {address} leads now")
                 return True
         return False
 

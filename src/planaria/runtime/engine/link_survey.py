@@ -70,7 +70,10 @@ class SurveyLeader:
 
     def __init__(self, fleet: Fleet, names: Sequence[str], lines: Lines, on_pair: OnPair) -> None:
         self.found: dict[Pair, MeasuredLink] = {}
-        self._fleet, self._names, self._lines, self._on_pair = fleet, names, lines, on_pair
+        self._fleet = fleet
+        self._names = names
+        self._lines = lines
+        self._on_pair = on_pair
         self._number = {name: n for n, name in enumerate(names)}
         self._busy: dict[int, Pair] = {}
         """node → the pair that is being measured"""
@@ -128,10 +131,10 @@ class SurveyLeader:
         for node in pair:
             self._order(node, Part())
             del self._busy[node]
-        there = estimate(self._samples[low], self._samples[high])
-        back = estimate(self._samples[high], self._samples[low])
-        self.found |= {(low, high): there, (high, low): back}
-        self._on_pair(pair, there, back)
+        forward = estimate(self._samples[low], self._samples[high])
+        backward = estimate(self._samples[high], self._samples[low])
+        self.found |= {(low, high): forward, (high, low): backward}
+        self._on_pair(pair, forward, backward)
 
     def _blame(self, pair: Pair, detail: str) -> None:
         """Raise :class:`RunStopped` for a broken edge, or for a node's exit that is reported shortly after."""

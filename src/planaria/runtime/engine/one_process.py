@@ -68,11 +68,11 @@ def one_process(
         finally:
             rendezvous.leave(slot.inbox)
             worker.close()
-            if run.recovery.control and worker.here.node >= 0:
+            if run.recovery.control and worker.assignment.node >= 0:
                 if control_link.doing == "commit":  # the other workers apply this step
-                    worker.runner.commit(worker.here.step)
+                    worker.runner.commit(worker.assignment.step)
                 worker.runner.drop()
-                last_runners[worker.here.node] = worker.runner
+                last_runners[worker.assignment.node] = worker.runner
 
     keep_freed()
     before = torch.get_num_threads()
@@ -109,7 +109,7 @@ class InProcessControlLink(ControlLink):
         self.doing = "orders"
 
     def open(self) -> None:
-        self._slot.take_in = self._receive
+        self._slot.accept = self._receive
 
     def _receive(self, text: bytes) -> None:
         order = d.ORDER.validate_json(text)
@@ -118,13 +118,13 @@ class InProcessControlLink(ControlLink):
             return
         if isinstance(order, d.RunStep | d.Commit):
             self._slot.late, self._slowed = self._slowed is not None, None
-        self.take_in(order)
+        self.accept(order)
 
     def _inject(self, injection: d.InjectFault) -> None:
         if injection.signal in FATAL:
-            self.take_in(injection.model_copy(update={"signal": "kill"}))
+            self.accept(injection.model_copy(update={"signal": "kill"}))
         elif injection.signal == "lie":
-            self.take_in(injection)
+            self.accept(injection)
         elif injection.signal in LAGGING and self._skips_late:
             self._slowed = injection
             self.on_fault(injection.signal, injection)

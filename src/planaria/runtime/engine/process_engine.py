@@ -108,18 +108,23 @@ def train(
         controller = Controller(config, started, fleet, folder, observer, chaos, planner, relays, failover)
         if config.fleet.shared_log is not None and isinstance(fleet, JoinableFleet):
             observer.when_lost(fleet.abandon)
-        try:
-            finish = controller.run(requested)
-        except RunStopped:
-            if config.fleet.shared_log is not None and isinstance(fleet, JoinableFleet):
-                fleet.abandon()
-            raise
+        finish = _led(controller, fleet, config, requested)
         if inline:
             observer.on_worked(time.monotonic(), peak_report(controller.state.progress))
     saved = all_saved(controller.state) or nothing_to_save(controller.state)
     if memory is not None and finish.outcome in ("finished", "stopped") and saved:
         memory.remove()
     return finish
+
+
+def _led(controller: Controller, fleet: Elastic, config: RunConfig, requested: Callable[[], str]) -> Finish:
+    """Lead the run to its end; if another controller takes over, leave it the machines that joined."""
+    try:
+        return controller.run(requested)
+    except RunStopped:
+        if config.fleet.shared_log is not None and isinstance(fleet, JoinableFleet):
+            fleet.abandon()
+        raise
 
 
 def _relay_watch(config: RunConfig) -> RelayWatch | None:
@@ -167,9 +172,9 @@ def opened(
 def returning_workers(state: RunState) -> dict[str, list[tuple[str, int]]]:
     """Return the joined machines → living workers (name, incarnation) that a new controller expects to return."""
     result: dict[str, list[tuple[str, int]]] = {name: [] for name, host in state.hosts.items() if host.workers}
-    for name, known in state.workers.items():
-        if known.host and known.status not in ("dead", "starting"):
-            result.setdefault(known.host, []).append((name, known.incarnation))
+    for name, worker in state.workers.items():
+        if worker.host and worker.status not in ("dead", "starting"):
+            result.setdefault(worker.host, []).append((name, worker.incarnation))
     return result
 
 
@@ -207,9 +212,8 @@ def _open(
 
     def home(relay: str) -> Fleet:
         entry = partial(process.main, replace(setup, reach=replace(setup.reach, relay=relay)))
-        settle = partial(
-            local_workplace, remote, Path.cwd(), None, _note
-        )  # no relay: all nodes of a cluster reach each other
+        # no relay: all nodes of a cluster reach each other
+        settle = partial(local_workplace, remote, Path.cwd(), None, _note)
         if kept is not None:
             return kept
         work = FleetWork(entry, preload_for(config), workers, settle, files, setup.key, device_needs(config))
@@ -239,7 +243,8 @@ class Replanner:
         """Start the thread, which compiles the planner before its first request."""
         self._requests: SimpleQueue[Replan] = SimpleQueue()
         self._answers: SimpleQueue[Replanned | BaseException] = SimpleQueue()
-        self._problem, self._solution, self._seed = schedule.problem, schedule.solution, seed
+        self._problem, self._solution = schedule.problem, schedule.solution
+        self._seed = seed
         threading.Thread(target=self._work, name="replanner", daemon=True).start()
 
     def ask(self, request: Replan) -> None:

@@ -45,12 +45,12 @@ def stage_work(config: RunConfig) -> list[float]:
     """
     model, stages = config.model, config.pipeline.stages
     loads = [load.work for load in _loads(config)]
-    held = [sum(loads[number] for number in stage_layers(model, stages, stage)) for stage in range(stages + 1)]
+    work = [sum(loads[number] for number in stage_layers(model, stages, stage)) for stage in range(stages + 1)]
     flops = family(model).layer_work(model)
     if flops is None:
         layer = _parameters(config)[1] / len(stage_layers(model, stages, 1))
-        return [held[0] + model.vocab * model.dim / layer, *held[1:]]
-    return [held[0] + 6 * model.vocab * model.dim * model.context / flops[model.ends_layers], *held[1:]]
+        return [work[0] + model.vocab * model.dim / layer, *work[1:]]
+    return [work[0] + 6 * model.vocab * model.dim * model.context / flops[model.ends_layers], *work[1:]]
 
 
 def layer_loads(config: RunConfig) -> list[LayerCost]:
@@ -124,8 +124,8 @@ def _require_relays(fleet: FleetConfig) -> None:
     seen: dict[str, str] = {}
     for name, relay in fleet.relays.items():
         where = f"fleet.relays.{name}.at = {relay.at!r}"
-        known = re.fullmatch(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", relay.at)
-        if known is None or not 1 <= int(known[2]) <= 65535:
+        address = re.fullmatch(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", relay.at)
+        if address is None or not 1 <= int(address[2]) <= 65535:
             raise UserError(f"{where}: give HOST:PORT, as `planaria network relay` prints it")
         if relay.at in seen:
             raise UserError(f"{where} is also that of fleet.relays.{seen[relay.at]}; leave one of them out")

@@ -129,29 +129,30 @@ def _with_tokenizer(config: RunConfig, before: RunConfig, folder: Path) -> RunCo
 
     :raises UserError: if the vocabulary is too small for it.
     """
-    own, size = (folder / run_folders.TOKENIZER).absolute(), config.model.vocab
-    if size != before.model.vocab and (least := Tokenizer.open(own).vocab) > size:
+    kept, size = (folder / run_folders.TOKENIZER).absolute(), config.model.vocab
+    if size != before.model.vocab and (least := Tokenizer.open(kept).vocab) > size:
         raise UserError(f"--model.vocab {size}: {folder}'s tokenizer has {least} ids; give {least} or more")
     chosen = config.data.tokenizer
     if (chosen == "bpe" and size != before.model.vocab) or (
-        Path(chosen).name == own.name and not Path(chosen).exists()
+        Path(chosen).name == kept.name and not Path(chosen).exists()
     ):
-        return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(own)})})
+        return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(kept)})})
     return config
 
 
 def _without_replaced(before: RunConfig, flags: Mapping[str, object]) -> RunConfig:
     """Return the configuration without the options of a routing or exchange that ``flags`` replace."""
-    result = {name: getattr(before, name) for name in ("routing", "exchange")}
-    replaced = {name: given for name, given in result.items() if flags.get(f"{name}.kind", given.kind) != given.kind}
-    return before.model_copy(
-        update={n: given.model_copy(update={"options": Options()}) for n, given in replaced.items()}
-    )
+    changes = {}
+    for name in ("routing", "exchange"):
+        section = getattr(before, name)
+        if flags.get(f"{name}.kind", section.kind) != section.kind:
+            changes[name] = section.model_copy(update={"options": Options()})
+    return before.model_copy(update=changes)
 
 
 def _differing(before: RunConfig, config: RunConfig) -> str:
     """Return the changed settings of a run's shape; empty if there are none."""
-    was, now = (recipe.flat({name: getattr(given, name) for name in SHAPE}) for given in (before, config))
+    was, now = (recipe.flat({name: getattr(run_config, name) for name in SHAPE}) for run_config in (before, config))
     results = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
     changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in results]
     if (before.routing.schedule is None) != (config.routing.schedule is None):
@@ -229,10 +230,10 @@ def choose(store: CheckpointStore, name: str | None) -> SealedCheckpoint | None:
     """
     if name is None:
         return store.newest()
-    known = {saved.folder.name: saved for saved in store.list()}
-    if name not in known:
-        raise UserError(f"--checkpoint {name}: no such checkpoint; there are: {', '.join(known) or 'none'}")
-    return known[name]
+    by_name = {saved.folder.name: saved for saved in store.list()}
+    if name not in by_name:
+        raise UserError(f"--checkpoint {name}: no such checkpoint; there are: {', '.join(by_name) or 'none'}")
+    return by_name[name]
 
 
 def _generation(folder: Path, saved: SealedCheckpoint | None, config: RunConfig) -> int:
@@ -337,7 +338,7 @@ def _notes(was: RunCut, now: RunCut, rule: recut.ReplicaStarts, optim: OptimConf
         label = "the mean of weights and moments" if rule.weights == "mean" else "copies of the one model"
         outer = _OUTER[rule.outer] if _has_outer(was) or _has_outer(now) else ""
         lines.append(f"of {counts}: they begin from {label}{outer}")
-    elif was.replicas > 1 and rule.outer == "anew":
+    elif was.replicas > 1 and rule.outer == "reset":
         label = ", all start from the mean of weights and moments" if rule.weights == "mean" else ""
         lines.append(f"the outer state belongs to another exchange; it is reset{label}")
     return lines
@@ -350,6 +351,6 @@ def _has_outer(cut: RunCut) -> bool:
 
 _OUTER = {
     "own": "",
-    "anew": ", and with a fresh outer state",
+    "reset": ", and with a fresh outer state",
     "shared": ", and of the outer state; each gets the mean error feedback",
 }

@@ -41,8 +41,8 @@ def local_workplace(
     _require_classes(setup)
     if _sees(setup):
         return Workplace(partial(process.main, setup), cwd if cwd.is_dir() else setup.folder)
-    own = provide_setup(setup, address, machine, cache, notify)
-    return Workplace(partial(process.main, own), own.folder, own.scratch)
+    fetched = provide_setup(setup, address, machine, cache, notify)
+    return Workplace(partial(process.main, fetched), fetched.folder, fetched.scratch)
 
 
 def _sees(setup: Setup) -> bool:

@@ -59,11 +59,11 @@ def create_filled(config: RootSection, fill: Callable[[Path], None]) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out, prefix=".import-") as temporary:
-            made = Path(temporary) / "made"
-            made.mkdir()
-            keep_config(made, config)
-            fill(made)
-            return made.rename(_claimed(config))
+            unfinished = Path(temporary) / "made"
+            unfinished.mkdir()
+            keep_config(unfinished, config)
+            fill(unfinished)
+            return unfinished.rename(_claimed(config))
     except OSError as error:
         raise UserError(f"{write_error(out, error)}; make room, or choose another folder with --out") from None
 
@@ -136,8 +136,8 @@ def write_run_files(folder: Path, config: RunConfig, dataset: Data, trace: Trace
     if config.chaos.trace is not None:
         files[TRACE] = trace_text(trace).encode()
     if (template := learned_template(config.data)) is not None:
-        known = usage_of(folder) or ModelMetadata(context=config.model.context, ids={})
-        usage = known.model_copy(update={"template": template.text})
+        metadata = usage_of(folder) or ModelMetadata(context=config.model.context, ids={})
+        usage = metadata.model_copy(update={"template": template.text})
         files[USAGE] = usage.model_dump_json(indent=1).encode()
     digests.put(folder, files)
 

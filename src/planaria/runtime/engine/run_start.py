@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from planaria import __version__
 from planaria.config.schema import RunConfig
@@ -71,6 +72,24 @@ class Origin:
     """description of a conversion from another shape"""
 
     @property
+    def start_fields(self) -> dict[str, Any]:
+        """The fields of :class:`RunStarted` that describe the origin."""
+        return {
+            "first_step": self.step,
+            "first_generation": self.generation,
+            "first_sample": self.samples,
+            "first_block": self.first_block,
+            "blocks_ahead": list(self.blocks_ahead),
+            "positions": dict(self.positions),
+            "checkpoint_of_stage": dict(self.load),
+            "snapshot_step": -1 if self.recalled is None else self.recalled.step,
+            "recalled_from": self.recalled,
+            "snapshot_nodes": list(self.snapshot_nodes),
+            "durable_step": self.durable_step,
+            "recut": self.recut,
+        }
+
+    @property
     def next_fault(self) -> int:
         """The first step whose faults are not injected yet."""
         return self.step + 1 if self.faults_injected else self.step
@@ -89,45 +108,24 @@ START = Origin()
 
 def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
     """Return the first event of a run: the part of the recipe that decisions depend on."""
-    config, pipeline, replicas = resolved.config, resolved.config.pipeline, resolved.replicas
-    paths = (
-        routes(config, 0) if resolved.schedule is None and resolved.replicas_step_independently else resolved.routes(0)
-    )
-    walked, stages = [list(route) for route in paths], range(pipeline.stages + 1)
+    config, independent = resolved.config, resolved.replicas_step_independently
+    paths = routes(config, 0) if resolved.schedule is None and independent else resolved.routes(0)
+    walked, stages = [list(route) for route in paths], range(config.pipeline.stages + 1)
     shared = resolved.schedule is not None or resolved.column(0).shared
-    met = list(combinations(stages, 2)) if change(config) and not shared else []
-    if resolved.replicas_per_plan > 1:  # each node sends its gradient or update to all others
-        met = [pair for stage in stages for pair in combinations(resolved.arrangement.nodes(stage), 2)]
-    if config.routing.mixed:  # routes are drawn for each step
-        met = list(combinations(sorted(resolved.arrangement.stage), 2))
-    if config.model.one_array:  # any may be the one that is left to give to all
-        met = list(combinations(stages, 2))
-    copies = [slot.copy for slot in resolved.recovery.slots]
     columns = [[resolved.arrangement.nodes(stage)[r] for stage in stages] for r in range(resolved.most_replicas)]
     return RunStarted(
+        **origin.start_fields,
         name=config.name,
         part=secrets.token_hex(8),
         seed=config.seed,
         stages=config.pipeline.stages,
         steps=config.train.steps,
-        first_step=origin.step,
-        first_generation=origin.generation,
         samples_per_step=config.samples,
-        first_sample=origin.samples,
-        first_block=origin.first_block,
-        blocks_ahead=list(origin.blocks_ahead),
-        replicas=replicas,
-        nodes_by_replica=columns if resolved.replicas_step_independently else [],
-        positions=dict(origin.positions),
+        replicas=resolved.replicas,
+        nodes_by_replica=columns if independent else [],
         exchange=config.exchange,
         wall_time=time.time(),
         provenance=provenance(),
-        checkpoint_of_stage=dict(origin.load),
-        snapshot_step=-1 if origin.recalled is None else origin.recalled.step,
-        recalled_from=origin.recalled,
-        snapshot_nodes=list(origin.snapshot_nodes),
-        durable_step=origin.durable_step,
-        recut=origin.recut,
         eval_every=config.train.eval_every,
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         save_in_background=config.checkpoint.background,
@@ -136,10 +134,26 @@ def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
         replace=config.fleet.replace,
         routes=walked if shared else sorted(map(list, {tuple(route) for route in walked})),
         arrangement=[list(resolved.arrangement.nodes(s)) for s in stages] if shared else [],
-        extra_edges=sorted({*met, *(pair for copy in copies for pair in copy.pairs)}),
+        extra_edges=_extra_edges(resolved, shared),
         recovery=config.recovery,
         diagnose=config.fleet.diagnose,
         relays={name: relay.bandwidth_mbit * MBIT for name, relay in config.fleet.relays.items()},
         stage_work=stage_work(config) if config.pipeline.has_uneven_stages else [],
         memory_needs=list(device_needs(config).stages) if config.pipeline.has_uneven_stages else [],
     )
+
+
+def _extra_edges(resolved: ResolvedRun, shared: bool) -> list[tuple[int, int]]:
+    """Return the pairs of nodes that need an edge beside those of the first step's routes.
+
+    ``shared``: whether stages have several nodes, by a schedule or in replicas.
+    """
+    config, stages = resolved.config, range(resolved.config.pipeline.stages + 1)
+    met = list(combinations(stages, 2)) if change(config) and not shared else []
+    if resolved.replicas_per_plan > 1:  # each node sends its gradient or update to all others
+        met = [pair for stage in stages for pair in combinations(resolved.arrangement.nodes(stage), 2)]
+    if config.routing.mixed:  # routes are drawn for each step
+        met = list(combinations(sorted(resolved.arrangement.stage), 2))
+    if config.model.one_array:  # any stage may be the only survivor, which sends to all
+        met = list(combinations(stages, 2))
+    return sorted({*met, *(pair for slot in resolved.recovery.slots for pair in slot.copy.pairs)})

@@ -9,7 +9,7 @@ from planaria.common.errors import UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
 from planaria.control.logs import SurvivingSteps, turns_of
-from planaria.control.run_started import RunStarted
+from planaria.control.run_started import RunStarted, SnapshotLabel
 from planaria.recovery.base import DamagedReplica
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder, Owner, remove_orphaned, require_room
 from planaria.runtime.checkpoint.store import SealedCheckpoint
@@ -51,7 +51,8 @@ def recall_point(
     if why := _obstacle(owner, memory, saved, origin, run.config):
         notify(f"{memory.folder}: not used, {why}")
         return origin
-    nodes, strategy, stages = run.arrangement, run.recovery.snapshot_strategy, range(run.config.pipeline.stages + 1)
+    nodes, strategy = run.arrangement, run.recovery.snapshot_strategy
+    stages = range(run.config.pipeline.stages + 1)
     newer = [label for label in memory.newest_first() if label.step > origin.step]
     try:
         surviving = SurvivingSteps.of(turns_of(folder) if newer else ())
@@ -59,30 +60,36 @@ def recall_point(
         notify(f"{memory.folder}: not used, the run's log does not show which steps were undone ({error})")
         return origin
     for label in newer:
-        step = label.step
+        unused = f"{memory.folder}: snapshot of step {label.step} not used"
         if not surviving.has(label):
-            notify(f"{memory.folder}: snapshot of step {step} not used, the run was rolled back since")
+            notify(f"{unused}, the run was rolled back since")
             continue
-        there = memory.whole(label)
-        lost = frozenset(stages) - there
-        answer = strategy.donors(lost, DamagedReplica(run.config.pipeline.stages, dict.fromkeys(stages, 0), there))
+        holding = memory.whole(label)
+        lost = frozenset(stages) - holding
+        answer = strategy.donors(lost, DamagedReplica(run.config.pipeline.stages, dict.fromkeys(stages, 0), holding))
         if answer.refused:
-            notify(f"{memory.folder}: snapshot of step {step} not used, {next(iter(answer.refused.values()))}")
+            notify(f"{unused}, {next(iter(answer.refused.values()))}")
             continue
         of = f"stages {sorted(lost)} from the others' parities" if lost else "each stage its own"
+        newest = "none" if saved is None else f"of step {saved.step}"
         notify(
-            f"{folder}: continues from step {step}, which is in memory ({of}); the newest checkpoint is {_named(saved)}"
+            f"{folder}: continues from step {label.step}, which is in memory ({of}); the newest checkpoint is {newest}"
         )
-        return replace(
-            origin,
-            step=step,
-            samples=owner.started.samples_before(step),
-            faults_injected=False,
-            recalled=label,
-            snapshot_nodes=[nodes.nodes(stage)[0] for stage in sorted(there)],
-            durable_step=origin.step,
-        )
+        return _from_snapshot(origin, label, owner, [nodes.nodes(stage)[0] for stage in sorted(holding)])
     return origin
+
+
+def _from_snapshot(origin: Origin, label: SnapshotLabel, owner: Owner, nodes: list[int]) -> Origin:
+    """Return the origin of a run that continues from the snapshot that these ``nodes`` hold."""
+    return replace(
+        origin,
+        step=label.step,
+        samples=owner.started.samples_before(label.step),
+        faults_injected=False,
+        recalled=label,
+        snapshot_nodes=nodes,
+        durable_step=origin.step,
+    )
 
 
 def _obstacle(
@@ -101,7 +108,3 @@ def _obstacle(
     if owner.started.samples_before(origin.step) != samples:
         return "its steps used other samples than those before the checkpoint"
     return ""
-
-
-def _named(saved: SealedCheckpoint | None) -> str:
-    return "none" if saved is None else f"of step {saved.step}"

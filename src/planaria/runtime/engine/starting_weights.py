@@ -55,7 +55,8 @@ def starting_weights(config: RunConfig) -> WeightsFile | None:
 
 def require_tokenizer(weights: WeightsFile, config: RunConfig, dataset: Data) -> None:
     """Require the tokenizer that the weights were trained with; UserError otherwise."""
-    start, chosen, fix = config.train.start, config.data.tokenizer, "so ids would change their meaning; set"
+    start, chosen = config.train.start, config.data.tokenizer
+    fix = "so ids would change their meaning; set"
     if weights.tokenizer is None:
         if chosen in ("bpe", "bytes"):
             raise UserError(
@@ -90,9 +91,10 @@ def weight_warnings(run: ResolvedRun, weights: WeightsFile | None) -> Iterator[s
                 "weights with --train.start, a file, a folder or hf:OWNER/NAME"
             )
         return
-    known, context = weights.config.context, config.model.context
-    if context > known:
-        yield f"warning: model.context = {context}: the weights were trained on {known} positions; the others are new"
+    trained_context, context = weights.config.context, config.model.context
+    if context > trained_context:
+        trained = f"the weights were trained on {trained_context} positions"
+        yield f"warning: model.context = {context}: {trained}; the others are new"
     for name, strategy in run.recovery.strategies.items():
         if strategy.pretrained_warning:
             yield _unsuitable(f"recovery {name!r}", strategy.pretrained_warning)

@@ -130,28 +130,29 @@ def with_inherited_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {**tree, "model": _from_library(stated)} if stated.get("family") == "transformers" else dict(tree)
     if not start.startswith(HUB) and not local_weights(start).exists():
         raise UserError(f"train.start = {start!r}: no such run, folder or file; check the path")
-    given = {name: value for name, value in stated.items() if value is not None}
-    lora = dict(given["lora"]) if isinstance(given.get("lora"), Mapping) else {}
-    weights = open_weights(start, given.get("family", "transformers" if lora.get("rank") else ""))
-    if "family" not in given and weights.routing is not None and not weights.routing.bias:
+    settings = {name: value for name, value in stated.items() if value is not None}
+    lora = dict(settings["lora"]) if isinstance(settings.get("lora"), Mapping) else {}
+    weights = open_weights(start, settings.get("family", "transformers" if lora.get("rank") else ""))
+    if "family" not in settings and weights.routing is not None and not weights.routing.bias:
         weights = open_weights(start, "transformers")
     require_dense(start, weights)
-    named, own, options = f"train.start = {start!r}", weights.config, _options(given)
-    if own.family == "transformers":
-        given = _without_sizes_of(weights.path, given)
-        _require_own_config(named, own, given)
-    require_same(named, own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()})
-    model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
-    model["options"] = {**own.options, **options}
-    if own.lora.rank:
-        _require_own_adapters(named, own, lora)
-        lora = {**own.lora.model_dump(), **lora}
+    named, trained = f"train.start = {start!r}", weights.config
+    options = _options(settings)
+    if trained.family == "transformers":
+        settings = _without_sizes_of(weights.path, settings)
+        _require_own_config(named, trained, settings)
+    require_same(named, trained, {"kv" if name == "kv_heads" else name: value for name, value in settings.items()})
+    model = {"kv_heads" if name == "kv" else name: getattr(trained, name) for name in FIXED}
+    model["options"] = {**trained.options, **options}
+    if trained.lora.rank:
+        _require_own_adapters(named, trained, lora)
+        lora = {**trained.lora.model_dump(), **lora}
     elif lora.get("rank") and lora.get("base") != str(weights.path.absolute()):
         lora |= base_of(weights.path)
-    model["context"] = min(own.context, ModelConfig().context)
+    model["context"] = min(trained.context, ModelConfig().context)
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
     beneath = {
-        "model": {**model, **given, "options": model["options"], "lora": lora},
+        "model": {**model, **settings, "options": model["options"], "lora": lora},
         "data": data | dict(tree.get("data", {})),
     }
     return {
@@ -207,14 +208,14 @@ def _without_sizes_of(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]
     if "config" in _options(stated) or not stated.keys() - {*OF_ANY}:
         return dict(stated)
     try:
-        own = open_folder(folder).config
+        sizes = open_folder(folder).config
     except UserError:  # not a LLaMA
         return dict(stated)
     fields = {name: "kv" if name == "kv_heads" else name for name in stated}
     return {
         name: value
         for name, value in stated.items()
-        if name in OF_ANY or fields[name] not in FIXED or not _equal(value, getattr(own, fields[name]))
+        if name in OF_ANY or fields[name] not in FIXED or not _equal(value, getattr(sizes, fields[name]))
     }
 
 

@@ -19,22 +19,22 @@ def reach(address: str) -> None:
 
     :raises UserError: if nothing answers, or ``address`` is invalid.
     """
-    called = f"fleet.address = {address!r}"
+    where = f"fleet.address = {address!r}"
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", "auto")  # takes precedence in Ray
-        called += f" (RAY_ADDRESS = {address!r})"
+        where += f" (RAY_ADDRESS = {address!r})"
     if address in ("auto", "embedded", "local"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address.startswith("ray://") and not host:
         host, port = port, str(_CLIENT_PORT)
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise UserError(f"{called}: give 'auto', 'embedded', HOST:PORT (Ray's is 6379), or ray://HOST:{_CLIENT_PORT}")
+        raise UserError(f"{where}: give 'auto', 'embedded', HOST:PORT (Ray's is 6379), or ray://HOST:{_CLIENT_PORT}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
     except OSError as error:
         raise UserError(
-            f"{called}: no Ray cluster answers there ({error.strerror or error}); `ray status` on its head node prints "
+            f"{where}: no Ray cluster answers there ({error.strerror or error}); `ray status` on its head node prints "
             "its address"
         ) from None
 
@@ -42,31 +42,31 @@ def reach(address: str) -> None:
 def explain(error: Exception, address: str) -> UserError:
     """Return a one-line error with a fix for Ray's failure to connect."""
     text = " ".join(str(error).split())
-    called = f"fleet.address = {address!r}"
+    where = f"fleet.address = {address!r}"
     if "Could not find any running Ray instance" in text:
         return UserError(
-            f"{called}: no Ray cluster runs on this machine; start one (`ray start --head`), name one (HOST:PORT), or "
+            f"{where}: no Ray cluster runs on this machine; start one (`ray start --head`), name one (HOST:PORT), or "
             "use 'embedded'"
         )
     if "ersion" in text and ("mismatch" in text or "differ" in text or "incompatible" in text):
-        return UserError(f"{called}: the cluster runs another version of Ray or Python than this process: {text[:300]}")
+        return UserError(f"{where}: the cluster runs another version of Ray or Python than this process: {text[:300]}")
     if "Failed to connect to Ray cluster" in text or "uthentication" in text:
         return UserError(
-            f"{called}: the cluster rejects this process; if it requires Ray's token, set "
+            f"{where}: the cluster rejects this process; if it requires Ray's token, set "
             f"RAY_AUTH_MODE=token here too (Ray says: {text[:200]})"
         )
-    return UserError(f"{called}: Ray says: {text[:300]}")
+    return UserError(f"{where}: Ray says: {text[:300]}")
 
 
 def require_suitable(node: str, found: NodeFacts, needs: DeviceNeeds = ON_CPUS) -> None:
     """Raise UserError if a node's planaria version differs from this process's, or its devices cannot hold a worker."""
-    own = facts()
-    if found.version != own.version:
+    version = facts().version
+    if found.version != version:
         raise UserError(
-            f"Ray node {node} has planaria {found.version}, this process {own.version}: install the same on all nodes"
+            f"Ray node {node} has planaria {found.version}, this process {version}: install the same on all nodes"
         )
-    crowd = max(1, len(found.devices.devices))
-    require_devices(f"Ray node {node}", needs, found.devices, crowd, "let Ray know of no GPUs there (`--num-gpus 0`)")
+    workers = max(1, len(found.devices.devices))
+    require_devices(f"Ray node {node}", needs, found.devices, workers, "let Ray know of no GPUs there (`--num-gpus 0`)")
 
 
 def require_files(node: str, wrong: str) -> None:
@@ -77,12 +77,12 @@ def require_files(node: str, wrong: str) -> None:
 
 def no_room(workers: int, bundle: Mapping[str, float], have: Mapping[str, float], free: Mapping[str, float]) -> str:
     """Return why a cluster cannot reserve ``workers`` bundles."""
-    there = ", ".join(f"{have.get(kind, 0):g} {kind}s, {free.get(kind, 0):g} of them free" for kind in bundle)
-    each = " and ".join(f"{workers * share:g} {kind}s" for kind, share in bundle.items())
+    resources = ", ".join(f"{have.get(kind, 0):g} {kind}s, {free.get(kind, 0):g} of them free" for kind in bundle)
+    needed = " and ".join(f"{workers * share:g} {kind}s" for kind, share in bundle.items())
     fixes = {"CPU": "choose fewer fleet.spares", "GPU": "a smaller fleet.gpu_share"}
     fix = " or ".join(fixes[kind] for kind in bundle)
     return (
-        f"the Ray cluster has {there}; this run needs {each}, the same for each stage and spare: add nodes (or "
+        f"the Ray cluster has {resources}; this run needs {needed}, the same for each stage and spare: add nodes (or "
         f"raise `ray start --num-cpus`), or {fix}"
     )
 

@@ -42,7 +42,9 @@ class ControlConnection:
     """The controller's end of a control connection. Messages have a four-byte length."""
 
     def __init__(self, channel: SecureChannel, max_bytes: int) -> None:
-        self._channel, self._max_bytes, self._bytes = channel, max_bytes, bytearray()
+        self._channel = channel
+        self._max_bytes = max_bytes
+        self._bytes = bytearray()
         self._chunk = bytearray(_CHUNK)
         self.closed = False
 
@@ -161,7 +163,9 @@ class Switchboard:
 
         :raises UserError: if the port is taken or ``host`` is not an address of this machine.
         """
-        self.key, self._max_bytes, self._answered = key, max_bytes, answered
+        self.key = key
+        self._max_bytes = max_bytes
+        self._answered = answered
         self.on_join: Callable[[ConnectingPeer, ControlConnection], None] = lambda _, line: line.close()
         """called in a new thread when a machine wants to join; by default all are rejected"""
         self.on_file_request: Callable[[WorkerLine], None] = lambda line: line.close()

@@ -21,7 +21,7 @@ class InProcessWorker:
     def __init__(self, worker: str, incarnation: int, notices: list[Notice]) -> None:
         self.worker, self.incarnation = worker, incarnation
         self.inbox = LocalInbox()
-        self.take_in: Callable[[bytes], None] = self.inbox.put
+        self.accept: Callable[[bytes], None] = self.inbox.put
         """handler of incoming orders; set by the worker"""
         self.late = False
         """an injected fault: run this worker only after all others have been idle for one poll"""
@@ -35,7 +35,7 @@ class InProcessWorker:
         self._notices.append(Reported(self.worker, self.incarnation, text))
 
     def recv_bytes(self, maxlength: int) -> bytes:
-        """Unused: orders go to :attr:`take_in`."""
+        """Unused: orders go to :attr:`accept`."""
         raise AssertionError(maxlength)
 
     @property
@@ -66,7 +66,7 @@ class CooperativeFleet:
 
     def send(self, worker: str, text: bytes) -> None:
         if worker in self._slots:
-            self._slots[worker].take_in(text)
+            self._slots[worker].accept(text)
 
     def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
         """Do nothing: a dead worker sends no reports."""

@@ -92,9 +92,9 @@ def why_insufficient(needs: DeviceNeeds, devices: Inventory, workers: int) -> st
     for number in range(workers):
         homes[str(number), 1] = device_of(str(number), devices.devices, homes)
     memory = {device.name: device.memory for device in devices.devices}
-    for device, crowd in Counter(homes.values()).items():
-        if (least := needs.min_memory(crowd)) > memory[device]:
-            many = f"{crowd} workers" if crowd > 1 else "a worker"
+    for device, count in Counter(homes.values()).items():
+        if (least := needs.min_memory(count)) > memory[device]:
+            many = f"{count} workers" if count > 1 else "a worker"
             return (
                 f"has {memory[device] / 1e9:.1f} GB on device {device}, and {many} may need {least / 1e9:.1f} GB there "
                 "for weights, gradient and moments, besides activations"
@@ -125,8 +125,8 @@ def inventory(environ: Mapping[str, str] = os.environ) -> Inventory:
         output = getattr(error, "stdout", None) or str(error)
         return Inventory(lacks=f"nvidia-smi fails: {str(output).strip().partition(chr(10))[0][:200]}")
     shown = visible(gpus, instances, environ.get(VISIBLE), environ.get(ORDER) == "PCI_BUS_ID")
-    there = len(instances) + len(gpus)
-    return Inventory(shown, "" if shown else f"{VISIBLE} = {environ.get(VISIBLE)!r} shows none of its {there}")
+    total = len(instances) + len(gpus)
+    return Inventory(shown, "" if shown else f"{VISIBLE} = {environ.get(VISIBLE)!r} shows none of its {total}")
 
 
 def see_only(device: str) -> None:
@@ -166,8 +166,8 @@ def visible(
     shown: list[Device] = []
     for entry in (part.strip() for part in chosen.split(",")):
         if entry.isdecimal() and int(entry) in gpus:
-            known = [gpus[int(entry)]] if by_bus else gpus.values()
-            device = Device(entry, min(gpu.memory for gpu in known))
+            candidates = [gpus[int(entry)]] if by_bus else gpus.values()
+            device = Device(entry, min(gpu.memory for gpu in candidates))
         else:
             matching = [
                 d for d in (*gpus.values(), *instances) if entry[:4] in ("GPU-", "MIG-") and d.name.startswith(entry)

@@ -226,11 +226,11 @@ def _next(line: WorkerLine) -> bytes:
 
 def _send(line: WorkerLine, file: BinaryIO) -> None:
     """Send a content and its digest."""
-    seen = hashlib.sha256()
+    digest = hashlib.sha256()
     while piece := file.read(_PIECE):
-        seen.update(piece)
+        digest.update(piece)
         line.send_bytes(piece)
-    _send_message(line, Digest(sha256=seen.hexdigest()))
+    _send_message(line, Digest(sha256=digest.hexdigest()))
 
 
 def _receive(line: WorkerLine, path: Path, size: int) -> None:
@@ -238,14 +238,16 @@ def _receive(line: WorkerLine, path: Path, size: int) -> None:
 
     :raises OSError: if it cannot be written, or does not match the digest.
     """
-    seen, left, failure = hashlib.sha256(), size, None
+    digest = hashlib.sha256()
+    missing = size
+    failure: OSError | None = None
     with replacing(path) as unfinished, unfinished.open("wb") as file:
-        while left:
+        while missing:
             piece = _next(line)
-            if not 0 < len(piece) <= left:
+            if not 0 < len(piece) <= missing:
                 raise OSError(f"{path.name}: the content does not have the announced {size} bytes")
-            left -= len(piece)
-            seen.update(piece)
+            missing -= len(piece)
+            digest.update(piece)
             try:
                 if failure is None:
                     file.write(piece)
@@ -254,7 +256,7 @@ def _receive(line: WorkerLine, path: Path, size: int) -> None:
         answer = _ANSWER.validate_json(_next(line))
         if failure is not None:
             raise failure
-        if not isinstance(answer, Digest) or answer.sha256 != seen.hexdigest():
+        if not isinstance(answer, Digest) or answer.sha256 != digest.hexdigest():
             raise OSError(f"{path.name}: damaged in transfer")
         file.flush()
         os.fsync(file.fileno())

@@ -59,7 +59,7 @@ def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
     die_with_parent()
     ignore()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    set_process_name("planaria births")
+    set_process_name("planaria forks")
     for module in preload:
         try:
             importlib.import_module(module)

@@ -32,10 +32,10 @@ _LATE_LOOK_HEARTBEATS = 0.25
 silence
 """
 
-Who = TypeVar("Who", bound=Hashable)
+Worker = TypeVar("Worker", bound=Hashable)
 
 
-class HeartbeatMonitor(Generic[Who]):
+class HeartbeatMonitor(Generic[Worker]):
     """The monitored workers and the times of their last messages."""
 
     def __init__(
@@ -49,34 +49,36 @@ class HeartbeatMonitor(Generic[Who]):
 
         ``start_s``: limit from a worker's start, which imports and builds, to its first heartbeat.
         """
-        self._heartbeat_s, self._floor_s, self._clock = heartbeat_s, heartbeat_s * missed_heartbeats, clock
+        self._heartbeat_s = heartbeat_s
+        self._floor_s = heartbeat_s * missed_heartbeats
+        self._clock = clock
         self._start_s = start_s
         self._looked = clock()
         self._now = 0.0
         """listening time (s) up to the last look"""
         self._resumed_at = 0.0
         """listening time at the last suspension; earlier gaps are ignored"""
-        self._last: dict[Who, float] = {}
-        self._heard_from: set[Who] = set()
+        self._last: dict[Worker, float] = {}
+        self._reported: set[Worker] = set()
         self._gaps: deque[tuple[float, float]] = deque()
         """(when, seconds) of recent gaps, each longer than all later ones"""
 
-    def expect(self, who: Who) -> None:
+    def expect(self, worker: Worker) -> None:
         """Monitor a worker that has not reported yet."""
-        self._last[who] = self._now
-        self._heard_from.discard(who)
+        self._last[worker] = self._now
+        self._reported.discard(worker)
 
-    def receive(self, who: Who) -> None:
+    def receive(self, worker: Worker) -> None:
         """Record a message."""
-        if who in self._heard_from and self._last[who] >= self._resumed_at:
-            self._note(self._now - self._last[who])
-        self._last[who] = self._now
-        self._heard_from.add(who)
+        if worker in self._reported and self._last[worker] >= self._resumed_at:
+            self._note(self._now - self._last[worker])
+        self._last[worker] = self._now
+        self._reported.add(worker)
 
-    def forget(self, who: Who) -> None:
+    def forget(self, worker: Worker) -> None:
         """Stop monitoring a worker."""
-        self._last.pop(who, None)
-        self._heard_from.discard(who)
+        self._last.pop(worker, None)
+        self._reported.discard(worker)
 
     def look(self, planned_s: float = 0.0) -> None:
         """Advance the clock. Call it after each wait of at most ``planned_s``, before reading messages."""
@@ -89,19 +91,19 @@ class HeartbeatMonitor(Generic[Who]):
             self._now += _LATE_LOOK_HEARTBEATS * self._heartbeat_s
             self._resumed_at = self._now
 
-    def silent_too_long(self, doing: Callable[[Who], Activity]) -> list[tuple[Who, float]]:
+    def silent_too_long(self, activity_of: Callable[[Worker], Activity]) -> list[tuple[Worker, float]]:
         """Return the workers silent for too long at the last look, with the seconds.
 
-        Call it after reading all messages. ``doing`` is called only for workers that exceed the limit of an idle
+        Call it after reading all messages. ``activity_of`` is called only for workers that exceed the limit of an idle
         machine.
         """
-        late = [(who, self._now - last) for who, last in self._last.items() if self._now - last > self._floor_s]
-        return [(who, silent_s) for who, silent_s in late if silent_s > self._limit_s(who, doing(who))]
+        silent = {worker: self._now - last for worker, last in self._last.items() if self._now - last > self._floor_s}
+        return [(worker, s) for worker, s in silent.items() if s > self._limit_s(worker, activity_of(worker))]
 
-    def _limit_s(self, who: Who, doing: Activity) -> float:
+    def _limit_s(self, worker: Worker, doing: Activity) -> float:
         if doing == "stopped":
             return self._floor_s
-        if who not in self._heard_from:
+        if worker not in self._reported:
             return max(self._floor_s, self._start_s)
         idle_s = min(_MAX_SILENCE_S, _SILENCE_GAP_FACTOR * self._longest_s())
         return max(self._floor_s, _MAX_SILENCE_S if doing == "busy" else idle_s)

@@ -28,7 +28,7 @@ from planaria.runtime.fleet.control_connections import ControlConnection, Switch
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.joining import Goodbye, publish_run_address
-from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned, Unreturned
+from planaria.runtime.fleet.remote import HostReportQueue, Lost, RemoteFleet, Spawned, Unreturned
 from planaria.runtime.fleet.spawner import START_S
 from planaria.runtime.transport.listener import ConnectingPeer, answers
 
@@ -43,8 +43,34 @@ class _Machine:
     host: str
     line: ControlConnection
     workers: set[Name] = field(default_factory=set)
+    called: str = ""
+    """name for its owner; empty before its join request"""
+    room: int = 0
+    """workers that it can start"""
     joined: bool = False
     left: bool = False
+
+
+@dataclass(frozen=True)
+class JoinInfo:
+    """Information for machines that join."""
+
+    setup: str
+    """configuration for starting workers, as JSON"""
+    workers_per_replica: int
+    """default number of a machine's workers"""
+    sign: str
+    """identifies the run's folder"""
+    files: Mapping[str, Path]
+    """folders served to them, by the first part of a file's name"""
+    first: int = 1
+    """number of the first machine that joins; an earlier controller may have used smaller ones"""
+    awaited: str = ""
+    """name of the machine that must join before others"""
+    returning: Mapping[str, Collection[Name]] = field(default_factory=lambda: MappingProxyType({}))
+    """machines that a former controller led → their living workers (name, incarnation)"""
+    return_s: float = 0.0
+    """seconds for their return"""
 
 
 class JoinedMachines:
@@ -52,42 +78,35 @@ class JoinedMachines:
 
     def __init__(
         self,
-        queue: NewsQueue,
+        queue: HostReportQueue,
         switchboard: Switchboard,
-        setup: str,
+        info: JoinInfo,
         silence_s: float,
-        workers_per_replica: int = 1,
         start_s: float = START_S,
-        first: int = 1,
-        awaited: str = "",
-        returning: Mapping[str, Collection[Name]] = MappingProxyType({}),
-        return_s: float = 0.0,
     ) -> None:
-        """:param setup: configuration for starting workers, as JSON
-        :param workers_per_replica: default number of a machine's workers
+        """:param silence_s: seconds after which a silent machine is lost
         :param start_s: limit for a machine's preparation
-        :param first: number of the first machine
-        :param awaited: name of the machine that must join before others
-        :param returning: machines of a former controller with their workers
-        :param return_s: seconds after which those that have not returned are lost
         """
-        self._queue, self._setup, self._silence_s, self._usual = queue, setup, silence_s, workers_per_replica
-        self._start_s, self._awaited = start_s, awaited
+        self._queue = queue
+        self._info = info
+        self._silence_s = silence_s
+        self._start_s = start_s
+        self._awaited = info.awaited
         self._machines: dict[str, _Machine] = {}
         self._host_of: dict[str, str] = {}
         """worker → machine of its current or next process"""
-        self._numbers = count(first)
+        self._numbers = count(info.first)
         self._guarded = threading.RLock()
         self._over = False
         self.goodbye: joining.Goodbye | None = joining.Goodbye(reason="the run is over")
         """message to machines when this closes; None: the run continues elsewhere"""
         self.address, self.key = switchboard.address, switchboard.key
-        self._returning = {host: {*workers} for host, workers in returning.items()}
-        self._expected = {name for workers in returning.values() for name in workers}
-        self._host_of |= {worker: host for host, workers in returning.items() for worker, _ in workers}
+        self._returning = {host: {*workers} for host, workers in info.returning.items()}
+        self._expected = {name for workers in info.returning.values() for name in workers}
+        self._host_of |= {worker: host for host, workers in info.returning.items() for worker, _ in workers}
         switchboard.on_join = self._receive
-        if returning:
-            self._return_timer = threading.Timer(return_s, self._give_up_returning)
+        if info.returning:
+            self._return_timer = threading.Timer(info.return_s, self._give_up_returning)
             self._return_timer.daemon = True
             self._return_timer.start()
 
@@ -158,7 +177,6 @@ class JoinedMachines:
         :raises UserError: if it is unsuitable.
         :raises OSError: if it is silent for too long, or sends an unexpected message.
         """
-        called, room = "", 0
         silence = HeartbeatMonitor[str](joining.BEAT_S, self._silence_s / joining.BEAT_S, start_s=self._start_s)
         silence.expect(machine.host)  # until it has the run's files and has imported what workers need
         name = machine.host  # a machine that returns has another one in the run
@@ -166,39 +184,44 @@ class JoinedMachines:
             wait([machine.line], joining.BEAT_S)  # type: ignore[list-item]
             silence.look(joining.BEAT_S)
             for text in machine.line.receive() if wait([machine.line], 0.0) else ():  # type: ignore[list-item]
-                match joining.FROM_MACHINE.validate_json(text):
-                    case joining.JoinRequest() as request if not called:
-                        called, room = printable(request.called), request.workers or self._usual
-                        self._let_in(machine, request, called)
-                    case joining.Settled() if machine.joined:
-                        pass  # it has returned
-                    case joining.Settled() if room and not machine.joined:
-                        machine.joined = True
-                        self._queue.put(Joined(machine.host, room, called))
-                    case joining.Started(worker=worker, incarnation=number) if (worker, number) in machine.workers:
-                        self._queue.put(Spawned(worker, number))
-                    case joining.Failed(worker=worker, incarnation=incarnation, detail=detail):
-                        if (worker, incarnation) in machine.workers:
-                            self._queue.put(Lost(worker, incarnation, printable(detail)))
-                    case joining.Departing(detail=detail) if machine.joined and not machine.left:
-                        self._depart(machine, printable(detail))
-                    case joining.Beat():
-                        with self._guarded:
-                            _send(machine.line, joining.Beat())
-                    case joining.Strike(fault=fault) if not called:
-                        self._queue.put(FaultRequested(fault))
-                        _send(machine.line, joining.Goodbye(reason="it will be injected at the next opportunity"))
-                        raise EOFError
-                    case joining.Started():
-                        pass  # cancelled
-                    case _:
-                        raise OSError("unexpected message")
+                self._process(machine, joining.FROM_MACHINE.validate_json(text))
                 if machine.joined:
                     silence.receive(name)
             for _, seconds in silence.silent_too_long(lambda _: "unknown"):
                 raise OSError(f"silent for {seconds:.1f} s")
 
-    def _let_in(self, machine: _Machine, request: joining.JoinRequest, called: str) -> None:
+    def _process(self, machine: _Machine, message: joining.FromMachine) -> None:
+        """Process a message, with the errors of :meth:`_serve`; EOFError if the machine is dismissed."""
+        match message:
+            case joining.JoinRequest() if not machine.called:
+                machine.called = printable(message.called)
+                machine.room = message.workers or self._info.workers_per_replica
+                self._let_in(machine, message)
+            case joining.Settled() if machine.joined:
+                pass  # it has returned
+            case joining.Settled() if machine.room:
+                machine.joined = True
+                self._queue.put(Joined(machine.host, machine.room, machine.called))
+            case joining.Started(worker=worker, incarnation=incarnation):
+                if (worker, incarnation) in machine.workers:  # otherwise it was cancelled
+                    self._queue.put(Spawned(worker, incarnation))
+            case joining.Failed(worker=worker, incarnation=incarnation, detail=detail):
+                if (worker, incarnation) in machine.workers:
+                    self._queue.put(Lost(worker, incarnation, printable(detail)))
+            case joining.Departing(detail=detail) if machine.joined and not machine.left:
+                self._depart(machine, printable(detail))
+            case joining.Beat():
+                with self._guarded:
+                    _send(machine.line, joining.Beat())
+            case joining.Strike(fault=fault) if not machine.called:
+                self._queue.put(FaultRequested(fault))
+                _send(machine.line, joining.Goodbye(reason="it will be injected at the next opportunity"))
+                raise EOFError
+            case _:
+                raise OSError("unexpected message")
+
+    def _let_in(self, machine: _Machine, request: joining.JoinRequest) -> None:
+        called = machine.called
         if request.version != planaria.__version__:
             advice = "install the same on both"
             raise UserError(f"{called} has planaria {request.version}, the run {planaria.__version__}: {advice}")
@@ -222,7 +245,7 @@ class JoinedMachines:
             self._machines[machine.host] = machine
         _send(
             machine.line,
-            joining.Welcome(host=machine.host, setup=self._setup, cwd=str(Path.cwd()), reachable=reachable),
+            joining.Welcome(host=machine.host, setup=self._info.setup, cwd=str(Path.cwd()), reachable=reachable),
         )
 
     def _give_up_returning(self) -> None:
@@ -266,45 +289,22 @@ StartLocalFleet = Callable[[str], Fleet]
 """HOST:PORT of the controller's relay → the run's own workers"""
 
 
-@dataclass(frozen=True)
-class JoinInfo:
-    """Information for machines that join."""
-
-    setup: str
-    """configuration for starting workers, as JSON"""
-    usual: int
-    """workers of one replica"""
-    sign: str
-    """identifies the run's folder"""
-    files: Mapping[str, Path]
-    """folders served to them, by the first part of a file's name"""
-    first: int = 1
-    """number of the first machine that joins; an earlier controller may have used smaller ones"""
-    awaited: str = ""
-    """name of the machine that must join before others"""
-    returning: Mapping[str, Collection[Name]] = field(default_factory=lambda: MappingProxyType({}))
-    """machines that a former controller led → their living workers (name, incarnation)"""
-    return_s: float = 0.0
-    """seconds for their return"""
-
-
 class JoinableFleet:
     """A :class:`planaria.runtime.fleet.base.Elastic` fleet; a worker stays on the machine of its first start."""
 
     def __init__(
-        self, start_local: StartLocalFleet, config: FleetConfig, host: str, key: bytes, terms: JoinInfo, folder: Path
+        self, start_local: StartLocalFleet, config: FleetConfig, host: str, key: bytes, info: JoinInfo, folder: Path
     ) -> None:
-        """Machines find the door in ``folder``, connect to ``host``, prove the ``key``, and receive ``terms``.
+        """Machines find the door in ``folder``, connect to ``host``, prove the ``key``, and receive ``info``.
 
         The door is written before the run's own workers start, so that machines can check whether they see the folder.
         :raises UserError: if ``fleet.port`` is taken or ``host`` is not an address of this machine.
         """
         silence_s = config.heartbeat_s * config.missed_heartbeats
 
-        def joined_machines(queue: NewsQueue, switchboard: Switchboard) -> JoinedMachines:
-            switchboard.on_file_request = FileServer(terms.files).serve
-            limits = terms.usual, config.start_timeout_s, terms.first, terms.awaited, terms.returning, terms.return_s
-            self._machines = JoinedMachines(queue, switchboard, terms.setup, silence_s, *limits)
+        def joined_machines(queue: HostReportQueue, switchboard: Switchboard) -> JoinedMachines:
+            switchboard.on_file_request = FileServer(info.files).serve
+            self._machines = JoinedMachines(queue, switchboard, info, silence_s, config.start_timeout_s)
             self._switchboard = switchboard
             return self._machines
 
@@ -312,13 +312,13 @@ class JoinableFleet:
         self._remote = RemoteFleet(
             host, config.port, key, *beats, joined_machines, config.advertise, config.start_timeout_s
         )
-        self._on_machines = {worker for workers in terms.returning.values() for worker, _ in workers}
+        self._on_machines = {worker for workers in info.returning.values() for worker, _ in workers}
         """workers on joined machines"""
-        for worker, incarnation in sorted(name for workers in terms.returning.values() for name in workers):
+        for worker, incarnation in sorted(name for workers in info.returning.values() for name in workers):
             self._remote.expect_return(worker, incarnation)
         with ExitStack() as unless_all_is_well:
             unless_all_is_well.callback(self._remote.close, patience_s=0.0)
-            self._door = publish_run_address(folder, self._switchboard.address, key, terms.sign)
+            self._door = publish_run_address(folder, self._switchboard.address, key, info.sign)
             unless_all_is_well.callback(self._door.unlink, missing_ok=True)
             self._local = start_local(self._switchboard.inside)
             unless_all_is_well.pop_all()

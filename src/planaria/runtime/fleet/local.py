@@ -72,7 +72,10 @@ class LocalFleet:
         start_s: float = START_S,
     ) -> None:
         """``devices``: one is visible to each worker. ``start_s``: limit for a worker's start."""
-        self._entry, self._preload, self._devices, self._start_s = entry, preload, devices, start_s
+        self._entry = entry
+        self._preload = preload
+        self._devices = devices
+        self._start_s = start_s
         self._silence: HeartbeatMonitor[_Process] = HeartbeatMonitor(heartbeat_s, missed_heartbeats, start_s=start_s)
         self._spawner = spawner()
         self._spawner.prepare(preload)
@@ -197,10 +200,11 @@ class _LocalHost:
         return self.config.host
 
     def fleet(self, work: FleetWork) -> Fleet:
-        result = devices_here(work.needs, work.workers).devices
+        devices = devices_here(work.needs, work.workers).devices
         config = self.config
-        beats = config.heartbeat_s, config.missed_heartbeats
-        return LocalFleet(work.entry, work.preload, *beats, result, config.start_timeout_s)
+        return LocalFleet(
+            work.entry, work.preload, config.heartbeat_s, config.missed_heartbeats, devices, config.start_timeout_s
+        )
 
 
 def devices_here(needs: DeviceNeeds, workers: int) -> Inventory:

@@ -31,7 +31,10 @@ class MovingLine:
         """:param line: to the present controller, at the first of ``addresses`` (HOST:PORT)
         :param patience_s: seconds after which the run counts as over
         """
-        self._line, self._dial, self._addresses, self._patience_s = line, dial, addresses, patience_s
+        self._line = line
+        self._dial = dial
+        self._addresses = addresses
+        self._patience_s = patience_s
         self._moved = threading.Condition()
         self._over = False
         self.address = addresses[0]

@@ -1,6 +1,6 @@
-"""Placement of a run's workers on machines that come and go: seats, and a process pool on each node with seats.
+"""Placement of a run's workers on machines that come and go: bundles, and a process pool on each node with bundles.
 
-:class:`SeatReserver` reserves seats and opens process pools; Ray is one (``runtime/fleet/ray.py``).
+:class:`BundleReserver` reserves bundles and opens process pools; Ray is one (``runtime/fleet/ray.py``).
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from typing import Any, Protocol
 
 from planaria.common.errors import UserError
 from planaria.runtime.fleet.base import Leaving
+from planaria.runtime.fleet.bundles import Bundle, Bundles
 from planaria.runtime.fleet.cluster_errors import cannot_serve, require_files, require_suitable, why
 from planaria.runtime.fleet.devices import ON_CPUS, DeviceNeeds
 from planaria.runtime.fleet.process_pool import NodeFacts
-from planaria.runtime.fleet.remote import Lost, NewsQueue, Spawned
-from planaria.runtime.fleet.seats import Seat, Seats
+from planaria.runtime.fleet.remote import HostReportQueue, Lost, Spawned
 
 LOOK_S = 1.0
-"""seconds between checks of the seats' nodes, and of a node's draining"""
+"""seconds between checks of the bundles' nodes, and of a node's draining"""
 _WAIT_S = 600.0
 """seconds that a worker's start may wait for room, since machines may have to be rented"""
 _FETCH_S = 6 * 3600.0
 """seconds for the first nodes to fetch the run's files; each piece has its own deadline (``files.py``)"""
 _IDLE_S = 60.0
-"""seconds after which an unused extra seat is returned"""
+"""seconds after which an unused extra bundle is returned"""
 _CLOSE_S = 2.0
 
 Name = tuple[str, int]
 """worker, incarnation"""
 
 
-class SeatReserver(Protocol):
-    """Reserves seats and opens process pools. Methods are called by one thread at a time, ``ask`` by any."""
+class BundleReserver(Protocol):
+    """Reserves bundles and opens process pools. Methods are called by one thread at a time, ``ask`` by any."""
 
     errors: tuple[type[Exception], ...]
     """raised when it cannot answer, or not now"""
 
-    def reserve(self, seats: int) -> int:
-        """Reserve a group of seats spread over the nodes, and return its number; room may be found later or never."""
+    def reserve(self, bundles: int) -> int:
+        """Reserve a group of bundles spread over the nodes, and return its number; room may be found later or never."""
 
     def where(self) -> Mapping[int, Mapping[int, str | None]]:
-        """Return group → seat → its node, None while there is no room."""
+        """Return group → number of a bundle → its node, None while there is no room."""
 
     def give_back(self, group: int) -> None: ...
 
-    def device(self, seat: Seat, node: str) -> Future[str] | None:
-        """Return the device reserved with a seat; None if none is needed. Fails like ``ask``."""
+    def device(self, bundle: Bundle, node: str) -> Future[str] | None:
+        """Return the device reserved with a bundle; None if none is needed. Fails like ``ask``."""
 
     def open(self, node: str) -> Any:
         """Open a node's process pool (:class:`planaria.runtime.fleet.process_pool.ProcessPool`)."""
@@ -62,7 +62,7 @@ class SeatReserver(Protocol):
 
     def kill(self, pool: Any) -> None: ...
 
-    def called(self, node: str) -> str:
+    def display_name(self, node: str) -> str:
         """Return a node's name for users."""
 
 
@@ -73,30 +73,32 @@ class _Request:
 
 
 class Placement:
-    """Seats and process pools of one run. All but ``signal`` runs as jobs in one thread."""
+    """Bundles and process pools of one run. All but ``signal`` runs as jobs in one thread."""
 
-    def __init__(self, machines: SeatReserver, queue: NewsQueue, needs: DeviceNeeds = ON_CPUS) -> None:
-        """Start with the seats that ``machines`` has reserved."""
-        self._machines, self._queue, self._needs = machines, queue, needs
-        self._seats = Seats()
+    def __init__(self, machines: BundleReserver, queue: HostReportQueue, needs: DeviceNeeds = ON_CPUS) -> None:
+        """Start with the bundles that ``machines`` has reserved."""
+        self._machines = machines
+        self._queue = queue
+        self._needs = needs
+        self._bundles = Bundles()
         self._nodes: dict[str, Any] = {}
         """node → its process pool"""
-        self._seated: dict[Name, tuple[Seat, str]] = {}
+        self._assigned: dict[Name, tuple[Bundle, str]] = {}
         self._homes: dict[Name, str] = {}
         """also of incarnations that count as dead"""
         self._waiting: list[_Request] = []
-        self._silent: list[Seat] = []
-        """resting seats whose process pools did not answer"""
+        self._silent: list[Bundle] = []
+        """resting bundles whose process pools did not answer"""
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="places", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="placement", daemon=True)
 
     def prepare(self, patience_s: float) -> None:
-        """Open a process pool on every node with seats, let each fetch the run's files, then start the thread.
+        """Open a process pool on every node with bundles, let each fetch the run's files, then start the thread.
 
         :raises UserError: if a node is unsuitable, or cannot get the files.
         """
-        self._find_seats()
-        for node in self._seats.nodes():
+        self._update_bundles()
+        for node in self._bundles.nodes():
             self._open(node)
         for node, value in self._answers("facts", patience_s):
             require_suitable(node, value, self._needs)
@@ -107,10 +109,10 @@ class Placement:
     # ---- called by the controller's thread
 
     def start(self, worker: str, incarnation: int) -> None:
-        self._jobs.put(partial(self._seat, _Request((worker, incarnation))))
+        self._jobs.put(partial(self._assign, _Request((worker, incarnation))))
 
     def give_back(self, worker: str, incarnation: int) -> None:
-        self._jobs.put(partial(self._unseat, (worker, incarnation)))
+        self._jobs.put(partial(self._release, (worker, incarnation)))
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
         pool = self._nodes.get(self._homes.get((worker, incarnation), ""))
@@ -141,8 +143,8 @@ class Placement:
 
     def _open(self, node: str) -> Any:
         pool = self._nodes[node] = self._machines.open(node)
-        self._ask(pool, "until_drained", then=partial(self._ended, node, pool))
-        self._ask(pool, "facts", then=partial(self._judge, node, pool))
+        self._ask(pool, "until_drained", then=partial(self._end_watch, node, pool))
+        self._ask(pool, "facts", then=partial(self._check_node, node, pool))
         return pool
 
     def _answers(self, method: str, patience_s: float) -> Iterator[tuple[str, Any]]:
@@ -151,90 +153,92 @@ class Placement:
         errors: tuple[type[Exception], ...] = (*self._machines.errors, TimeoutError)
         for node, answer in answers.items():
             try:
-                yield self._machines.called(node), answer.result(patience_s)
+                yield self._machines.display_name(node), answer.result(patience_s)
             except errors as error:
-                raise cannot_serve(self._machines.called(node), error) from None
+                raise cannot_serve(self._machines.display_name(node), error) from None
 
     def _ask(self, pool: Any, method: str, *arguments: object, then: Callable[[Future[Any]], None]) -> None:
         """Call a process pool's method, and run ``then`` as a job afterwards."""
         answer = self._machines.ask(pool, method, *arguments)
         answer.add_done_callback(lambda future: self._jobs.put(partial(then, future)))
 
-    def _seat(self, request: _Request) -> None:
-        """Start a worker on a free seat, or let it wait for one."""
-        result = self._seats.take()
-        if result is None:
+    def _assign(self, request: _Request) -> None:
+        """Start a worker on a free bundle, or let it wait for one."""
+        free = self._bundles.take()
+        if free is None:
             self._waiting.append(request)
             return
-        self._seated[request.name], node = result, result[1]
+        bundle, node = free
+        self._assigned[request.name] = free
         self._homes[request.name] = node
-        given = self._machines.device(*result)
-        if given is None:
-            self._start(request, result[0], node)
-        else:
-            given.add_done_callback(lambda future: self._jobs.put(partial(self._given, request, *result, future)))
+        device = self._machines.device(bundle, node)
+        if device is None:
+            self._start(request, bundle, node)
+            return
+        start = partial(self._start_on_device, request, bundle, node)
+        device.add_done_callback(lambda future: self._jobs.put(partial(start, future)))
 
-    def _given(self, request: _Request, seat: Seat, node: str, future: Future[str]) -> None:
-        """Start a worker once its seat's device is known."""
+    def _start_on_device(self, request: _Request, bundle: Bundle, node: str, future: Future[str]) -> None:
+        """Start a worker once its bundle's device is known."""
         if future.exception() is not None:
-            self._begun(request, seat, future)
-        elif self._seated.get(request.name, (None, ""))[0] == seat:
-            self._start(request, seat, node, future.result())
+            self._record_start(request, bundle, future)
+        elif self._assigned.get(request.name, (None, ""))[0] == bundle:
+            self._start(request, bundle, node, future.result())
 
-    def _start(self, request: _Request, seat: Seat, node: str, *device: str) -> None:
+    def _start(self, request: _Request, bundle: Bundle, node: str, *device: str) -> None:
         pool = self._nodes.get(node) or self._open(node)
-        self._ask(pool, "start", *request.name, *device, then=partial(self._begun, request, seat))
+        self._ask(pool, "start", *request.name, *device, then=partial(self._record_start, request, bundle))
 
-    def _begun(self, request: _Request, seat: Seat, future: Future[Any]) -> None:
-        if self._seated.get(request.name, (None, ""))[0] != seat:
+    def _record_start(self, request: _Request, bundle: Bundle, future: Future[Any]) -> None:
+        if self._assigned.get(request.name, (None, ""))[0] != bundle:
             return  # cancelled
         if future.exception() is None:
             self._queue.put(Spawned(*request.name))
         else:  # the process pool is dead, and perhaps its node
-            self._unseat(request.name)
+            self._release(request.name)
             self._waiting.append(request)
 
-    def _unseat(self, name: Name) -> None:
-        """Free a worker's seat once its node answers, or the seat has moved."""
+    def _release(self, name: Name) -> None:
+        """Free a worker's bundle once its node answers, or the bundle has moved."""
         self._waiting = [request for request in self._waiting if request.name != name]
-        seat, node = self._seated.pop(name, (None, ""))
-        if seat is not None:
-            self._seats.rest(seat)
-            self._probe(seat, node)
+        bundle, node = self._assigned.pop(name, (None, ""))
+        if bundle is not None:
+            self._bundles.rest(bundle)
+            self._probe(bundle, node)
 
-    def _probe(self, seat: Seat, node: str) -> None:
+    def _probe(self, bundle: Bundle, node: str) -> None:
         pool = self._nodes.get(node) or self._open(node)
-        self._ask(pool, "ping", then=partial(self._answered, seat))
+        self._ask(pool, "ping", then=partial(self._answered, bundle))
 
-    def _answered(self, seat: Seat, future: Future[None]) -> None:
+    def _answered(self, bundle: Bundle, future: Future[None]) -> None:
         if future.exception() is None:
-            self._seats.free(seat)
-            self._seat_waiting()
+            self._bundles.free(bundle)
+            self._assign_waiting()
         else:
-            self._silent.append(seat)  # probed again at the next look
+            self._silent.append(bundle)  # probed again at the next look
 
-    def _seat_waiting(self) -> None:
+    def _assign_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for request in waiting:
-            self._seat(request)
+            self._assign(request)
 
-    def _judge(self, node: str, pool: Any, future: Future[NodeFacts | str]) -> None:
+    def _check_node(self, node: str, pool: Any, future: Future[NodeFacts | str]) -> None:
         """Close a new process pool on an unsuitable node: first by its facts, then by its files."""
         if future.exception() is not None:
             return  # workers that should start there wait for another
-        called, result = self._machines.called(node), future.result()
+        name, answer = self._machines.display_name(node), future.result()
         try:
-            if isinstance(result, NodeFacts):
-                require_suitable(called, result, self._needs)
-                self._ask(pool, "settle", then=partial(self._judge, node, pool))
+            if isinstance(answer, NodeFacts):
+                require_suitable(name, answer, self._needs)
+                self._ask(pool, "settle", then=partial(self._check_node, node, pool))
             else:
-                require_files(called, result)
+                require_files(name, answer)
         except UserError as error:
-            self._seats.shunned.add(node)
+            self._bundles.avoided_nodes.add(node)
             self._lose_all(node, str(error))
             self._machines.kill(pool)
 
-    def _ended(self, node: str, pool: Any, future: Future[int]) -> None:
+    def _end_watch(self, node: str, pool: Any, future: Future[int]) -> None:
         """Handle the end of a pool's watch: its node drains, or it is dead."""
         if self._nodes.get(node) is not pool:
             return
@@ -242,47 +246,47 @@ class Placement:
         if error is not None:  # may be a network failure only
             self._ask(pool, "ping", then=partial(self._confirm_loss, node, pool, error))
         else:
-            left = future.result() / 1e3 - time.time()
-            lost = f", gone in {left:.0f} s" if left > 0 else ""
-            self._seats.shunned.add(node)
-            for name in self._seated_at(node):
-                self._queue.put(Leaving(*name, f"node {self._machines.called(node)} is draining{lost}"))
+            remaining_s = future.result() / 1e3 - time.time()
+            deadline = f", gone in {remaining_s:.0f} s" if remaining_s > 0 else ""
+            self._bundles.avoided_nodes.add(node)
+            for name in self._workers_at(node):
+                self._queue.put(Leaving(*name, f"node {self._machines.display_name(node)} is draining{deadline}"))
 
     def _confirm_loss(self, node: str, pool: Any, error: BaseException, second: Future[None]) -> None:
         if self._nodes.get(node) is not pool:
             return
         if second.exception() is None:
-            self._ask(pool, "until_drained", then=partial(self._ended, node, pool))
+            self._ask(pool, "until_drained", then=partial(self._end_watch, node, pool))
         else:
             del self._nodes[node]
-            self._lose_all(node, f"node {self._machines.called(node)}: {why(error)}")
+            self._lose_all(node, f"node {self._machines.display_name(node)}: {why(error)}")
 
     def _lose_all(self, node: str, detail: str) -> None:
-        for name in self._seated_at(node):
+        for name in self._workers_at(node):
             self._queue.put(Lost(*name, detail))
 
-    def _seated_at(self, node: str) -> list[Name]:
-        return [name for name, (_, where) in self._seated.items() if where == node]
+    def _workers_at(self, node: str) -> list[Name]:
+        return [name for name, (_, home) in self._assigned.items() if home == node]
 
     def _look(self) -> None:
         """Check for changes that no call reports."""
-        self._find_seats()
+        self._update_bundles()
         silent, self._silent = self._silent, []
-        for seat in silent:
-            if (node := self._seats.resting_at(seat)) is not None:
-                self._probe(seat, node)
-        self._seat_waiting()
-        for _ in range(len(self._waiting) - self._seats.to_come()):
+        for bundle in silent:
+            if (node := self._bundles.resting_at(bundle)) is not None:
+                self._probe(bundle, node)
+        self._assign_waiting()
+        for _ in range(len(self._waiting) - self._bundles.to_come()):
             self._machines.reserve(1)
         now = time.monotonic()
         for request in [request for request in self._waiting if now - request.since > _WAIT_S]:
             self._waiting.remove(request)
             self._queue.put(Lost(*request.name, f"the cluster had no room for it within {_WAIT_S:g} s"))
         if not self._waiting:
-            for number in self._seats.idle(_IDLE_S):
+            for number in self._bundles.idle(_IDLE_S):
                 self._machines.give_back(number)
-                self._seats.forget(number)
+                self._bundles.forget(number)
 
-    def _find_seats(self) -> None:
+    def _update_bundles(self) -> None:
         for number, nodes in self._machines.where().items():
-            self._seats.placed(number, nodes)
+            self._bundles.placed(number, nodes)

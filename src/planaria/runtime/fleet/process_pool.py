@@ -135,8 +135,9 @@ class ProcessPool:
             others = tuple(at for at in orders.standbys if at != self.address)
             controllers = _Controllers((self.address, *others), orders.key, orders.orphan_s, orders.silence_s)
             run = partial(_enter, controllers, workplace.entry, device, worker, incarnation)
-            called, cwd, limit = f"planaria {worker}.{incarnation}", workplace.cwd, orders.start_s
-            child = self._spawner.spawn(called, run, orders.preload, cwd=cwd, start_s=limit)
+            child = self._spawner.spawn(
+                f"planaria {worker}.{incarnation}", run, orders.preload, cwd=workplace.cwd, start_s=orders.start_s
+            )
             self._children[worker, incarnation], self._homes[worker, incarnation] = child, device
         return child.started()
 

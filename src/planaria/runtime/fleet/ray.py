@@ -24,6 +24,7 @@ from planaria.common.signals import STOPS
 from planaria.config import consent
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import FleetWork
+from planaria.runtime.fleet.bundles import Bundle
 from planaria.runtime.fleet.cluster_errors import explain, no_room, reach
 from planaria.runtime.fleet.control_connections import Switchboard
 from planaria.runtime.fleet.devices import VISIBLE
@@ -31,8 +32,7 @@ from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.placement import LOOK_S, Placement
 from planaria.runtime.fleet.process import die_with_parent
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
-from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
-from planaria.runtime.fleet.seats import Seat
+from planaria.runtime.fleet.remote import HostReportQueue, RemoteFleet
 
 try:
     import ray
@@ -133,7 +133,7 @@ class RayFleet(RemoteFleet):
     def __init__(self, host: str, config: FleetConfig, work: FleetWork) -> None:
         """Start the process pools; UserError if a node is unsuitable, or the cluster too small."""
 
-        def places(queue: NewsQueue, board: Switchboard) -> Placement:
+        def make_placement(queue: HostReportQueue, board: Switchboard) -> Placement:
             board.on_file_request = FileServer(work.files).serve
             orders = PoolConfiguration(
                 work.settle, work.preload, board.address, board.key, work.needs,
@@ -146,7 +146,7 @@ class RayFleet(RemoteFleet):
             return placement
 
         beats = config.heartbeat_s, config.missed_heartbeats
-        super().__init__(host, 0, work.key, *beats, places, start_s=config.start_timeout_s)
+        super().__init__(host, 0, work.key, *beats, make_placement, start_s=config.start_timeout_s)
 
 
 def worker_resources(config: FleetConfig, cuda: bool) -> dict[str, float]:
@@ -172,49 +172,51 @@ class _DrainAware(ProcessPool):
 
 
 class _Ray:
-    """Ray as :class:`planaria.runtime.fleet.placement.SeatReserver`: placement groups and actors."""
+    """Ray as :class:`planaria.runtime.fleet.placement.BundleReserver`: placement groups and actors."""
 
     errors: tuple[type[Exception], ...] = (RayError,)
 
-    def __init__(self, orders: PoolConfiguration, workers: int, bundle: dict[str, float]) -> None:
-        """Reserve seats for the workers, each with this ``bundle`` of resources; UserError if there is no room."""
-        self._orders, self._bundle = orders, bundle
-        self._devices: dict[tuple[Seat, str], Future[str]] = {}
-        """by seat and its node at that time"""
+    def __init__(self, orders: PoolConfiguration, workers: int, resources: dict[str, float]) -> None:
+        """Reserve a bundle of these ``resources`` for each worker; UserError if there is no room."""
+        self._orders, self._resources = orders, resources
+        self._devices: dict[tuple[Bundle, str], Future[str]] = {}
+        """by bundle and its node at that time"""
         self._groups: dict[int, PlacementGroup] = {}
         self._numbers = count()
         if not self._groups[self.reserve(workers)].wait(_ROOM_S):
-            raise UserError(no_room(workers, bundle, ray.cluster_resources(), ray.available_resources()))
+            raise UserError(no_room(workers, resources, ray.cluster_resources(), ray.available_resources()))
 
-    def reserve(self, seats: int) -> int:
+    def reserve(self, bundles: int) -> int:
         number = next(self._numbers)
-        self._groups[number] = placement_group([self._bundle] * seats, strategy="SPREAD")
+        self._groups[number] = placement_group([self._resources] * bundles, strategy="SPREAD")
         return number
 
     def where(self) -> Mapping[int, Mapping[int, str | None]]:
         tables = {number: placement_group_table(group) for number, group in self._groups.items()}
-        return {n: {seat: node or None for seat, node in t["bundles_to_node_id"].items()} for n, t in tables.items()}
+        return {n: {index: node or None for index, node in t["bundles_to_node_id"].items()} for n, t in tables.items()}
 
     def give_back(self, group: int) -> None:
         remove_placement_group(self._groups.pop(group))
 
-    def device(self, seat: Seat, node: str) -> Future[str] | None:
+    def device(self, bundle: Bundle, node: str) -> Future[str] | None:
         """A bundle keeps its GPU while it is on a node; a task in it reads which one."""
-        if "GPU" not in self._bundle:
+        if "GPU" not in self._resources:
             return None
-        known = self._devices.get((seat, node))
-        if known is None or (known.done() and known.exception() is not None):
-            where = PlacementGroupSchedulingStrategy(self._groups[seat.group], placement_group_bundle_index=seat.bundle)
-            options = {"num_cpus": 0, "num_gpus": self._bundle["GPU"], "max_retries": 0, "scheduling_strategy": where}
-            known = cast("Future[str]", ray.remote(_given).options(**options).remote().future())
-            self._devices[seat, node] = known
-        return known
+        device = self._devices.get((bundle, node))
+        if device is None or (device.done() and device.exception() is not None):
+            group = self._groups[bundle.group]
+            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle.number)
+            gpus = self._resources["GPU"]
+            options = {"num_cpus": 0, "num_gpus": gpus, "max_retries": 0, "scheduling_strategy": where}
+            device = cast("Future[str]", ray.remote(_assigned_device).options(**options).remote().future())
+            self._devices[bundle, node] = device
+        return device
 
     def open(self, node: str) -> Any:
         """Start an actor on the node, without restarts: the controller decides where workers restart."""
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": _CALLS}
-        if "GPU" in self._bundle:
+        if "GPU" in self._resources:
             options["runtime_env"] = {"env_vars": _ALL_DEVICES}
         options["scheduling_strategy"] = where
         return ray.remote(_DrainAware).options(**options).remote(replace(self._orders, machine=node[:8]))
@@ -225,12 +227,12 @@ class _Ray:
     def kill(self, pool: Any) -> None:
         ray.kill(pool)
 
-    def called(self, node: str) -> str:
+    def display_name(self, node: str) -> str:
         """Return its address, and the start of Ray's id."""
         address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node), "unknown")
         return f"{address} ({node[:8]})"
 
 
-def _given() -> str:
+def _assigned_device() -> str:
     """Return the device that Ray assigned to the calling task; empty if it assigns none."""
     return os.environ.get(VISIBLE, "")

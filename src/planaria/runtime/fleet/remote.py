@@ -33,7 +33,7 @@ class Hosts(Protocol):
     """Starts and ends processes on other machines. Only ``close`` may block."""
 
     def start(self, worker: str, incarnation: int) -> None:
-        """Start a worker; the outcome is reported to :class:`NewsQueue`."""
+        """Start a worker; the outcome is reported to :class:`HostReportQueue`."""
 
     def give_back(self, worker: str, incarnation: int) -> None:
         """Release the slot of an incarnation that counts as dead."""
@@ -68,7 +68,9 @@ class Unreturned:
     incarnation: int
 
 
-News = Spawned | Lost | Unreturned | Leaving | Joined | Left | FaultRequested | tuple[ConnectingPeer, ControlConnection]
+HostReport = (
+    Spawned | Lost | Unreturned | Leaving | Joined | Left | FaultRequested | tuple[ConnectingPeer, ControlConnection]
+)
 """from a host, or a worker's new connection"""
 
 
@@ -86,31 +88,31 @@ class _Worker:
 
 
 @dataclass
-class NewsQueue:
-    """Queue of news from other threads for the controller's next ``poll``."""
+class HostReportQueue:
+    """Queue of reports from other threads for the controller's next ``poll``."""
 
-    _news: SimpleQueue[News] = field(default_factory=SimpleQueue)
+    _reports: SimpleQueue[HostReport] = field(default_factory=SimpleQueue)
 
     def __post_init__(self) -> None:
         self.wakeup, self._waker = socket.socketpair()
         self.wakeup.setblocking(False)
         self._waker.setblocking(False)
 
-    def put(self, news: News) -> None:
-        """Add news and wake the controller."""
-        self._news.put(news)
+    def put(self, report: HostReport) -> None:
+        """Add a report and wake the controller."""
+        self._reports.put(report)
         with contextlib.suppress(OSError):  # already awake, or closed
             self._waker.send(b"!")
 
-    def take(self) -> list[News]:
-        """Return and remove all news."""
-        news: list[News] = []
+    def take(self) -> list[HostReport]:
+        """Return and remove all reports."""
+        reports: list[HostReport] = []
         with contextlib.suppress(BlockingIOError):
             self.wakeup.recv(1 << 12)
         with contextlib.suppress(Empty):
             while True:
-                news.append(self._news.get_nowait())
-        return news
+                reports.append(self._reports.get_nowait())
+        return reports
 
     def close(self) -> None:
         self.wakeup.close()
@@ -127,7 +129,7 @@ class RemoteFleet:
         key: bytes,
         heartbeat_s: float,
         missed_heartbeats: int,
-        hosts: Callable[[NewsQueue, Switchboard], Hosts],
+        hosts: Callable[[HostReportQueue, Switchboard], Hosts],
         advertise: str = "",
         start_s: float = START_S,
     ) -> None:
@@ -137,7 +139,7 @@ class RemoteFleet:
         :raises UserError: if the port is taken or ``host`` is not an address of this machine.
         """
         self._silence: HeartbeatMonitor[_Worker] = HeartbeatMonitor(heartbeat_s, missed_heartbeats, start_s=start_s)
-        self._queue = NewsQueue()
+        self._queue = HostReportQueue()
         self._switchboard = Switchboard(
             host, port, key, MAX_REPORT_BYTES, lambda *call: self._queue.put(call), advertise
         )
@@ -182,8 +184,8 @@ class RemoteFleet:
         wait([self._queue.wakeup, *lines], timeout_s)  # type: ignore[list-item]
         self._silence.look(timeout_s)
         ready = wait([self._queue.wakeup, *lines], 0.0)  # type: ignore[list-item]
-        for news in self._queue.take():
-            notices += self._process(news)
+        for report in self._queue.take():
+            notices += self._process(report)
         for line in ready:
             if line is not self._queue.wakeup:
                 notices += self._read(lines[line])  # type: ignore[index]
@@ -191,20 +193,20 @@ class RemoteFleet:
             notices += self._lose(worker, WorkerEnded(*_name(worker), "heartbeat", f"silent for {seconds:.2f} s"))
         return notices
 
-    def _process(self, news: News) -> list[Notice]:
-        match news:
+    def _process(self, report: HostReport) -> list[Notice]:
+        match report:
             case Leaving() | Joined() | Left() | FaultRequested():
-                return [news]
+                return [report]
             case Spawned():
-                spawned = self._find(news.worker, news.incarnation)
+                spawned = self._find(report.worker, report.incarnation)
                 if spawned is not None and spawned.last_seen is None:
                     self._await(spawned)
             case Lost():
-                lost = self._find(news.worker, news.incarnation)
+                lost = self._find(report.worker, report.incarnation)
                 if lost is not None:
-                    return self._lose(lost, WorkerEnded(*_name(lost), "exit", news.detail))
+                    return self._lose(lost, WorkerEnded(*_name(lost), "exit", report.detail))
             case Unreturned():
-                late = self._find(news.worker, news.incarnation)
+                late = self._find(report.worker, report.incarnation)
                 if late is not None and late.line is None:
                     return self._lose(late, WorkerEnded(*_name(late), "connection", "did not return"))
             case caller, line:

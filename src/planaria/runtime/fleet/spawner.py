@@ -192,7 +192,7 @@ def _forked(door: socket.socket, preload: frozenset[str]) -> WorkerProcess:
 
 
 def _as_child(pid: int) -> WorkerProcess:
-    server = WorkerProcess("planaria births")
+    server = WorkerProcess("planaria forks")
     server.settle(pid)
     return server
 

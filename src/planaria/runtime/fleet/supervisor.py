@@ -165,7 +165,7 @@ class WorkerSupervisor:
 
     def __init__(self, config: SupervisorConfig, fleet: Fleet | None = None) -> None:
         """:param fleet: the workers; by default processes of this machine."""
-        self._work = config
+        self._config = config
         self._fleet: Fleet = fleet or LocalFleet(
             config.entry, config.preload, config.heartbeat_s, config.missed_heartbeats, config.devices, config.start_s
         )
@@ -192,7 +192,7 @@ class WorkerSupervisor:
     def run(self) -> None:
         """Relay until the run is over, or no controller leads for ``orphan_s``."""
         try:
-            while not self._over and (self._leader or time.monotonic() - self._led < self._work.orphan_s):
+            while not self._over and (self._leader or time.monotonic() - self._led < self._config.orphan_s):
                 lines = [*self._greeting, *([self._leader] if self._leader else [])]
                 ready = wait([self._listener, *lines, *self._fleet.waitables()], LOOK_S)
                 for notice in self._fleet.poll(0.0):
@@ -208,7 +208,7 @@ class WorkerSupervisor:
                 self._close_silent()
         finally:
             if self._is_ours():
-                (self._work.folder / SOCKET).unlink(missing_ok=True)
+                (self._config.folder / SOCKET).unlink(missing_ok=True)
             self._fleet.close()
             for line in [*self._greeting]:
                 line.close()
@@ -218,7 +218,7 @@ class WorkerSupervisor:
     def _is_ours(self) -> bool:
         """Return whether the socket in the run's folder is still this supervisor's."""
         with suppress(OSError):
-            return (self._work.folder / SOCKET).stat().st_ino == self._inode
+            return (self._config.folder / SOCKET).stat().st_ino == self._inode
         return False
 
     def _pass_on(self, notice: Notice) -> None:
@@ -352,8 +352,10 @@ class WorkerSupervisor:
             with suppress(OSError):
                 self._leader.send_bytes(Deposed(term=hello.term).model_dump_json().encode())
             self._lose_leader()
-        self._leader, self._leader_reads, self._term = line, True, hello.term
-        self._send(Welcome(shared=self._work.shared, sent={w: list(texts) for w, texts in self._orders.items()}))
+        self._leader = line
+        self._leader_reads = True
+        self._term = hello.term
+        self._send(Welcome(shared=self._config.shared, sent={w: list(texts) for w, texts in self._orders.items()}))
         self._flushed = hello.received
         self._flush()
 
@@ -372,12 +374,12 @@ def _listen(folder: Path) -> socket.socket:
     return listener
 
 
-def main(work: SupervisorConfig, handle: int) -> None:
+def main(config: SupervisorConfig, handle: int) -> None:
     """Entry point of the supervisor, a fork that has imported what workers need; reports once it listens."""
     outlive_parent()
     expect_fork()
-    fork_server(work.preload)
+    fork_server(config.preload)
     with Connection(handle) as line:
-        supervisor = WorkerSupervisor(work)
+        supervisor = WorkerSupervisor(config)
         line.send_bytes(b"ready")
     supervisor.run()

@@ -37,15 +37,15 @@ def costs_of_copies(run: ResolvedRun) -> list[tuple[Copy, CopyCost]]:
 
 def copies_held(run: ResolvedRun) -> dict[int, int]:
     """Return the bytes that the worker of each stage holds for copies, its own and others'; without replicas."""
-    held: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
     model, stages = run.config.model, run.config.pipeline.stages
     for copy, cost in costs_of_copies(run) if run.config.exchange.replicas == 1 else ():
-        held[copy.host] += cost.host_memory
+        sizes[copy.host] += cost.host_memory
         for stage in copy.sources:
-            held[stage] += cost.own_memory
+            sizes[stage] += cost.own_memory
             if cost.module:
-                held[copy.host] += frozen_parameters(model, stages, stage)[1]
-    return held
+                sizes[copy.host] += frozen_parameters(model, stages, stage)[1]
+    return sizes
 
 
 def shadowed_stages(run: ResolvedRun) -> dict[int, tuple[int, ...]]:

@@ -58,7 +58,7 @@ def divide(layers: Sequence[LayerCost], stages: int, ends: float, machines: Sequ
 
 
 def _lowest(limits: Sequence[float], feasible: Callable[[float], T | None]) -> T | None:
-    """Return what is feasible within the lowest possible one of the ascending ``limits``; None if nothing is."""
+    """Return the result under the lowest feasible one of the ascending ``limits``; None if none is feasible."""
     index = bisect_left(limits, True, key=lambda limit: feasible(limit) is not None)
     return feasible(limits[index]) if index < len(limits) else None
 
@@ -96,8 +96,8 @@ def _covered(
         for used, bounds in reached.items():
             for n in set(range(len(machines))) - used:
                 bound = min(_reach(bounds[-1], machines[n], limit_s, layers), len(layers) - (stages - done))
-                known = following.get(used | {n})
-                if bound > bounds[-1] and (known is None or bound > known[-1]):
+                best = following.get(used | {n})
+                if bound > bounds[-1] and (best is None or bound > best[-1]):
                     following[used | {n}] = (*bounds, bound)
         reached = following
     for used, bounds in sorted(reached.items(), key=lambda item: sorted(item[0])):

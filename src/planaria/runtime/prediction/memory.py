@@ -56,8 +56,8 @@ class StageMemory(NamedTuple):
     @property
     def tensors(self) -> int:
         """Peak of all tensors."""
-        own = self.state + self.kept + self.working
-        return own + self.start if self.stacked else max(own, self.start)
+        training = self.state + self.kept + self.working
+        return training + self.start if self.stacked else max(training, self.start)
 
     @property
     def peak(self) -> int:
@@ -81,8 +81,8 @@ def stage_memory(config: RunConfig, device_bytes: int = 0) -> tuple[StageMemory,
         recompute=train.recompute is True,
         masked=config.data.document_mask,
     )
-    held = in_flight(pipeline, pipeline.microbatches)
-    losses = held if pipeline.order == "gpipe" else 1
+    microbatches = in_flight(pipeline, pipeline.microbatches)
+    losses = microbatches if pipeline.order == "gpipe" else 1
     transit = DEPTH * sum(message_bytes(model, pipeline))
     stages = range(pipeline.stages + 1)
     needed = [
@@ -97,12 +97,10 @@ def stage_memory(config: RunConfig, device_bytes: int = 0) -> tuple[StageMemory,
     weights += frozen_parameters(model, pipeline.stages, 1)[1]
     start = weights + first.kept + first.working
     results = [
-        StageMemory(size, held * pass_bytes.kept + losses * pass_bytes.loss, pass_bytes.working + transit, start)
-        for size, pass_bytes in zip(states, needed, strict=True)
+        StageMemory(state, microbatches * each.kept + losses * each.loss, each.working + transit, start)
+        for state, each in zip(states, needed, strict=True)
     ]
-    return (
-        tuple(results) if device_bytes else tuple(_on_cpu(config, results, [pass_bytes.kept for pass_bytes in needed]))
-    )
+    return tuple(results if device_bytes else _on_cpu(config, results, [each.kept for each in needed]))
 
 
 def _on_cpu(config: RunConfig, items: Sequence[StageMemory], kept: Sequence[int]) -> Iterator[StageMemory]:
@@ -200,8 +198,8 @@ def combined_peak(config: RunConfig, memory: Sequence[StageMemory], crowd: int) 
     """Return the peak of ``crowd`` workers on one device, or of all stages in one process."""
     replicas = config.exchange.max_replicas or config.exchange.replicas
     if config.engine == "inline" and config.train.device == "cpu":
-        own = sum(one.state + one.kept + one.working for one in memory)
-        return int(HEAP * replicas * own) + memory[0].process
+        tensors = sum(one.state + one.kept + one.working for one in memory)
+        return int(HEAP * replicas * tensors) + memory[0].process
     shared = 0 if config.train.device == "cuda" else SHARED
     return _together(memory, crowd, replicas) - (crowd - 1) * shared
 
@@ -263,7 +261,7 @@ def _together(memory: Sequence[StageMemory], crowd: int, replicas: int) -> int:
 
 
 def _line(choice: RunConfig, config: RunConfig) -> str:
-    """Return what was chosen; "" if nothing was."""
+    """Return a line with the chosen settings; empty if the recipe gives all."""
     chosen = []
     if choice.pipeline.in_flight != config.pipeline.in_flight:
         chosen.append(f"pipeline.in_flight = {choice.pipeline.in_flight}")
@@ -283,14 +281,14 @@ def _refusal(config: RunConfig, room: int, crowd: int, memory: Sequence[StageMem
 
 def _fix(config: RunConfig, memory: Sequence[StageMemory]) -> str:
     """Return the setting that saves most."""
-    given, model = config.pipeline.in_flight, config.model
+    limit, model = config.pipeline.in_flight, config.model
     largest = max(memory, key=lambda one: one.tensors)
     if largest.state > largest.kept:
         adapters = model.family == "transformers" and not model.lora.rank
         smaller = "train adapters only (model.lora.rank)" if adapters else "choose a smaller model"
         return f"{smaller}, or use more pipeline.stages on more machines"
-    if given and given > 1:
-        return f"lower pipeline.in_flight = {given}, or leave it out"
+    if limit and limit > 1:
+        return f"lower pipeline.in_flight = {limit}, or leave it out"
     if not config.train.recompute:
         return f"set train.recompute = {'true' if config.train.device == 'cpu' else chr(34) + 'auto' + chr(34)}"
     return "lower pipeline.microbatch_size, or use more pipeline.stages"

@@ -47,29 +47,30 @@ class StageRow(NamedTuple):
     sent: int
     """activations and their gradients that its worker sends to other stages in a step"""
     exchanged: float
-    """what its worker sends to other replicas in a round of their exchange, on average"""
+    """mean bytes that its worker sends to other replicas in a round of their exchange"""
 
 
 def stage_rows(run: ResolvedRun, devices: Inventory = NO_INVENTORY) -> list[StageRow]:
     """Return the stages of a run; ``devices``: its CUDA devices, if they are known."""
     config, stages = run.config, run.config.pipeline.stages
-    model, memory, states = config.model, predicted_peaks(config, devices), stage_state_bytes(config)
-    sent, agreed, rows = _sent(config), exchange_costs(config), []
+    model, memory = config.model, predicted_peaks(config, devices)
+    states, sent, costs = stage_state_bytes(config), _sent(config), exchange_costs(config)
+    rows = []
     for stage in range(stages + 1):
         count = stage_parameters(model, stages, stage)
         trained, layers = trained_parameters(model, stages, stage), stage_layers(model, stages, stage)
-        exchanged = agreed[stage].total if agreed and trained else 0.0
-        own = memory[stage] if memory else None
-        rows.append(StageRow(stage, layers, count, trained, states[stage], own, sent[stage], exchanged))
+        exchanged = costs[stage].total if costs and trained else 0.0
+        stage_memory = memory[stage] if memory else None
+        rows.append(StageRow(stage, layers, count, trained, states[stage], stage_memory, sent[stage], exchanged))
     return rows
 
 
 def _sent(config: RunConfig) -> Counter[int]:
     """Return the mean bytes that a worker of each stage sends in a step."""
-    there, result = ResolvedRun(one_replica(config)).arrangement, Counter[int]()
+    arrangement, result = ResolvedRun(one_replica(config)).arrangement, Counter[int]()
     for (source, _), bytes in link_bytes(config).items():
-        result[there.stage[source]] += bytes
-    return Counter({stage: bytes // len(there.nodes(stage)) for stage, bytes in result.items()})
+        result[arrangement.stage[source]] += bytes
+    return Counter({stage: bytes // len(arrangement.nodes(stage)) for stage, bytes in result.items()})
 
 
 def table(config: RunConfig, done: int = 0, step_s: float | None = None) -> list[str]:
@@ -101,7 +102,7 @@ def _cells(group: Sequence[StageRow]) -> list[str]:
     """Return the cells of one stage, or of the largest of several."""
     row, last = max(group, key=lambda memory: memory.memory.peak if memory.memory else memory.state), group[-1]
     layers = range(group[0].layers.start, last.layers.stop)
-    held = f"{layers.start}–{layers.stop - 1}" if len(layers) > 1 else str(layers.start) if layers else "–"
+    layer_numbers = f"{layers.start}–{layers.stop - 1}" if len(layers) > 1 else str(layers.start) if layers else "–"
     parts = [f"> {size(row.state)}", size(row.state), "?", "?", "?"]
     if row.memory is not None:
         memory = row.memory
@@ -110,7 +111,8 @@ def _cells(group: Sequence[StageRow]) -> list[str]:
     name = str(row.stage) if row.stage else "ends"
     if len(group) > 1:
         name, parts[0] = f"{group[0].stage}–{last.stage}", f"≤ {parts[0]}"
-    return [name, held, millions(row.parameters), millions(row.trained), *parts, size(row.sent), size(row.exchanged)]
+    counts = (millions(row.parameters), millions(row.trained))
+    return [name, layer_numbers, *counts, *parts, size(row.sent), size(row.exchanged)]
 
 
 def size(bytes: float) -> str:
@@ -134,7 +136,7 @@ def millions(count: int) -> str:
 
 
 def _machine_lines(config: RunConfig, rows: Sequence[StageRow], devices: Inventory) -> Iterator[str]:
-    """Yield what the workers of each device take, and of how much."""
+    """Yield the predicted and the available memory of each device."""
     memory = [row.memory for row in rows if row.memory is not None]
     here = own_workers(config)
     crowd = 1 if config.engine == "inline" else here
@@ -161,7 +163,7 @@ def _counted(count: int, noun: str = "worker") -> str:
 
 
 def _traffic(run: ResolvedRun, rows: Sequence[StageRow]) -> str:
-    """Return what a step and a round send in all."""
+    """Return the bytes that a step and a round send."""
     config, every = run.config, run.exchange.interval
     line = f"sent          {size(config.exchange.replicas * sum(row.sent for row in rows))} between stages in a step"
     if any(row.exchanged for row in rows):

@@ -134,7 +134,10 @@ class _Profiling:
 
     def __init__(self, fleet: JoinableFleet, config: RunConfig, notify: Notify, requested: Callable[[], str]) -> None:
         """``requested``: returns why the run should stop, or ""."""
-        self._fleet, self._config, self._say, self._asked = fleet, config, notify, requested
+        self._fleet = fleet
+        self._config = config
+        self._notify = notify
+        self._requested = requested
         self._names = count()
         self._host_of: dict[str, str] = {}
         """worker → machine that joined; "" for one of the run's own"""
@@ -147,12 +150,12 @@ class _Profiling:
         """
         self._start(own, "")
         if own < wanted:
-            self._say(
+            self._notify(
                 f"waiting for machines to join, to time them (`planaria join`; {own} of {wanted} workers are here)"
             )
         until = time.monotonic() + self._config.fleet.join_s
         while len(self._found) < max(wanted, len(self._host_of)):
-            if reason := self._asked():
+            if reason := self._requested():
                 raise RunStopped(f"stopped by {reason} while the machines were timed; nothing was written")
             if len(self._host_of) < wanted and time.monotonic() > until:
                 raise RunStopped(
@@ -170,7 +173,7 @@ class _Profiling:
         return self._found
 
     def release_workers(self) -> None:
-        """Tell all workers to leave."""
+        """Send all workers the order to leave."""
         for worker in self._host_of:
             self._fleet.send(worker, UnassignWorker().model_dump_json().encode())
 

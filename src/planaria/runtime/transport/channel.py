@@ -144,7 +144,9 @@ class SecureChannel:
 
     def __init__(self, tls: ssl.SSLSocket) -> None:
         tls.setblocking(False)
-        self._tls, self._turn, self._threshold = tls, threading.Lock(), 1
+        self._tls = tls
+        self._turn = threading.Lock()
+        self._threshold = 1
 
     def fileno(self) -> int:
         return self._tls.fileno()
@@ -232,7 +234,7 @@ class SecureChannel:
         self._tls.close()
 
 
-def wait_for(end: Channel, what: int, patience_s: float | None = None) -> bool:
+def wait_for(end: Channel, event: int, patience_s: float | None = None) -> bool:
     """Wait until a channel is readable (POLLIN) or writable (POLLOUT); return False after ``patience_s``.
 
     :raises OSError: if it is closed here.
@@ -242,7 +244,7 @@ def wait_for(end: Channel, what: int, patience_s: float | None = None) -> bool:
         if (handle := end.fileno()) < 0:
             raise OSError("closed here")
         poll = select.poll()
-        poll.register(handle, what)
+        poll.register(handle, event)
         # In slices, because another thread may close the socket before the poll.
         if poll.poll(1000 * min(left, _SLICE_S)):
             return True

@@ -150,12 +150,16 @@ class Edge(EdgeEnd):
         super().__init__(spec)
         self._port, self._inbox = port, inbox
         self._unsent: deque[tuple[memoryview, memoryview]] = deque()
-        self._later, self._coming = Outgoing(), Incoming()
-        """low-priority frames"""
+        self._later = Outgoing()
+        """low-priority frames to send"""
+        self._coming = Incoming()
+        """low-priority frame that arrives"""
         self._sending = threading.Lock()
         """guards sending and the following four fields"""
         self._channel: Channel | None = None
-        self._abandoned = self._goodbye_queued = self._over = False
+        self._abandoned = False
+        self._goodbye_queued = False
+        self._over = False
         self._raw = bytearray(HEADER_BYTES)
         self._header: TensorHeader | None = None
         self._payload = _NOTHING
@@ -166,8 +170,6 @@ class Edge(EdgeEnd):
 
     def send(self, label: Label, payload: Tensor, later: bool = False) -> None:
         """Send a frame, queueing what does not fit at once; the payload must not change until it was sent.
-
-        Other frames overtake one that is sent ``later``.
 
         :raises WireError: if the tensor or label does not fit a frame.
         """
@@ -211,7 +213,6 @@ class Edge(EdgeEnd):
         self._port.wake_waiters()
 
     def reset(self) -> None:
-        """Break the connection without notice, as a network failure does."""
         if self._channel is not None:
             self._channel.hang_up()
 
@@ -305,7 +306,9 @@ class Edge(EdgeEnd):
                 self._missing = self._room(self._header, channel)
             if not self._missing:
                 self._filled(self._header)
-                self._header, self._payload, self._missing = None, _NOTHING, memoryview(self._raw)
+                self._header = None
+                self._payload = _NOTHING
+                self._missing = memoryview(self._raw)
                 if not channel.unseen():
                     break
         channel.expect(len(self._missing))

@@ -10,7 +10,9 @@ class EmulatedLink:
         """``bandwidth``: bytes per second; None: unlimited. ``latency_queued``: the latency is part of the time in the
         queue; otherwise latencies overlap.
         """
-        self._latency_s, self._bandwidth, self._queued = latency_s, bandwidth, latency_queued
+        self._latency_s = latency_s
+        self._bandwidth = bandwidth
+        self._latency_queued = latency_queued
         self._free = 0.0
 
     def arrival(self, ready: float, nbytes: int) -> float:
@@ -18,7 +20,7 @@ class EmulatedLink:
         self._free = max(self._free, ready)
         if self._bandwidth is not None:
             self._free += nbytes / self._bandwidth
-        if self._queued:
+        if self._latency_queued:
             self._free += self._latency_s
             return self._free
         return self._free + self._latency_s

@@ -26,10 +26,13 @@ from planaria.runtime.transport.address import host_port
 from planaria.runtime.transport.secure import StrangerError, begin, cut_off, prove, read_exactly
 
 log = logging.getLogger(__name__)
-VISITOR, CALLED_FOR, FILES = 0, -1, -2
-"""in place of an incarnation: a machine that wants to join, an end of an edge for the relay, a machine that requests
-files
-"""
+# in place of an incarnation
+VISITOR = 0
+"""a machine that wants to join"""
+CALLED_FOR = -1
+"""an end of an edge for the relay"""
+FILES = -2
+"""a machine that requests files"""
 
 
 class ConnectingPeer(NamedTuple):

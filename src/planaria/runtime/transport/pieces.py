@@ -33,7 +33,8 @@ class Outgoing:
         """whether the first frame was announced"""
         self._in_flight: deque[float] = deque()
         """send times of unacknowledged pieces"""
-        self._window, self._quickest = 1.0, math.inf
+        self._window = 1.0
+        self._least_delay_s = math.inf
         self._hurried = False
 
     def add(self, label: Label, payload: Tensor) -> None:
@@ -46,9 +47,9 @@ class Outgoing:
         """Process an acknowledgement: adapt the window to the delay."""
         if not self._in_flight:
             return
-        took = time.monotonic() - self._in_flight.popleft()
-        self._quickest = min(self._quickest, took)
-        change = 1.0 - (took - self._quickest) / TARGET_S
+        delay_s = time.monotonic() - self._in_flight.popleft()
+        self._least_delay_s = min(self._least_delay_s, delay_s)
+        change = 1.0 - (delay_s - self._least_delay_s) / TARGET_S
         self._window = min(MAX_PIECES_IN_FLIGHT, max(1.0, self._window + max(change, -self._window / 2) / self._window))
 
     def hurry(self) -> None:

@@ -120,9 +120,9 @@ class Ring:
 
     def _free(self, slot: int) -> bool:
         """Return whether a slot is not shared, or its grace period is over."""
-        held = self._pages.map[slot]
-        ticket, until = self._expiring.get(slot, (held, math.inf))
-        if held and (ticket != held or time.monotonic() < until):
+        current = self._pages.map[slot]
+        ticket, until = self._expiring.get(slot, (current, math.inf))
+        if current and (ticket != current or time.monotonic() < until):
             return False
         self._expiring.pop(slot, None)
         self._pages.map[slot] = 0
@@ -197,7 +197,7 @@ class Rings:
 
     def __init__(self, own: Ring | None = None, lock: PageLock | None = None) -> None:
         self.own, self._lock = own, lock
-        self._known: weakref.WeakValueDictionary[tuple[int, int], RingReader] = weakref.WeakValueDictionary()
+        self._readers: weakref.WeakValueDictionary[tuple[int, int], RingReader] = weakref.WeakValueDictionary()
         self._mapping = threading.Lock()
 
     def exchange(self, local_socket: socket.socket) -> tuple[Ring | None, RingReader | None]:
@@ -205,14 +205,14 @@ class Rings:
 
         If a step fails or times out, that direction uses the socket.
         """
-        theirs: RingReader | None = None
+        reader: RingReader | None = None
         try:
             self._send(local_socket)
-            theirs = self._receive(local_socket)
-            local_socket.sendall(_NOT_MAPPED if theirs is None else _MAPPED)
-            return (self.own if local_socket.recv(1) == _MAPPED else None), theirs
+            reader = self._receive(local_socket)
+            local_socket.sendall(_NOT_MAPPED if reader is None else _MAPPED)
+            return (self.own if local_socket.recv(1) == _MAPPED else None), reader
         except OSError:
-            return None, theirs
+            return None, reader
 
     def _send(self, local_socket: socket.socket) -> None:
         if self.own is None:
@@ -228,10 +228,11 @@ class Rings:
             result = os.fstat(fds[0])
             key = result.st_dev, result.st_ino
             with self._mapping:
-                known = self._known.get(key)
-                if known is None:
-                    self._known[key] = known = RingReader(fds[0], RingSize(*_SIZES.unpack(raw)), self._lock)
-                return known
+                reader = self._readers.get(key)
+                if reader is None:
+                    reader = RingReader(fds[0], RingSize(*_SIZES.unpack(raw)), self._lock)
+                    self._readers[key] = reader
+                return reader
         except (OSError, ValueError):
             return None
         finally:

@@ -163,12 +163,13 @@ def meet_here(tls: ssl.SSLSocket) -> socket.socket | None:
 
 def _listen_here(tls: ssl.SSLSocket) -> socket.socket | None:
     """Run the called end's part: listen, send the nonce, and read whether the other end connected."""
-    nonce, here, there = secrets.token_bytes(_NONCE_BYTES), *_ends(tls)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    own, other = _ends(tls)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         try:
-            if here[0] != there[0]:  # saves a round trip between hosts
+            if own[0] != other[0]:  # saves a round trip between hosts
                 raise OSError("another host")
-            listening.bind(_meeting_name(nonce, there, here))
+            listening.bind(_meeting_name(nonce, other, own))
             listening.listen(_BACKLOG)
         except OSError:
             tls.sendall(_NO_NONCE)
@@ -233,10 +234,10 @@ def _of_this_user(local_socket: socket.socket) -> bool:
 
 def _ends(tls: ssl.SSLSocket) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return this end's address and the other's: host and port."""
-    here, there = tls.getsockname(), tls.getpeername()
+    own, other = tls.getsockname(), tls.getpeername()
     if tls.family == socket.AF_UNIX:
-        return (str(here),), (str(there),)
-    return tuple(map(str, here[:2])), tuple(map(str, there[:2]))
+        return (str(own),), (str(other),)
+    return tuple(map(str, own[:2])), tuple(map(str, other[:2]))
 
 
 def _meeting_name(nonce: bytes, calling: tuple[str, ...], called: tuple[str, ...]) -> bytes:

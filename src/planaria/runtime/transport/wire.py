@@ -219,8 +219,8 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> TensorHeader:
         raise WireError(f"frame sent at {sent_at} announces {nbytes} bytes, its shape {header.shape} {header.nbytes}")
     if slot and (header.announced or not in_ring(header.label)):
         raise WireError(f"a frame of {content.name} cannot be in slot {header.slot} of a ring")
-    known = math.prod(side for side in header.shape if side)  # dimensions may be absurd although another is 0
-    if known * header.dtype.itemsize > max_bytes:
+    nonzero = math.prod(side for side in header.shape if side)  # dimensions may be absurd although another is 0
+    if nonzero * header.dtype.itemsize > max_bytes:
         raise WireError(f"frame {header.shape} announces {nbytes} bytes; this edge carries at most {max_bytes}")
     return header
 

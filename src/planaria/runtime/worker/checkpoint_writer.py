@@ -34,10 +34,10 @@ class StageFiles:
         """Remove temporary files of a killed predecessor."""
         self._setup = setup
         self._files = Files(setup.files, setup.key) if setup.files else None
-        self._place = setup.scratch / worker
+        self._temporary = setup.scratch / worker
         """folder for temporary files"""
         if self._files is not None:
-            shutil.rmtree(self._place, ignore_errors=True)
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def read(self, name: str, stage: int, replica: int) -> StageState:
         """Return a replica's stage from the checkpoint ``name``; UserError if it cannot be read or fetched."""
@@ -72,11 +72,11 @@ class StageFiles:
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
-        self._place.mkdir(parents=True, exist_ok=True)
+        self._temporary.mkdir(parents=True, exist_ok=True)
         try:
-            yield self._place
+            yield self._temporary
         finally:
-            shutil.rmtree(self._place, ignore_errors=True)
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 Keeps = Literal["stage", "outer", "nothing"]
@@ -122,37 +122,37 @@ class Buffer:
     """Memory for copies of a state, reused because writing to new memory takes several times as long."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Tensor] = {}
+        self._memory: dict[str, Tensor] = {}
 
     def copy(self, state: StageState) -> StageState:
         """Copy ``state`` into CPU memory, which invalidates the previous copy.
 
         :raises MemoryError: if there is too little memory.
         """
-        held: dict[str, Tensor] = {}
+        memory: dict[str, Tensor] = {}
 
-        def own(name: str, tensor: Tensor) -> Tensor:
-            before = self._held.get(name)
+        def copy_of(name: str, tensor: Tensor) -> Tensor:
+            before = self._memory.get(name)
             fits = before is not None and (before.dtype, before.shape) == (tensor.dtype, tensor.shape)
-            held[name] = before if before is not None and fits else torch.empty(tensor.shape, dtype=tensor.dtype)
-            return held[name].copy_(tensor)
+            memory[name] = before if before is not None and fits else torch.empty(tensor.shape, dtype=tensor.dtype)
+            return memory[name].copy_(tensor)
 
         try:
             copied = replace(
                 state,
-                weights={name: own(f"weights.{name}", w) for name, w in state.weights.items()},
+                weights={name: copy_of(f"weights.{name}", w) for name, w in state.weights.items()},
                 moments={
-                    name: {key: own(f"{key}.{name}", tensor) for key, tensor in held.items()}
-                    for name, held in state.moments.items()
+                    name: {key: copy_of(f"{key}.{name}", tensor) for key, tensor in moments.items()}
+                    for name, moments in state.moments.items()
                 },
-                generators={kind: own(f"generators.{kind}", g) for kind, g in state.generators.items()},
-                outer={name: own(f"outer.{name}", tensor) for name, tensor in state.outer.items()},
+                generators={kind: copy_of(f"generators.{kind}", g) for kind, g in state.generators.items()},
+                outer={name: copy_of(f"outer.{name}", tensor) for name, tensor in state.outer.items()},
                 clocks=dict(state.clocks),
                 scales=dict(state.scales),
             )
         except RuntimeError as error:  # torch's out-of-memory error
             raise MemoryError(str(error).splitlines()[0]) from None
-        self._held = held
+        self._memory = memory
         return copied
 
 
@@ -160,7 +160,9 @@ class Saver:
     """Writes a worker's parts of checkpoints, one at a time."""
 
     def __init__(self, control_link: ControlLink, files: StageFiles) -> None:
-        self._control_link, self._files, self._buffer = control_link, files, Buffer()
+        self._control_link = control_link
+        self._files = files
+        self._buffer = Buffer()
         self._thread: threading.Thread | None = None
 
     def use(self, files: StageFiles) -> None:
@@ -188,7 +190,9 @@ class Saver:
         else:
             part.report(self._control_link, e.StageCopied, seconds=time.monotonic() - start)
             self._control_link.writing = part.step, time.monotonic()
-            self._thread = threading.Thread(target=self._beside, args=(part, copied), name="checkpoint", daemon=True)
+            self._thread = threading.Thread(
+                target=self._write_in_background, args=(part, copied), name="checkpoint", daemon=True
+            )
             self._thread.start()
         return e.Span(action="save", start=start, end=time.monotonic())
 
@@ -198,9 +202,9 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def _beside(self, part: CheckpointPart, state: StageState) -> None:
+    def _write_in_background(self, part: CheckpointPart, state: StageState) -> None:
         try:
-            self._control_link.at_in_background("write")
+            self._control_link.inject_in_background("write")
             part.report(self._control_link, e.WorkReport, spans=[self._write(part, state, "write")], sent_bytes={})
         except Exception as error:  # a thread's exception would be lost
             detail = f"{type(error).__name__}: {error}".splitlines()[0][:400]
@@ -211,16 +215,16 @@ class Saver:
     def _write(self, part: CheckpointPart, state: StageState, kind: e.SpanKind) -> e.Span:
         start = time.monotonic()
         try:
-            written = self._put(part, state)
+            written = self._write_kept(part, state)
         except OSError as error:
             part.report(self._control_link, e.SaveFailed, detail=str(error))
         else:
             file = "" if part.keeps == "nothing" else stage_file(part.folder, part.stage, part.index).name
-            took = time.monotonic() - start
-            part.report(self._control_link, e.StageSaved, **written._asdict(), file=file, seconds=took)
+            seconds = time.monotonic() - start
+            part.report(self._control_link, e.StageSaved, **written._asdict(), file=file, seconds=seconds)
         return e.Span(action=kind, start=start, end=time.monotonic())
 
-    def _put(self, part: CheckpointPart, state: StageState) -> Written:
+    def _write_kept(self, part: CheckpointPart, state: StageState) -> Written:
         """Write what the part keeps; OSError as in :meth:`StageFiles.write`."""
         if part.keeps == "stage":
             return self._files.write(part.folder, part.stage, part.step, state, part.index)

@@ -77,7 +77,9 @@ class ControlLink:
     ) -> None:
         """``orders``: the types that messages of the controller are validated against."""
         self.inbox: InboxQueue = Inbox() if inbox is None else inbox
-        self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders
+        self._connection = connection
+        self._heartbeat_s = heartbeat_s
+        self._orders = orders
         self._send_lock = threading.Lock()
         self._current_action = CurrentAction("orders", -1, -1, False, time.monotonic(), time.thread_time())
         self.faults: InjectedFaults | None = None
@@ -127,7 +129,7 @@ class ControlLink:
         if self.faults is not None and self.faults.delay_if_slow(time.monotonic() - self._current_action.since):
             self._current_action = self._current_action._replace(since=time.monotonic())
 
-    def at_in_background(self, doing: str) -> None:
+    def inject_in_background(self, doing: str) -> None:
         """Inject a fault that is scheduled for this action of another thread."""
         if self.faults is not None:
             self.faults.strike_matching(doing)
@@ -155,14 +157,14 @@ class ControlLink:
     def _listen(self) -> None:
         try:
             while True:
-                self.take_in(self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES)))
+                self.accept(self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES)))
         except ValidationError as error:
             log.error("received an invalid order (%s)", first(error))
             self.leave(1)
         except (EOFError, OSError):
             self.leave()  # the controller has exited
 
-    def take_in(self, order: object) -> None:
+    def accept(self, order: object) -> None:
         """Accept an order from the controller."""
         if isinstance(order, InjectFault) and self.injector is not None:
             self.faults = self.faults or self.injector()
@@ -173,7 +175,8 @@ class ControlLink:
     def _beat(self) -> None:
         before, stuck_since = (self._current_action, self.inbox.rounds), time.monotonic()
         while True:
-            current, writing, now = self._current_action, self.writing, time.monotonic()
+            current, writing = self._current_action, self.writing
+            now = time.monotonic()
             at = current, self.inbox.rounds
             if at != before or not self.inbox.pending():
                 before, stuck_since = at, now

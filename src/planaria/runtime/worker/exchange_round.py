@@ -120,8 +120,8 @@ class RoundMember:
         if self._own is None:
             return []
         needed = {content for content, part in self._parts().items() if part is not None}
-        known = self._whole | self._refused.keys()
-        result = [peer for peer, parts in self._received.items() if parts.keys() >= needed and peer not in known]
+        done = self._whole | self._refused.keys()
+        result = [peer for peer, parts in self._received.items() if parts.keys() >= needed and peer not in done]
         self._whole.update(result)
         return result
 
@@ -169,12 +169,12 @@ class RoundMember:
         """Check each received part once against this node's own update."""
         if self._own is None:
             return
-        own = self._parts()
+        expected = self._parts()
         for peer, parts in self._received.items():
             for content in parts.keys() - {checked for node, checked in self._checked if node == peer}:
                 codec = PLAIN if content == FrameContent.PREFETCHED else self.outer.exchange.codec(self.outer.settled)
                 self._checked.add((peer, content))
-                if wrong := flaw(content.name.lower(), parts[content], own[content], codec):
+                if wrong := flaw(content.name.lower(), parts[content], expected[content], codec):
                     self._refused.setdefault(peer, wrong)
 
     def _parts(self) -> dict[FrameContent, Tensor | None]:
@@ -200,7 +200,7 @@ class RoundMember:
         rule = outer.exchange.after_rejecting(0, counted.append, weighed)
         outer.publisher.received(updates, rule.codec(outer.settled), outer.settled.rounds)
         updates[me] = self._counted_own(me) if peers else self._own
-        apart = rule.spread(outer.settled, updates)
+        spread = rule.spread(outer.settled, updates)
         fast, outer.settled = rule.settle(outer.settled, runner.state().weights, updates, me)
         runner.set_weights(fast)
         blocking, prefetched = (
@@ -208,7 +208,7 @@ class RoundMember:
         )
         verdict = UpdateJudgement(counted=counted, compressed=self._own.compressed if peers else None)
         self.drop()
-        return SettledRound(blocking, prefetched, apart, verdict)
+        return SettledRound(blocking, prefetched, spread, verdict)
 
 
 def _update_of_parts(parts: Mapping[FrameContent, Tensor]) -> Update:

@@ -41,8 +41,8 @@ def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> Te
     groups: dict[str, list[nn.Parameter]] = {}
     for name, parameter in named.items():
         layer = LAYER.match(name)
-        own = "" if config.clip_by == "stage" else layer[0] if layer else name
-        groups.setdefault(own, []).append(parameter)
+        group_name = "" if config.clip_by == "stage" else layer[0] if layer else name
+        groups.setdefault(group_name, []).append(parameter)
     if not groups:
         return torch.zeros(1)
     bound = config.clip or math.inf

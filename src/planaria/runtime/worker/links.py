@@ -23,7 +23,9 @@ class WorkerLinks:
     """A worker's edges by peer node, and the short-lived edges that carry a lost stage's state."""
 
     def __init__(self, setup: Setup, resolved: ResolvedRun, transport: Transport) -> None:
-        self._setup, self._resolved, self.transport = setup, resolved, transport
+        self._setup = setup
+        self._resolved = resolved
+        self.transport = transport
         self._slots = resolved.recovery.slots
         self.edges: dict[int, EdgeEnd] = {}
         self.transfers: dict[int, EdgeEnd] = {}
@@ -37,8 +39,7 @@ class WorkerLinks:
 
     def form(self, form: Form, node: int) -> None:
         """Open and close edges until ``node`` has those of ``form``; an edge with an unchanged id stays open."""
-        own = [link for link in form.links if node in (link.low, link.high)]
-        wanted = {link.high if link.low == node else link.low: link for link in own}
+        wanted = _links_of(node, form.links)
         for peer, edge in list(self.edges.items()):
             if peer not in wanted or wanted[peer].id != edge.spec.link_id:
                 self.edges.pop(peer).abandon()
@@ -67,8 +68,7 @@ class WorkerLinks:
 
     def open_round_edges(self, links: Sequence[MemberLink], node: int) -> list[EdgeEnd]:
         """Open and close edges to the same stage of other replicas; return the new ones."""
-        own = [link for link in links if node in (link.low, link.high)]
-        wanted = {link.high if link.low == node else link.low: link for link in own}
+        wanted = _links_of(node, links)
         for peer, edge in list(self.round_edges.items()):
             if peer not in wanted or wanted[peer].id != edge.spec.link_id:
                 self.round_edges.pop(peer).abandon()
@@ -169,11 +169,16 @@ class WorkerLinks:
         network, (latency_s, bandwidth) = self._setup.config.network, self._resolved.link(peer, node)
         if not latency_s and bandwidth is None:
             return None
-        made = EmulatedLink(latency_s, bandwidth, network.latency_queued)
+        link = EmulatedLink(latency_s, bandwidth, network.latency_queued)
         if network.inbound == "each":
-            return made
-        self._inbound = self._inbound or made
+            return link
+        self._inbound = self._inbound or link
         return self._inbound
+
+
+def _links_of(node: int, links: Sequence[MemberLink]) -> dict[int, MemberLink]:
+    """Return peer → link of the ``links`` that end at ``node``."""
+    return {link.high if link.low == node else link.low: link for link in links if node in (link.low, link.high)}
 
 
 def _donors(source: Source) -> list[int]:

@@ -30,7 +30,7 @@ class LockstepRounds:
     def __init__(self, resolved: ResolvedRun) -> None:
         self._exchange, self._seed = resolved.exchange, resolved.config.seed
         self._replicas = range(resolved.config.exchange.replicas)
-        self._made: tuple[int, SettledRound] | None = None
+        self._settled: tuple[int, SettledRound] | None = None
         """number and result of the round that the current step settles"""
 
     def run(self, messages: PeerMessages, runner: StageRunner) -> None:
@@ -41,51 +41,55 @@ class LockstepRounds:
         :raises Superseded: if the controller cancels the step.
         :raises NonFinite: if a replica sends an invalid update.
         """
-        commits, before = messages.here.step + 1, rounds_by(self._exchange, messages.here.step)
+        commits, before = messages.assignment.step + 1, rounds_by(self._exchange, messages.assignment.step)
         every, settles = self._exchange.interval, rounds_by(self._exchange, commits) > before
         begins = bool(every) and commits % (every or 1) == 0
-        self._made = None
+        self._settled = None
         if not begins and not settles:
             return
-        runner.prepare(messages.here.step)
+        runner.prepare(messages.assignment.step)
         if begins:
             self._publish_update(messages, runner, commits // (every or 1) - 1)
         if settles and messages.round_member.pending(before):  # a new generation drops pending rounds
             messages.round_member.outer.hold()
             peers = {
-                replica: node for replica, node in self._group(messages, before).items() if node != messages.here.node
+                replica: node
+                for replica, node in self._group(messages, before).items()
+                if node != messages.assignment.node
             }
-            self._made = before, messages.round_member.settle(before, messages.here.number, peers, runner)
+            self._settled = before, messages.round_member.settle(before, messages.assignment.number, peers, runner)
 
     def committed(self) -> tuple[int, SettledRound] | None:
         """Return and clear the round that the committed step settled."""
-        made, self._made = self._made, None
-        return made
+        settled, self._settled = self._settled, None
+        return settled
 
     def _publish_update(self, messages: PeerMessages, runner: StageRunner, round: int) -> None:
         """Exchange updates with the other replicas of the group; NonFinite if a replica sends an invalid update."""
-        me, circle, group = messages.here.number, messages.round_member, self._group(messages, round)
-        update = circle.update(round, runner)
-        updates = circle.updates_for(messages.here.step, me, [replica for replica in group if replica != me])
-        nodes = [node for node in group.values() if node != messages.here.node]
+        me = messages.assignment.number
+        member = messages.round_member
+        group = self._group(messages, round)
+        update = member.update(round, runner)
+        updates = member.updates_for(messages.assignment.step, me, [replica for replica in group if replica != me])
+        nodes = [node for node in group.values() if node != messages.assignment.node]
         for part, content in enumerate(_PARTS):
-            own = update.prefetched if content == FrameContent.PREFETCHED else update.blocking
-            if own is None:
+            tensor = update.prefetched if content == FrameContent.PREFETCHED else update.blocking
+            if tensor is None:
                 continue
             for replica, node in group.items():
-                if node != messages.here.node:
-                    sent = own if content == FrameContent.PREFETCHED else updates[replica].blocking
+                if node != messages.assignment.node:
+                    sent = tensor if content == FrameContent.PREFETCHED else updates[replica].blocking
                     assert sent is not None
                     messages.send_share(node, sent, part)
             for node, received in zip(nodes, messages.take_shares(nodes, None, part), strict=True):
-                circle.receive(node, content, received)
-        for node, why in circle.newly_refused_peers().items():
-            raise NonFinite(f"round {round}: the update of {messages.here.name_of(node)} {why}; lower optim.lr")
+                member.receive(node, content, received)
+        for node, why in member.newly_refused_peers().items():
+            raise NonFinite(f"round {round}: the update of {messages.assignment.name_of(node)} {why}; lower optim.lr")
 
     def _group(self, messages: PeerMessages, round: int) -> Mapping[int, int]:
         """Return the live members of this worker's group in ``round``, replica → node of this stage."""
-        nodes = messages.here.present.peers(messages.here.node)
-        everywhere = messages.nodes_of_stage
+        nodes = messages.assignment.present.peers(messages.assignment.node)
+        stage_nodes = messages.nodes_of_stage
         groups = self._exchange.groups(round, self._replicas, self._seed)
-        own = next(group for group in groups if messages.here.number in group)
-        return {replica: everywhere[replica] for replica in own if everywhere[replica] in nodes}
+        members = next(group for group in groups if messages.assignment.number in group)
+        return {replica: stage_nodes[replica] for replica in members if stage_nodes[replica] in nodes}

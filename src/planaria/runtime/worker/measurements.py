@@ -27,7 +27,8 @@ class WorkerGauge:
         self._reset()
 
     def _reset(self) -> None:
-        self._steps, self._seconds, self._read = 0, 0.0, 0.0
+        self._steps = 0
+        self._seconds = self._read_s = 0.0
         self._passes: defaultdict[str, list[float]] = defaultdict(list)
         self._waited: defaultdict[int, float] = defaultdict(float)
         self._transits: defaultdict[int, list[float]] = defaultdict(list)
@@ -39,7 +40,7 @@ class WorkerGauge:
         spans: Iterable[Span],
         waited: Mapping[int, float],
         transits: Mapping[int, Sequence[float]],
-        read: float = 0.0,
+        read_s: float = 0.0,
     ) -> dict[str, Any] | None:
         """Add a step, and return the fields of ``control.gauges.WorkerMeasurements`` if a report is due.
 
@@ -47,14 +48,16 @@ class WorkerGauge:
 
         :param waited: node → seconds spent waiting for it
         :param transits: node → seconds of each of its frames
-        :param read: seconds spent reading batches
+        :param read_s: seconds spent reading batches
         """
-        self._steps, self._seconds, self._read = self._steps + 1, self._seconds + seconds, self._read + read
+        self._steps += 1
+        self._seconds += seconds
+        self._read_s += read_s
         for span in spans:
             if span.action in get_args(Pass):
                 self._passes[span.action].append(span.end - span.start)
-        for node, took in waited.items():
-            self._waited[node] += took
+        for node, wait_s in waited.items():
+            self._waited[node] += wait_s
         for node, frames in transits.items():
             self._transits[node] += frames
         if (step + 1) % self._every:
@@ -69,21 +72,21 @@ class WorkerGauge:
 
     def _report(self) -> dict[str, Any]:
         passes = {
-            kind: PassDurations(count=len(took), median_s=three_digits(median(took)))
-            for kind, took in self._passes.items()
+            kind: PassDurations(count=len(durations), median_s=three_digits(median(durations)))
+            for kind, durations in self._passes.items()
         }
         flows = {
             node: EdgeTravelTimes(
-                frames=len(took),
-                low_s=round(quantile(took, 0.25), 5),
-                high_s=round(quantile(took, 0.95), 5),
+                frames=len(transits),
+                low_s=round(quantile(transits, 0.25), 5),
+                high_s=round(quantile(transits, 0.95), 5),
             )
-            for node, took in self._transits.items()
-            if took
+            for node, transits in self._transits.items()
+            if transits
         }
-        waited = {node: three_digits(took) for node, took in self._waited.items()}
+        waited = {node: three_digits(wait_s) for node, wait_s in self._waited.items()}
         report = {"steps": self._steps, "seconds": three_digits(self._seconds), "passes": passes, "waited": waited}
-        return report | {"flows": flows, "read_s": three_digits(self._read / self._steps)}
+        return report | {"flows": flows, "read_s": three_digits(self._read_s / self._steps)}
 
 
 def quantile(numbers: Sequence[float], share: float) -> float:

@@ -39,25 +39,26 @@ class UpdateJudgement:
         for replica, reason in self.refused.items():
             yield e.UpdateRejected, {"replica": replica, "reason": reason}
         for counted in self.counted if first else ():
-            rivals = {rule: rounded(of) for rule, of in counted.rivals().items()}
+            rivals = {rule: rounded(weights) for rule, weights in counted.rivals().items()}
             yield e.UpdatesWeighted, {"counted": rounded(counted.coefficients), "rivals": rivals}
-        if first and (made := self.compressed) is not None:
+        if first and (effect := self.compressed) is not None:
             norms = {
-                "norm": made.norm,
-                "relative_error": made.relative_error,
-                "residual": made.residual,
-                "estimate_error": made.estimate_error,
+                "norm": effect.norm,
+                "relative_error": effect.relative_error,
+                "residual": effect.residual,
+                "estimate_error": effect.estimate_error,
             }
             digits = {name: three_digits(value) for name, value in norms.items() if value is not None}
-            sizes = {"sent_bytes": made.sent_bytes, "dense_bytes": made.dense_bytes}
-            yield e.MessageCompressed, {**sizes, **digits, "full": self.full if made.full else None}
+            sizes = {"sent_bytes": effect.sent_bytes, "dense_bytes": effect.dense_bytes}
+            yield e.MessageCompressed, {**sizes, **digits, "full": self.full if effect.full else None}
 
 
 class OuterState:
     """The outer state of one node during gradient exchanges; changes are pending until the step commits."""
 
     def __init__(self, config: ExchangeConfig) -> None:
-        self.exchange, self._alone = exchange(config), not config.has_several_replicas
+        self.exchange = exchange(config)
+        self._alone = not config.has_several_replicas
         self.settled = StageOuterState()
         """after the last commit or round"""
         self.publisher = UpdatePublisher()
@@ -67,17 +68,17 @@ class OuterState:
         self.received: Mapping[int, str] = {}
         """replica → digest of its update in that step (``exchange/robust/equivocation.py``)"""
         self._pending: StageOuterState | None = None
-        self._held: StageOuterState | None = None
+        self._revocable_from: StageOuterState | None = None
         """restored if the step is dropped"""
         self._honest = Update()
-        self._anew: Full = "beginning"
+        self._reset_reason: Full = "beginning"
         """reason for the last or next reset of estimates"""
 
     def begin(self, state: Mapping[str, Tensor], weights: Weights, rounds: int) -> None:
         """Start with new ``weights`` after ``rounds`` settled rounds; an empty outer ``state`` is initialised."""
         self.drop()
-        self._held = None
-        self._anew = "replicas" if state else "beginning"
+        self._revocable_from = None
+        self._reset_reason = "replicas" if state else "beginning"
         if state:
             self.settled = StageOuterState.load({**state, "rounds": torch.tensor(rounds)}, self.exchange.parts)
         else:
@@ -123,26 +124,26 @@ class OuterState:
         """Reset estimates after another node of the stage was rebuilt without its own."""
         self.settled = self.exchange.after_member_change(self.settled)
         if self.settled.rounds:
-            self._anew = "rebuilt"
+            self._reset_reason = "rebuilt"
 
     def hold(self) -> None:
         """Make later changes of :attr:`settled` revocable until the step commits."""
-        self._held = self.settled
+        self._revocable_from = self.settled
 
     def commit(self) -> UpdateJudgement:
         """Commit the step; return what to report about it."""
-        self._held = None
+        self._revocable_from = None
         if self._pending is None:
             return UpdateJudgement()
         self.settled, self._pending = self._pending, None
         self.publisher.sent()
-        return UpdateJudgement(compressed=self._honest.compressed, full=self._anew)
+        return UpdateJudgement(compressed=self._honest.compressed, full=self._reset_reason)
 
     def drop(self) -> None:
         """Discard the current step."""
         self._pending = None
-        if self._held is not None:
-            self.settled, self._held = self._held, None
+        if self._revocable_from is not None:
+            self.settled, self._revocable_from = self._revocable_from, None
 
     def state_for_transfer(self, to_successor: bool) -> dict[str, Tensor]:
         """Return the outer state for a successor of this node, or the shared part of it for a copy."""

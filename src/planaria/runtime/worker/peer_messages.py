@@ -45,7 +45,8 @@ class WaitTimeout:
     def __init__(self, floor_s: float) -> None:
         self.warm_s = 0.0
         """seconds of one forward, backward and update when the worker started"""
-        self._floor_s, self._actions = floor_s, 1
+        self._floor_s = floor_s
+        self._actions = 1
         self._steps: deque[float] = deque(maxlen=_REMEMBERED)
 
     def expect(self, actions: int) -> None:
@@ -60,8 +61,8 @@ class WaitTimeout:
     def seconds(self) -> float:
         """The current time-out."""
         # A forward and a backward pass are two actions.
-        usual = max(self._steps) if self._steps else self.warm_s * self._actions / 2
-        return max(self._floor_s, _TIMES * usual)
+        step_s = max(self._steps) if self._steps else self.warm_s * self._actions / 2
+        return max(self._floor_s, _TIMES * step_s)
 
 
 _PASSES: dict[Kind, wire.Pass] = {"forward": FrameContent.FORWARD, "backward": FrameContent.BACKWARD}
@@ -75,13 +76,15 @@ class PeerMessages:
         self,
         setup: Setup,
         resolved: ResolvedRun,
-        here: Assignment,
+        assignment: Assignment,
         control_link: ControlLink,
         transport: Transport,
         transfer: Callable[[Donate], None],
     ) -> None:
         """``transfer``: called when another replica, or a successor, requests a copy of this stage."""
-        self.here, self.control_link, self.transfer = here, control_link, transfer
+        self.assignment = assignment
+        self.control_link = control_link
+        self.transfer = transfer
         self.on_repeated: Callable[[Commit | Settle], None] = lambda order: None
         """called with an order that arrives during a step: one that another machine's controller repeats"""
         self.round_member = RoundMember(setup.config.exchange)
@@ -106,7 +109,7 @@ class PeerMessages:
     def assign(self, node: int, form: Form) -> None:
         """Take the assignment to ``node`` from ``form``, and drop the state of older generations."""
         self._drop_copies()
-        self.here.move(node, form)
+        self.assignment.move(node, form)
         self.links.close_round_edges()
         self.round_member.drop()
         self.advance(form.step)
@@ -118,16 +121,18 @@ class PeerMessages:
 
     def advance(self, step: int) -> None:
         """Advance to ``step``."""
-        self.here.step, self.first_pass, self._step_began = step, 0, time.monotonic()
+        self.assignment.step = step
+        self.first_pass = 0
+        self._step_began = time.monotonic()
         self.waited = {}
-        self.frames_in.turn(self.here.generation, step)
+        self.frames_in.turn(self.assignment.generation, step)
 
     def unassign(self) -> None:
         """Clear the assignment."""
         self._drop_copies()
         self.links.close()
         self.round_member.drop()
-        self.here.node = self.here.stage = -1
+        self.assignment.node = self.assignment.stage = -1
 
     def _drop_copies(self) -> None:
         """Drop pending copies from a device; their edges are closing."""
@@ -137,7 +142,7 @@ class PeerMessages:
     @property
     def nodes_of_stage(self) -> Sequence[int]:
         """All nodes of this worker's stage, present or absent."""
-        return self._resolved.arrangement.nodes(self.here.stage)
+        return self._resolved.arrangement.nodes(self.assignment.stage)
 
     def handle(self, item: Any) -> None:
         """Process an item from the inbox. Items of an older generation are ignored."""
@@ -150,7 +155,7 @@ class PeerMessages:
                 self.transfer(item)
             case Commit() | Settle():
                 self.on_repeated(item)
-            case OpenPrefetchLinks() if self.here.is_ours(item):
+            case OpenPrefetchLinks() if self.assignment.is_ours(item):
                 self.introduce(item)
             case FrameArrived(edge=edge, header=header, payload=payload) if edge in self.links.round_edges.values():
                 self._receive_update(edge, header, payload)
@@ -158,7 +163,7 @@ class PeerMessages:
                 try:
                     self.frames_in.put(edge.spec.peer, header, payload)
                 except WireError as error:
-                    self.here.report_broken(edge.spec.peer, str(error))
+                    self.assignment.report_broken(edge.spec.peer, str(error))
             case EdgeOpened(edge=edge):
                 self.links.opened.add(edge)
             case EdgeFailed(edge=edge, detail=detail, received_invalid_frame=strange) if (
@@ -174,7 +179,7 @@ class PeerMessages:
     def _report_broken(self, broken: EdgeFailed) -> None:
         spec = broken.edge.spec
         relay = self.links.relay_at(spec.relay_address) if broken.silent_relay else ""
-        self.here.report_broken(spec.peer, broken.detail, relay=relay)
+        self.assignment.report_broken(spec.peer, broken.detail, relay=relay)
 
     def handle_pending(self) -> None:
         """Process all items in the inbox."""
@@ -197,8 +202,8 @@ class PeerMessages:
             if item is not None:
                 self.handle(item)
             else:
-                waited = f"waited {patience_s:g} s for {label.format(self.here.name_of(nodes[0]))}"
-                self.here.report_broken(nodes[0], waited, patience_s, began - self._step_began)
+                waited = f"waited {patience_s:g} s for {label.format(self.assignment.name_of(nodes[0]))}"
+                self.assignment.report_broken(nodes[0], waited, patience_s, began - self._step_began)
                 deadline = None
             nodes = late()
 
@@ -210,28 +215,26 @@ class PeerMessages:
     def introduce(self, order: OpenPrefetchLinks) -> None:
         """Send the next round's prefetched part to the same stage of the other members."""
         prefetched = self.round_member.prefetch(order.round)
-        for edge in self.links.open_round_edges(order.links, self.here.node):
+        for edge in self.links.open_round_edges(order.links, self.assignment.node):
             self.round_member.forget(edge.spec.peer)
             self._send_part(edge, FrameContent.PREFETCHED, prefetched)
 
     def run_round(self, order: BeginRound, runner: StageRunner) -> None:
         """Send an update to the same stage of the other members of a round."""
-        update, me, replica_of = (
-            self.round_member.update(order.round, runner),
-            self.here.replica,
-            self._resolved.replica_of,
-        )
-        for edge in self.links.open_round_edges(order.links, self.here.node):
+        update = self.round_member.update(order.round, runner)
+        me = self.assignment.replica
+        replica_of = self._resolved.replica_of
+        for edge in self.links.open_round_edges(order.links, self.assignment.node):
             self.round_member.forget(edge.spec.peer)
             self._send_part(edge, FrameContent.PREFETCHED, update.prefetched)
         updates = self.round_member.updates_for(
-            self.here.step, me, [member for member in order.members if member != me]
+            self.assignment.step, me, [member for member in order.members if member != me]
         )
         for peer, edge in self.links.round_edges.items():
             self._send_part(edge, FrameContent.BLOCKING, updates[replica_of(peer)].blocking)
         digest, products = self.round_member.own_digest(me), self.round_member.products(me, me, None)
         if digest or products:
-            self.here.report(e.UpdateReceived, round=order.round, replica=me, digest=digest, products=products)
+            self.assignment.report(e.UpdateReceived, round=order.round, replica=me, digest=digest, products=products)
         self._report_received()
 
     def _send_part(self, edge: EdgeEnd, content: wire.Part, part: Tensor | None) -> None:
@@ -259,11 +262,11 @@ class PeerMessages:
     def _report_received(self) -> None:
         round, replica_of = self.round_member.round, self._resolved.replica_of
         for peer, reason in self.round_member.newly_refused_peers().items():
-            self.here.report(e.UpdateRejected, round=round, replica=replica_of(peer), reason=reason)
+            self.assignment.report(e.UpdateRejected, round=round, replica=replica_of(peer), reason=reason)
         for peer in self.round_member.newly_complete_peers():
             digest, replica = self.round_member.digest_of(peer), replica_of(peer)
-            products = self.round_member.products(self.here.replica, replica, peer)
-            self.here.report(e.UpdateReceived, round=round, replica=replica, digest=digest, products=products)
+            products = self.round_member.products(self.assignment.replica, replica, peer)
+            self.assignment.report(e.UpdateReceived, round=round, replica=replica, digest=digest, products=products)
 
     def input_of(self, action: Action) -> FrameId | None:
         """Return the frame that an action waits for; None if its input is local."""
@@ -287,11 +290,11 @@ class PeerMessages:
 
     def _activation(self, key: Key) -> wire.Activation:
         microbatch = self.first_pass + key.microbatch
-        return wire.Activation(self.here.generation, self.here.step, microbatch, key.hop, _PASSES[key.kind])
+        return wire.Activation(self.assignment.generation, self.assignment.step, microbatch, key.hop, _PASSES[key.kind])
 
     def send_share(self, node: int, flat: Tensor, part: int = 0) -> None:
         """Send a share of the step's gradient, or a ``part`` of it, to another node of this stage."""
-        self.links.edges[node].send(wire.GradientShare(self.here.generation, self.here.step, part), flat)
+        self.links.edges[node].send(wire.GradientShare(self.assignment.generation, self.assignment.step, part), flat)
 
     def take_shares(self, nodes: Sequence[int], like: Tensor | None, part: int = 0) -> list[Tensor]:
         """Wait for the shares of these ``nodes``, and return them in this order.
@@ -299,7 +302,7 @@ class PeerMessages:
         A share whose shape or type differs from ``like`` is reported as a broken edge; the wait ends with the next
         generation.
         """
-        label = wire.GradientShare(self.here.generation, self.here.step, part)
+        label = wire.GradientShare(self.assignment.generation, self.assignment.step, part)
         taken: list[Tensor] = []
         while len(taken) < len(nodes):
             result = self.collect([FrameId(node, label) for node in nodes], "the gradient of {}")
@@ -309,14 +312,14 @@ class PeerMessages:
                 n for n, flat in zip(nodes, result, strict=True) if (flat.shape, flat.dtype) != (like.shape, like.dtype)
             }
             for node in sorted(wrong):
-                self.here.report_broken(node, f"its gradient is not {list(like.shape)} numbers")
+                self.assignment.report_broken(node, f"its gradient is not {list(like.shape)} numbers")
             taken = [] if wrong else result
         return taken
 
     def report(self, verdict: UpdateJudgement, round: int, first: bool) -> None:
         """Report a verdict; ``first``: this is the first node of its stage."""
         for kind, fields in verdict.facts(first):
-            self.here.report(kind, round=round, **fields)
+            self.assignment.report(kind, round=round, **fields)
 
     def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:
         """Send a copy's message to its host; messages sent before the step have a lower priority."""
@@ -326,10 +329,10 @@ class PeerMessages:
         """Wait for this step's messages to the copies kept here, and store them."""
         for edge in self.links.edges.values():
             edge.flush_deferred()
-        expected = copies.expects(self.here.step)
+        expected = copies.expects(self.assignment.step)
         frames = [FrameId(parcel.source, self._copy_message(parcel)) for parcel in expected]
-        for parcel, flat in zip(expected, self.collect(frames, "what is kept here of {}"), strict=True):
-            copies.take(self.here.step, parcel, flat)
+        for parcel, flat in zip(expected, self.collect(frames, "the copy messages of {}"), strict=True):
+            copies.take(self.assignment.step, parcel, flat)
 
     def _copy_message(self, parcel: Parcel) -> wire.CopyMessage:
-        return wire.CopyMessage(self.here.generation, self.here.step, parcel.slot, _MOMENTS[parcel.moment])
+        return wire.CopyMessage(self.assignment.generation, self.assignment.step, parcel.slot, _MOMENTS[parcel.moment])

@@ -39,7 +39,10 @@ def execute_plan(
 
     :raises Superseded: if the controller sends another order.
     """
-    todo, done = [ReadyAction(a, messages.input_of(a)) for a in plan.actions.get(messages.here.node, ())], set[Key]()
+    todo, done = (
+        [ReadyAction(a, messages.input_of(a)) for a in plan.actions.get(messages.assignment.node, ())],
+        set[Key](),
+    )
     while todo:
         task = _first_ready(todo, done, messages)
         _act(task, messages, runner, spans, passed)
@@ -72,12 +75,12 @@ def _act(
     task: ReadyAction, messages: PeerMessages, runner: StageRunner, spans: list[Span], passed: Passed | None
 ) -> None:
     action, control_link = task.action, messages.control_link
-    control_link.set_activity(action.kind, messages.here.step, action.microbatch, action.hop)
-    control_link.reading.newly()
+    control_link.set_activity(action.kind, messages.assignment.step, action.microbatch, action.hop)
+    control_link.reading.pop_seconds()
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
     out = work(action.microbatch, action.hop, None if task.input is None else messages.take(task.input))
-    start += control_link.reading.newly()  # exclude the time spent reading the batch
+    start += control_link.reading.pop_seconds()  # exclude the time spent reading the batch
     control_link.delay_if_slow()  # delays the output too
     if action.target is not None:
         assert out is not None
@@ -91,11 +94,11 @@ def _act(
 
 def combine_gradients(config: RunConfig, messages: PeerMessages, runner: StageRunner, spans: list[e.Span]) -> None:
     """Combine the gradients of the nodes with the same parameters, and append a span for it to ``spans``."""
-    nodes = nodes_sharing_parameters(messages.here.present, config.model, messages.here.node)
+    nodes = nodes_sharing_parameters(messages.assignment.present, config.model, messages.assignment.node)
     rule = messages.round_member.outer.exchange
     if len(nodes) == 1 or (config.exchange.replicas > 1 and rule.interval != 0):
         return
-    messages.control_link.set_activity("exchange", messages.here.step)
+    messages.control_link.set_activity("exchange", messages.assignment.step)
     start = time.monotonic()
     if config.exchange.replicas > 1:
         exchange_gradients(messages, runner)
@@ -109,19 +112,19 @@ def exchange_gradients(messages: PeerMessages, runner: StageRunner) -> None:
 
     Reports invalid updates; the first replica also reports the weights of all.
     """
-    outer, here = messages.round_member.outer, messages.here
-    replicas = dict(enumerate(here.present.peers(here.node)))
-    me = next(replica for replica, node in replicas.items() if node == here.node)
+    outer, assignment = messages.round_member.outer, messages.assignment
+    replicas = dict(enumerate(assignment.present.peers(assignment.node)))
+    me = next(replica for replica, node in replicas.items() if node == assignment.node)
     others = {replica: node for replica, node in replicas.items() if replica != me}
-    own = outer.update(runner, me)
-    at = here.step, outer.settled.rounds
-    updates = outer.publisher.updates(own, outer.exchange.codec(outer.settled), at, me, others)
+    update = outer.update(runner, me)
+    at = assignment.step, outer.settled.rounds
+    updates = outer.publisher.updates(update, outer.exchange.codec(outer.settled), at, me, others)
     for replica, node in others.items():
         messages.send_share(node, _blocking(updates[replica]))
     received = [*zip(others, messages.take_shares([*others.values()], None), strict=True)]
-    messages.control_link.set_activity("settle", here.step)
+    messages.control_link.set_activity("settle", assignment.step)
     verdict = outer.settle({me: updates[me], **{replica: Update(flat) for replica, flat in received}}, me, runner)
-    messages.report(verdict, here.step, first=me == 0)
+    messages.report(verdict, assignment.step, first=me == 0)
 
 
 def _blocking(update: Update) -> Tensor:
@@ -129,20 +132,20 @@ def _blocking(update: Update) -> Tensor:
     return update.blocking
 
 
-def nodes_sharing_parameters(there: Arrangement, model: ModelConfig, node: int) -> tuple[int, ...]:
+def nodes_sharing_parameters(present: Arrangement, model: ModelConfig, node: int) -> tuple[int, ...]:
     """Return the nodes with the parameters of ``node``: those of its stage, or all if every stage has all weights."""
-    return tuple(there.stage) if model.one_array else there.peers(node)
+    return tuple(present.stage) if model.one_array else present.peers(node)
 
 
 def add_shards(messages: PeerMessages, runner: StageRunner, nodes: Sequence[int]) -> None:
     """Add up the shares of ``nodes``, in their order, at the first of them."""
     first, *others = nodes
-    own = runner.gradient_sums()
-    if messages.here.node == first:
-        own = sum_shares([own, *messages.take_shares(others, own)])
+    sums = runner.gradient_sums()
+    if messages.assignment.node == first:
+        sums = sum_shares([sums, *messages.take_shares(others, sums)])
         for node in others:
-            messages.send_share(node, own)
+            messages.send_share(node, sums)
     else:
-        messages.send_share(first, own)
-        (own,) = messages.take_shares([first], own)
-    runner.load_gradient_sums(own)
+        messages.send_share(first, sums)
+        (sums,) = messages.take_shares([first], sums)
+    runner.load_gradient_sums(sums)

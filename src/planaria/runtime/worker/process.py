@@ -23,9 +23,9 @@ from planaria.runtime.worker.sleeping_runner import layer_seconds, warm_runner
 from planaria.runtime.worker.worker import Worker
 
 
-def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -> NoReturn:
+def main(setup: Setup, connection: ControlLine, name: str, incarnation: int) -> NoReturn:
     """Work until the controller dismisses this process."""
-    begin_log(setup.folder, setup.config.name, worker, setup.log)
+    begin_log(setup.folder, setup.config.name, name, setup.log)
     torch.set_num_threads(setup.config.fleet.threads)
     keep_freed()
     inbox = Inbox()
@@ -35,11 +35,11 @@ def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -
     control_link.trouble = lambda: transport.trouble
     began = time.monotonic()
     # No variable here may refer to the runner: this function never returns, so its memory would stay occupied.
-    made = Worker(setup, ResolvedRun(setup.config), worker, control_link, transport, warm_runner(setup.config))
-    made.messages.patience.warm_s = time.monotonic() - began
+    worker = Worker(setup, ResolvedRun(setup.config), name, control_link, transport, warm_runner(setup.config))
+    worker.messages.patience.warm_s = time.monotonic() - began
     if isinstance(connection, MovingLine):
-        made.follow_controller(connection.address)
-        connection.on_move = made.follow_controller
-    layer_s = layer_seconds(setup.config, made.runner) if setup.config.pipeline.has_uneven_stages else 0.0
-    with logs.about(made.log_fields):
-        made.run(incarnation, layer_s)
+        worker.follow_controller(connection.address)
+        connection.on_move = worker.follow_controller
+    layer_s = layer_seconds(setup.config, worker.runner) if setup.config.pipeline.has_uneven_stages else 0.0
+    with logs.about(worker.log_fields):
+        worker.run(incarnation, layer_s)

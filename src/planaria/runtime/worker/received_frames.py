@@ -36,16 +36,18 @@ class ReceivedFrames:
 
     def __init__(self, codec: WireCodec, shape: Shape, land: Callable[[Tensor], Tensor] | None = None) -> None:
         """``shape``: that of one microbatch's activation. ``land`` converts the message of each received one."""
-        self._codec, self._shape, self._land = codec, shape, land
+        self._codec = codec
+        self._shape = shape
+        self._land = land
         self._layouts = {leg: codec.layout(shape, leg) for leg in LEGS}
-        self._held: dict[FrameId, tuple[tuple[int, int], Tensor]] = {}
+        self._frames: dict[FrameId, tuple[tuple[int, int], Tensor]] = {}
         """with the generation and step of each"""
         self._now = 0, 0
 
     def turn(self, generation: int, step: int) -> None:
         """Advance to ``step`` of ``generation``, and drop stale frames."""
         self._now = generation, step
-        self._held = {frame: held for frame, held in self._held.items() if held[0] >= self._now}
+        self._frames = {frame: entry for frame, entry in self._frames.items() if entry[0] >= self._now}
 
     def put(self, sender: int, header: TensorHeader, payload: Tensor) -> None:
         """Keep a frame unless it is stale.
@@ -64,7 +66,7 @@ class ReceivedFrames:
         if isinstance(label, Activation):
             self._require_valid(label, payload)
             payload = payload if self._land is None else self._land(payload)
-        self._held[FrameId(sender, label)] = when, payload
+        self._frames[FrameId(sender, label)] = when, payload
 
     def _require_valid(self, label: Activation, payload: Tensor) -> None:
         leg: Leg = "forward" if label.content is FrameContent.FORWARD else "backward"
@@ -80,12 +82,12 @@ class ReceivedFrames:
             )
 
     def __contains__(self, frame: FrameId) -> bool:
-        return frame in self._held
+        return frame in self._frames
 
     def missing(self, frames: Iterable[FrameId]) -> list[int]:
         """Return the senders of the ``frames`` that have not arrived."""
-        return [frame.sender for frame in frames if frame not in self._held]
+        return [frame.sender for frame in frames if frame not in self._frames]
 
     def take(self, frame: FrameId) -> Tensor:
         """Remove and return a received frame."""
-        return self._held.pop(frame)[1]
+        return self._frames.pop(frame)[1]

@@ -51,7 +51,7 @@ class SnapshotPart(NamedTuple):
 
 @dataclass(frozen=True)
 class _Original:
-    """A stage as its keepers see it."""
+    """A holder's access to the stage that it copies (:class:`planaria.recovery.base.Original`)."""
 
     config: RunConfig
     stage: int
@@ -78,11 +78,11 @@ class _Original:
 class StageCopies:
     """A node's copies: the sending sides for its stage, and the copies that it hosts."""
 
-    def __init__(self, run: ResolvedRun, node: int, there: Arrangement, make: MakeRunner) -> None:
-        """``there``: all nodes of the node's replica, present or absent."""
-        self.node, self._stage = node, there.stage
+    def __init__(self, run: ResolvedRun, node: int, column: Arrangement, make: MakeRunner) -> None:
+        """``column``: all nodes of the node's replica, present or absent."""
+        self.node, self._stage = node, column.stage
         config, self._chain = run.config, run.recovery
-        self._placed = [slot.copy for slot in self._chain.placed(there)]
+        self._placed = [slot.copy for slot in self._chain.placed(column)]
         self._masks: Masks | None = None
         masks = self._mask if config.data.document_mask else None
         self._all_senders: dict[int, Sender] = {}
@@ -90,11 +90,11 @@ class StageCopies:
         for number, (slot, placed) in enumerate(zip(self._chain.slots, self._placed, strict=True)):
             strategy = self._chain.strategies[slot.by]
             if node in placed.sources:
-                self._all_senders[number] = strategy.sender(slot.copy, there.stage[node])
+                self._all_senders[number] = strategy.sender(slot.copy, column.stage[node])
             if node == placed.host:
                 originals = {stage: _Original(config, stage, make, masks) for stage in slot.copy.sources}
                 self._all_holders[number] = strategy.holder(slot.copy, originals)
-        # Active keepers. They change with the formation only, since every action reads them.
+        # Active sides. They change with the formation only, since every action reads them.
         self._senders, self._holders = self._all_senders, self._all_holders
 
     def formed(self, replaced: set[int], absent: set[int]) -> None:
@@ -106,10 +106,10 @@ class StageCopies:
         restarting = set().union(
             *(key for key, copy in zip(keys, self._placed, strict=True) if replaced & copy.members)
         )
-        for side in (self._all_senders, self._all_holders):
-            for number, keeper in side.items():
+        for sides in (self._all_senders, self._all_holders):
+            for number, side in sides.items():
                 if keys[number] & restarting:
-                    keeper.restart()
+                    side.restart()
 
     def begin(self, masks: Masks | None) -> None:
         """Start a step with these document masks."""
@@ -166,17 +166,17 @@ class StageCopies:
         self._holders[parcel.slot].take(step, self._stage[parcel.source], parcel.moment, message)
 
     def commit(self, step: int) -> None:
-        for keeper in self._keepers:
-            keeper.commit(step)
+        for side in self._active_sides:
+            side.commit(step)
 
     def drop(self) -> None:
-        for keeper in self._keepers:
-            keeper.drop()
+        for side in self._active_sides:
+            side.drop()
 
     def kept(self, by: str, lost: int) -> dict[Copy, StageState]:
         """Return the copies for the strategy ``by`` that help to rebuild the stage ``lost``."""
-        own = {number: copy for number, copy in self._kept_by(by) if self._chain.helps_rebuild(by, copy, lost)}
-        return {copy: self._all_holders[number].state() for number, copy in own.items()}
+        helpful = {number: copy for number, copy in self._kept_by(by) if self._chain.helps_rebuild(by, copy, lost)}
+        return {copy: self._all_holders[number].state() for number, copy in helpful.items()}
 
     @property
     def retained(self) -> int:
@@ -186,11 +186,11 @@ class StageCopies:
     def remembered(self) -> SnapshotPart:
         """Return this worker's part of the retained snapshot."""
         assert self._own is not None
-        own, holder = self._own
+        own_slot, holder = self._own
         parities = {
             f"{number}.{key}": part
-            for number, copy in self._kept_by(self._chain.slots[own].by)
-            if number != own
+            for number, copy in self._kept_by(self._chain.slots[own_slot].by)
+            if number != own_slot
             for key, part in self._all_holders[number].state().weights.items()
         }
         return SnapshotPart(self._stage[self.node], holder.retained, holder.state(), parities)
@@ -200,24 +200,23 @@ class StageCopies:
         holders = (holder for holder in self._all_holders.values() if isinstance(holder, RestoredHolder))
         return all(holder.intact() for holder in holders)
 
-    def recall(self, given: SnapshotPart) -> None:
+    def recall(self, part: SnapshotPart) -> None:
         """Restore a part of a snapshot from :meth:`remembered`."""
         assert self._own is not None
-        self._own[1].load(given.state, given.step)
+        self._own[1].load(part.state, part.step)
         for number, _ in self._kept_by(self._chain.slots[self._own[0]].by):
-            kept = {
-                key.partition(".")[2]: p for key, p in given.parities.items() if key.partition(".")[0] == str(number)
-            }
-            if kept:
-                cast(RestoredHolder, self._all_holders[number]).load(StageState(kept), given.step)
-                log.info("restored copy %d from the snapshot of step %d", number, given.step)
+            prefix = f"{number}."
+            parities = {key.removeprefix(prefix): p for key, p in part.parities.items() if key.startswith(prefix)}
+            if parities:
+                cast(RestoredHolder, self._all_holders[number]).load(StageState(parities), part.step)
+                log.info("restored copy %d from the snapshot of step %d", number, part.step)
 
-    def restore(self, by: str, state: StageState, given: Mapping[int, StageState], step: int) -> None:
+    def restore(self, by: str, state: StageState, donated: Mapping[int, StageState], step: int) -> None:
         """Restore the copies for the strategy ``by`` after this stage was rebuilt as ``state`` of ``step``, if
         possible.
         """
         for number, copy in self._kept_by(by):
-            kept = state if copy.own else self._chain.strategies[by].restored(copy, given)
+            kept = state if copy.own else self._chain.strategies[by].restored(copy, donated)
             if kept is not None:
                 cast(RestoredHolder, self._all_holders[number]).load(kept, step)
                 log.info("restored copy %d for %s, of step %d", number, by, step)
@@ -241,7 +240,7 @@ class StageCopies:
         return sent + sum(holder.nbytes for holder in self._all_holders.values())
 
     @property
-    def _keepers(self) -> list[Sender | Holder]:
+    def _active_sides(self) -> list[Sender | Holder]:
         return [*self._senders.values(), *self._holders.values()]
 
 

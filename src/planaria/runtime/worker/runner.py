@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,15 +22,36 @@ from planaria.models.state import StageState
 from planaria.pipeline.codecs.base import Leg, Visit
 from planaria.pipeline.codecs.registry import codec_for
 from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
-from planaria.runtime.worker.step_samples import Batch, Masks, TargetCounts, to_device
+from planaria.runtime.worker.step_samples import Batch, Masks, StepInputs, TargetCounts, to_device
 
 
 class NonFinite(Exception):
     """The loss or a gradient is not finite; the step must not be committed."""
 
 
+@dataclass
+class PendingStep:
+    """The results of a step or validation until it is committed or dropped, by microbatch, or microbatch and hop."""
+
+    passes: float = 0.0
+    """backward passes so far, times :attr:`StepInputs.weights`"""
+    targets_seen: float = 0.0
+    """targets of these passes"""
+    inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """activations that need a gradient"""
+    outputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    targets: dict[int, Tensor] = field(default_factory=dict)
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    group_norms: Tensor | None = None
+    """L2 norms before clipping, once the gradient is clipped"""
+    norms: tuple[float, float] | None = None
+    """L2 norm of the finished gradient before and after clipping"""
+    before: StageState | None = None
+    """state before :meth:`StageRunner.prepare`"""
+
+
 class StageRunner:
-    """One stage's module, optimizer and pending microbatches."""
+    """One stage's module, optimizer and pending step."""
 
     def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
         """Build ``stage`` (0 is the ends). Without ``initialise``, load its weights before use."""
@@ -42,26 +64,17 @@ class StageRunner:
         if config.train.compile:
             compile_pass(self.module, stage)
         self.parameters = dict(self.module.named_parameters())
-        self.rule = optimizer(config.optim)
-        self.optimizer = self.rule.build(self.parameters, stage, config.optim)
-        self.lr_scale, self.scales = 1.0, dict[str, float]()
+        self.optimizer_kind = optimizer(config.optim)
+        self.optimizer = self.optimizer_kind.build(self.parameters, stage, config.optim)
+        self.lr_scale = 1.0
+        self.scales: dict[str, float] = {}
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
         self.codec = codec_for(config.model, config.pipeline)
         self.shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
         """shape of an activation"""
-        self._norms: Tensor | None = None
-        self._pending: tuple[float, float] | None = None
-        self._before: StageState | None = None
-        self._inputs: dict[tuple[int, int], Tensor] = {}
-        self._outputs: dict[tuple[int, int], Tensor] = {}
-        self._targets, self._losses = dict[int, Tensor](), dict[int, Tensor]()
-        self._batch: Batch | None = None
-        self._masks: Masks | None = None
-        self._train, self._microbatches = True, 1
-        self._seen, self._seen_targets, self._first_sample = 0.0, 0.0, 0
-        self._weights: Sequence[float] | None = None
-        self._learned: TargetCounts | None = None
+        self._step = StepInputs()
+        self._pending = PendingStep()
 
     def begin(
         self,
@@ -70,19 +83,12 @@ class StageRunner:
         microbatches: int,
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
-        learned: TargetCounts | None = None,
+        target_counts: TargetCounts | None = None,
         first_sample: int = 0,
     ) -> None:
-        """Start a step or a validation of ``microbatches``.
-
-        ``batch``: the data of the ends. ``weights``: factor of each microbatch in a coded step; default 1.
-        ``learned``: the numbers of targets, if they differ. ``first_sample``: the step's, for random
-        rounding.
-        """
+        """Start a step or a validation of ``microbatches``; the parameters are fields of :class:`StepInputs`."""
         self.drop()
-        self._batch, self._masks, self._weights, self._learned = batch, masks, weights, learned
-        self._train, self._microbatches, self._first_sample = train, microbatches, first_sample
-        self._seen = self._seen_targets = 0.0
+        self._step = StepInputs(batch, train, microbatches, masks, weights, target_counts, first_sample)
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
         """Run one forward pass on the message ``x``, and return the message with the activation.
@@ -95,34 +101,34 @@ class StageRunner:
         if x is not None:
             message = x.to(self.config.train.device)
             ids = self.codec.ids(message, self.shape, "forward")
-            x = self.codec.decode(message, self.shape, "forward").float().detach().requires_grad_(self._train)
-        with torch.set_grad_enabled(self._train), self._precision():
+            x = self.codec.decode(message, self.shape, "forward").float().detach().requires_grad_(self._step.train)
+        with torch.set_grad_enabled(self._step.train), self._precision():
             if self.stage:
                 assert x is not None
                 y = self.module(x, *self._mask(microbatch))
             elif hop == 0:
-                assert self._batch is not None
-                tokens, targets = self._batch(microbatch)
-                self._targets[microbatch] = to_device(targets, self.config.train.device)
+                assert self._step.batch is not None
+                tokens, targets = self._step.batch(microbatch)
+                self._pending.targets[microbatch] = to_device(targets, self.config.train.device)
                 ids = to_device(tokens, self.config.train.device)
                 y = self.module.embed(ids, *self._mask(microbatch))
             else:
                 assert x is not None
-                y = self.module.loss(x, self._targets.pop(microbatch)) / self._microbatches
-                if self._weights is not None:
-                    y = y * self._weights[microbatch]
-                if self._learned is not None:
-                    y = y * self._learned.weight(microbatch)
-                self._losses[microbatch] = y.detach()
-        if self._train:
-            self._outputs[microbatch, hop] = y
+                y = self.module.loss(x, self._pending.targets.pop(microbatch)) / self._step.microbatches
+                if self._step.weights is not None:
+                    y = y * self._step.weights[microbatch]
+                if self._step.target_counts is not None:
+                    y = y * self._step.target_counts.weight(microbatch)
+                self._pending.losses[microbatch] = y.detach()
+        if self._step.train:
+            self._pending.outputs[microbatch, hop] = y
             if x is not None:
-                self._inputs[microbatch, hop] = x
+                self._pending.inputs[microbatch, hop] = x
         return None if y.ndim == 0 else self._message(y.detach(), "forward", microbatch, hop, ids)
 
     def _message(self, x: Tensor, leg: Leg, microbatch: int, hop: int, ids: Tensor | None = None) -> Tensor:
         """Return the message that carries ``x``, an activation of tokens ``ids`` or a gradient."""
-        sample = self._first_sample + microbatch * self.config.pipeline.microbatch_size
+        sample = self._step.first_sample + microbatch * self.config.pipeline.microbatch_size
         message = self.codec.encode(x, leg, Visit(self.config.seed, sample, hop), ids)
         if not message.is_cuda and (damage := self.codec.invalid_reason(message, self.shape, leg)):
             label = "activation" if leg == "forward" else "gradient"
@@ -133,32 +139,32 @@ class StageRunner:
 
     def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
         """Return the stage's additional arguments: the document mask, if any."""
-        return () if self._masks is None else (to_device(self._masks(microbatch), self.config.train.device),)
+        return () if self._step.masks is None else (to_device(self._step.masks(microbatch), self.config.train.device),)
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
         """Run one backward pass on the message ``grad``; return the message with the gradient of the input, if any."""
-        y = self._outputs.pop((microbatch, hop))
+        y = self._pending.outputs.pop((microbatch, hop))
         if not y.requires_grad:  # of frozen ends
             return None
-        weight = 1.0 if self._weights is None else self._weights[microbatch]
-        self._seen += weight
-        if self._learned is not None:
-            self._seen_targets += weight * self._learned.counts[microbatch]
+        weight = 1.0 if self._step.weights is None else self._step.weights[microbatch]
+        self._pending.passes += weight
+        if self._step.target_counts is not None:
+            self._pending.targets_seen += weight * self._step.target_counts.counts[microbatch]
         sums = detach_gradients(self.parameters.values()) if y.is_cuda else []
         if grad is not None:
             grad = self.codec.decode(grad.to(y.device), self.shape, "backward").to(y.dtype)
         torch.autograd.backward(y, grad)
         add_new_gradients(sums)
-        x = self._inputs.pop((microbatch, hop), None)
+        x = self._pending.inputs.pop((microbatch, hop), None)
         return None if x is None or x.grad is None else self._message(x.grad, "backward", microbatch, hop)
 
     def clip(self) -> None:
         """Scale, fold and clip the gradient after the last microbatch. On a GPU, only :meth:`finish` waits for the
         result.
         """
-        if self._train and self._norms is None:
+        if self._step.train and self._pending.group_norms is None:
             self.rescale_for_skips()
-            self._norms = clip_gradients(self.parameters, self.config.optim)
+            self._pending.group_norms = clip_gradients(self.parameters, self.config.optim)
 
     def finish(self) -> float | None:
         """Clip the gradient and make it ready to commit; return its L2 norm before clipping, None in a validation.
@@ -168,12 +174,12 @@ class StageRunner:
         self.clip()
         if self.loss is not None and not math.isfinite(self.loss):
             raise NonFinite(f"the loss is {self.loss}; lower optim.lr or check the data")
-        if self._norms is None:
+        if self._pending.group_norms is None:
             return None
-        norm, bounded = total_norms(self._norms, self.config.optim)
+        norm, bounded = total_norms(self._pending.group_norms, self.config.optim)
         if not math.isfinite(norm):
             raise NonFinite(f"the gradient norm of stage {self.stage} is {norm}; lower optim.lr")
-        self._pending = norm, bounded
+        self._pending.norms = norm, bounded
         return norm
 
     def rescale_for_skips(self) -> None:
@@ -184,14 +190,14 @@ class StageRunner:
         """
         if self.stage == 0:
             self._fold()
-        elif 0 < self._seen != self._microbatches:
-            scale = self._microbatches / self._seen
-            if self._learned is not None:
-                scale = self._learned.whole / self._seen_targets
+        elif 0 < self._pending.passes != self._step.microbatches:
+            scale = self._step.microbatches / self._pending.passes
+            if self._step.target_counts is not None:
+                scale = self._step.target_counts.replica_total / self._pending.targets_seen
             for parameter in self.parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
-            self._seen = float(self._microbatches)
+            self._pending.passes = float(self._step.microbatches)
 
     def _fold(self) -> None:
         """Combine gradients that the ends accumulate separately, if their family does that."""
@@ -212,7 +218,7 @@ class StageRunner:
         """Return this node's share of the step's sums: flat gradients, passes and targets seen, loss. [n + 3], fp32,
         CPU."""
         self._fold()
-        counted = torch.tensor([self._seen, self._seen_targets, self.loss or 0.0])
+        counted = torch.tensor([self._pending.passes, self._pending.targets_seen, self.loss or 0.0])
         return torch.cat([*(grad.reshape(-1).float().cpu() for grad in self.grads.values()), counted])
 
     def load_gradient_sums(self, total: Tensor) -> None:
@@ -222,14 +228,14 @@ class StageRunner:
         # Copy, because others absorb the same total, and clipping changes gradients in place.
         self.set_gradients({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
         if not self.config.model.one_array:  # there, every stage sees all microbatches
-            self._seen, self._seen_targets = (float(round(one.item())) for one in counted[:2])  # whole numbers
+            self._pending.passes, self._pending.targets_seen = counted[:2].round().tolist()  # whole numbers
         if self.stage == 0:
-            self._losses = {0: counted[2].clone()}
+            self._pending.losses = {0: counted[2].clone()}
 
     def gradients(self) -> StageState:
         """Return the finished, clipped gradient and its norms; shares memory."""
-        assert self._pending is not None, "there is no finished step"
-        return StageState(self.grads, grad_norm=self._pending[0], clipped_norm=self._pending[1])
+        assert self._pending.norms is not None, "there is no finished step"
+        return StageState(self.grads, grad_norm=self._pending.norms[0], clipped_norm=self._pending.norms[1])
 
     def prepare(self, step: int) -> None:
         """Apply the gradient of ``step`` revocably: :meth:`drop` undoes it until :meth:`commit`. Copies the whole
@@ -238,44 +244,39 @@ class StageRunner:
         before = self.state()
         before.weights = {name: tensor.clone() for name, tensor in before.weights.items()}
         before.moments = {
-            name: {key: tensor.clone() for key, tensor in held.items()} for name, held in before.moments.items()
+            name: {key: tensor.clone() for key, tensor in moments.items()} for name, moments in before.moments.items()
         }
         self._update(step)
-        self._before = before
+        self._pending.before = before
 
     def commit(self, step: int) -> None:
         """Apply the gradient of ``step`` permanently."""
-        if self._before is None:
+        if self._pending.before is None:
             self._update(step)
-        self._before = None
+        self._pending.before = None
         self.drop()
 
     def apply(self, step: int, gradients: StageState) -> None:
         """Commit ``step`` with gradients from another worker's :meth:`gradients`."""
         self.set_gradients(gradients.weights)
         assert gradients.grad_norm is not None and gradients.clipped_norm is not None
-        self._pending = (gradients.grad_norm, gradients.clipped_norm)
+        self._pending.norms = (gradients.grad_norm, gradients.clipped_norm)
         self.commit(step)
 
     def _update(self, step: int) -> None:
-        assert self._pending is not None, "an update without a finished step"
+        assert self._pending.norms is not None, "an update without a finished step"
         rate = learning_rate(self.config.optim, step, self.config.train.schedule_steps or self.config.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * (self.lr_scale if group["scale"] is None else group["scale"])
         self.optimizer.step()
-        self.grad_norm, self.clipped_norm = self._pending
+        self.grad_norm, self.clipped_norm = self._pending.norms
 
     def drop(self) -> None:
         """Discard the current step; undo :meth:`prepare`."""
-        if self._before is not None:
-            before, self._before = self._before, None
-            self.load(before)
-        self._norms = self._pending = None
-        self._inputs.clear()
-        self._outputs.clear()
-        self._targets.clear()
-        self._losses.clear()
+        dropped, self._pending = self._pending, PendingStep()
         self.module.zero_grad()
+        if dropped.before is not None:
+            self.load(dropped.before)
 
     @property
     def loss(self) -> float | None:
@@ -283,15 +284,16 @@ class StageRunner:
 
         Summed in the order of microbatches, since they may return to the ends in another order.
         """
-        return torch.stack([loss for _, loss in sorted(self._losses.items())]).sum().item() if self._losses else None
+        losses = [loss for _, loss in sorted(self._pending.losses.items())]
+        return torch.stack(losses).sum().item() if losses else None
 
     def state(self) -> StageState:
         """Return the stage's state, which shares memory: copy or send it before the next commit."""
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        known = {name: self.optimizer.state[p] for name, p in self.parameters.items() if p in self.optimizer.state}
-        moments = {name: {key: held[key] for key in self.rule.keys} for name, held in known.items()}
-        steps = torch.stack([held["step"] for held in known.values()]).tolist() if known else []
-        clocks = {name: int(step) for name, step in zip(known, steps, strict=True)}
+        updated = {name: self.optimizer.state[p] for name, p in self.parameters.items() if p in self.optimizer.state}
+        moments = {name: {key: state[key] for key in self.optimizer_kind.keys} for name, state in updated.items()}
+        steps = torch.stack([state["step"] for state in updated.values()]).tolist() if updated else []
+        clocks = {name: int(step) for name, step in zip(updated, steps, strict=True)}
         generators = {kind: generator.get_rng_state() for kind, generator in self._generators.items()}
         norms = self.grad_norm, self.clipped_norm
         return StageState(weights, moments, clocks, self.lr_scale, *norms, generators, scales=dict(self.scales))
@@ -309,13 +311,13 @@ class StageRunner:
         self.set_weights(state.weights)
         self.lr_scale, self.scales = state.lr_scale, dict(state.scales)
         scales = {self.parameters[name]: scale for name, scale in self.scales.items()}
-        self.optimizer = self.rule.build(self.parameters, self.stage, self.config.optim, scales)
-        for name, held in state.moments.items():
-            if held.keys() != set(self.rule.keys):
-                raise ValueError(f"stage {self.stage}: {name} has {sorted(held)}, not {self.rule.keys}")
+        self.optimizer = self.optimizer_kind.build(self.parameters, self.stage, self.config.optim, scales)
+        for name, moments in state.moments.items():
+            if moments.keys() != set(self.optimizer_kind.keys):
+                raise ValueError(f"stage {self.stage}: {name} has {sorted(moments)}, not {self.optimizer_kind.keys}")
             parameter = self.parameters[name]
             step = torch.tensor(float(state.clocks[name]), device=parameter.device)
-            tensors = {key: tensor.to(parameter.device, copy=True) for key, tensor in held.items()}
+            tensors = {key: tensor.to(parameter.device, copy=True) for key, tensor in moments.items()}
             self.optimizer.state[parameter] = {"step": step, **tensors}
         self.grad_norm, self.clipped_norm = state.grad_norm, state.clipped_norm
         for kind in self._generators.keys() & state.generators.keys():
@@ -328,10 +330,9 @@ class StageRunner:
 
     def release(self) -> None:
         """Free the stage's memory before another runner is built; this one cannot be used afterwards."""
-        self.module = self.optimizer = self._norms = self._before = None  # type: ignore[assignment]
+        self.module = self.optimizer = None  # type: ignore[assignment]
         self.parameters = {}
-        for held in (self._inputs, self._outputs, self._targets, self._losses):
-            held.clear()
+        self._pending = PendingStep()
 
     @property
     def nbytes(self) -> int:
@@ -348,10 +349,10 @@ class StageRunner:
             raise ValueError(f"stage {self.stage}: parameters differ: {differing}")
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                given = weights[name]
-                if given.shape != parameter.shape:
-                    raise ValueError(f"stage {self.stage}: {name} is {list(given.shape)}, not {list(parameter.shape)}")
-                parameter.copy_(given)
+                weight = weights[name]
+                if weight.shape != parameter.shape:
+                    raise ValueError(f"stage {self.stage}: {name} is {list(weight.shape)}, not {list(parameter.shape)}")
+                parameter.copy_(weight)
 
     @property
     def _generators(self) -> dict[str, Any]:

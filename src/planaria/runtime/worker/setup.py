@@ -14,8 +14,10 @@ from planaria.config.names import NamedPath
 from planaria.config.schema import RunConfig
 from planaria.runtime.transport.address import REACHABLE, Reach
 
-RUN, DATA, CHECKPOINTS = "run", "data", "checkpoints"
-"""names of the run's folders for remote access (``runtime/fleet/files.py``)"""
+# names of the run's folders for remote access (``runtime/fleet/files.py``)
+RUN = "run"
+DATA = "data"
+CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,7 @@ class Setup:
     part: str = ""
     """name of the part of the run (``RunStarted.part``) for its snapshots in memory"""
     sign: str = ""
-    """``RunAddress.sign`` of the run (``runtime/fleet/joining.py``), which identifies its ``folder``; empty: do not use
-    the folder
-    """
+    """``RunAddress.folder_id`` (``runtime/fleet/joining.py``), which identifies ``folder``; empty: do not use it"""
     log: Annotated[LogSettings, Field(exclude=True)] = DEFAULT
     """logs of the workers; not sent, since a machine that joins has its own settings"""
 

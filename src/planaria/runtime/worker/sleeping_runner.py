@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from planaria.models.llama_stages import stage_layers
 from planaria.pipeline.codecs.base import LEGS, Leg, Shape, Visit, WireCodec
 from planaria.pipeline.network.costs import MessageCosts
 from planaria.runtime.worker.runner import StageRunner
-from planaria.runtime.worker.step_samples import Batch, Masks, TargetCounts
+from planaria.runtime.worker.step_samples import Batch
 
 
 def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
@@ -40,17 +40,19 @@ class Slowness:
     """
 
     def __init__(self, config: RunConfig, replica: int, every_s: float) -> None:
-        self._config, self._replica, self._every_s = config, replica, every_s
-        self._begun = time.monotonic()
+        self._config = config
+        self._replica = replica
+        self._every_s = every_s
+        self._began = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Sleep for ``seconds`` of work, stretched by the factor of each interval."""
         while seconds > 0:
-            piece, into = divmod(time.monotonic() - self._begun, self._every_s)
-            times = slowdown_factor(self._config, self._replica, int(piece))
-            taken = min(seconds * times, self._every_s - into)
-            time.sleep(taken)
-            seconds -= taken / times if taken < seconds * times else seconds
+            interval, elapsed_s = divmod(time.monotonic() - self._began, self._every_s)
+            factor = slowdown_factor(self._config, self._replica, int(interval))
+            slept_s = min(seconds * factor, self._every_s - elapsed_s)
+            time.sleep(slept_s)
+            seconds -= slept_s / factor if slept_s < seconds * factor else seconds
 
 
 class SleepingRunner(StageRunner):
@@ -62,9 +64,9 @@ class SleepingRunner(StageRunner):
     def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
         super().__init__(config, stage, initialise)
         self._prices: tuple[int, MessageCosts] | None = None
-        self._times = 1.0
-        self.slowness: Slowness | None = None
-        """replaces :meth:`slow_down` if slowness changes with time"""
+        self._slowdown = 1.0
+        self._slowness: Slowness | None = None
+        """replaces the factor if slowness changes with time"""
         self._messages = {leg: _zeros(self.codec, self.shape, leg) for leg in LEGS}
 
     def use_prices(self, node: int, prices: MessageCosts) -> None:
@@ -75,35 +77,30 @@ class SleepingRunner(StageRunner):
         if self._prices is not None:
             node, prices = self._prices
             seconds = MessageCosts.seconds(prices.compute(kind, node, hop))
-            if self.slowness is None:
-                time.sleep(self._times * seconds)
+            if self._slowness is None:
+                time.sleep(self._slowdown * seconds)
             else:
-                self.slowness.sleep(seconds)
+                self._slowness.sleep(seconds)
 
-    def slow_down(self, times: float) -> None:
-        """Multiply the duration of passes by ``times``."""
-        self._times = times
+    def draw_slowdown(self, replica: int, round: int) -> None:
+        """Slow passes down as drawn for a replica: for this round, or by the time since the first call."""
+        interval_s = self.config.network.straggle_s
+        if interval_s is None:
+            self._slowdown = slowdown_factor(self.config, replica, round)
+        else:
+            self._slowness = self._slowness or Slowness(self.config, replica, interval_s)
 
-    def begin(
-        self,
-        batch: Batch | None,
-        train: bool,
-        microbatches: int,
-        masks: Masks | None = None,
-        weights: Sequence[float] | None = None,
-        learned: TargetCounts | None = None,
-        first_sample: int = 0,
-    ) -> None:
-        super().begin(batch, train, microbatches, weights=weights, learned=learned)
+    def begin(self, batch: Batch | None, train: bool, microbatches: int, *further: Any, **named: Any) -> None:
+        super().begin(batch, train, microbatches, *further, **named)
         for parameter in self.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
-        if hop == 0 and self._batch is not None:
-            self._batch(microbatch)  # reading may be delayed by a fault
+        if hop == 0 and self._step.batch is not None:
+            self._step.batch(microbatch)  # reading may be delayed by a fault
         self._sleep("forward", hop)
         if self.stage == 0 and hop:
-            self._losses[microbatch] = torch.zeros(())
+            self._pending.losses[microbatch] = torch.zeros(())
             return None
         return self._messages["forward"]
 
@@ -112,7 +109,7 @@ class SleepingRunner(StageRunner):
         return None if self.stage == 0 and hop == 0 else self._messages["backward"]
 
 
-_TIMED_S, _LEAST = 0.5, 3
+_TIMED_S, _MIN_PASSES = 0.5, 3
 """minimum seconds and number of timed passes"""
 
 
@@ -132,23 +129,23 @@ def layer_seconds(config: RunConfig, runner: StageRunner) -> float:
     """
     threads, clock = (1, time.monotonic) if config.train.device == "cuda" else (config.fleet.threads, time.process_time)
     layers, until = len(stage_layers(config.model, config.pipeline.stages, 1)), time.monotonic() + _TIMED_S
-    taken: list[float] = []
-    while len(taken) < _LEAST or time.monotonic() < until:
+    durations: list[float] = []
+    while len(durations) < _MIN_PASSES or time.monotonic() < until:
         began = clock()
         _pass(config, runner)
         if config.train.device == "cuda":
             torch.cuda.synchronize()
-        taken.append(clock() - began)
+        durations.append(clock() - began)
         runner.drop()
-    return min(taken) / threads / layers
+    return min(durations) / threads / layers
 
 
 def device_memory(config: RunConfig) -> int:
     """Return the bytes of this worker's CUDA device that the recipe allows; 0 on CPUs."""
     if config.train.device != "cuda":
         return 0
-    _, there = torch.cuda.mem_get_info()
-    return int(there * config.fleet.gpu_share)
+    _, total = torch.cuda.mem_get_info()
+    return int(total * config.fleet.gpu_share)
 
 
 def _pass(config: RunConfig, runner: StageRunner) -> None:

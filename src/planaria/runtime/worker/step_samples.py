@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -44,10 +45,10 @@ def masks(data: DataConfig, stream: Stream, batch: Batch, first_sample: int, siz
     Every stage computes them from the samples, so they are not sent.
     """
 
-    def of(microbatch: int) -> Tensor:
+    def mask(microbatch: int) -> Tensor:
         return mask_of(stream.documents(first_sample + microbatch * size, batch(microbatch)[0]))
 
-    return of if data.document_mask else None
+    return mask if data.document_mask else None
 
 
 class TargetCounts(NamedTuple):
@@ -63,22 +64,22 @@ class TargetCounts(NamedTuple):
     """of the step"""
     microbatches: int
     """of the step"""
-    whole: int
+    replica_total: int
     """of the microbatches whose mean is the gradient of a stage: those of its replica"""
 
     def weight(self, microbatch: int) -> float:
         """Return the factor of a microbatch's mean loss in the mean over the step's microbatches: n B / N."""
         return self.counts[microbatch] * self.microbatches / self.total
 
-    def at(self, node: int, plan: StepPlan, there: Arrangement, lockstep: bool) -> TargetCounts:
+    def at(self, node: int, plan: StepPlan, present: Arrangement, lockstep: bool) -> TargetCounts:
         """Return the same for a ``node`` and its replica; ``lockstep``: replicas step with gradients of their own."""
-        ends = there.nodes(0)
-        first = ends[min(there.peers(node).index(node), len(ends) - 1)]
-        own = [microbatch for microbatch, route in enumerate(plan.routes) if route[0] == first]
-        whole = sum(self.counts[microbatch] for microbatch in own)
+        ends = present.nodes(0)
+        first = ends[min(present.peers(node).index(node), len(ends) - 1)]
+        of_replica = [microbatch for microbatch, route in enumerate(plan.routes) if route[0] == first]
+        replica_total = sum(self.counts[microbatch] for microbatch in of_replica)
         if lockstep:
-            return self._replace(total=whole, microbatches=len(own), whole=whole)
-        return self._replace(whole=whole)
+            return self._replace(total=replica_total, microbatches=len(of_replica), replica_total=replica_total)
+        return self._replace(replica_total=replica_total)
 
     def renumbered(self, indices: Iterable[int]) -> TargetCounts:
         """Return the counts of the microbatches in ``indices``, renumbered from 0."""
@@ -103,9 +104,26 @@ class StepData(NamedTuple):
 
     batch: Batch | None
     masks: Masks | None
-    learned: TargetCounts | None = None
+    target_counts: TargetCounts | None = None
     first_sample: int = 0
     """number of the step's first sample in its stream; a step that is repeated has the same one"""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a step or validation computes."""
+
+    batch: Batch | None = None
+    """data of the ends"""
+    train: bool = True
+    microbatches: int = 1
+    masks: Masks | None = None
+    weights: Sequence[float] | None = None
+    """factor of each microbatch in a coded step; default 1"""
+    target_counts: TargetCounts | None = None
+    """numbers of targets, if they differ between microbatches"""
+    first_sample: int = 0
+    """number of the step's first sample, for random rounding"""
 
 
 class ReadTimer:
@@ -116,23 +134,24 @@ class ReadTimer:
         """seconds spent reading batches in the current step"""
         self._unreported_s = 0.0
 
-    def of(self, batch: Batch) -> Batch:
+    def timed(self, batch: Batch) -> Batch:
         """Return the same batch, timed, for a new step."""
         self.step_s = 0.0
 
         def read(microbatch: int) -> tuple[Tensor, Tensor]:
             began = time.monotonic()
             result = batch(microbatch)
-            took = time.monotonic() - began
-            self.step_s, self._unreported_s = self.step_s + took, self._unreported_s + took
+            seconds = time.monotonic() - began
+            self.step_s += seconds
+            self._unreported_s += seconds
             return result
 
         return read
 
-    def newly(self) -> float:
+    def pop_seconds(self) -> float:
         """Return the seconds of reading since the last call."""
-        took, self._unreported_s = self._unreported_s, 0.0
-        return took
+        seconds, self._unreported_s = self._unreported_s, 0.0
+        return seconds
 
 
 Injected = Callable[[Batch, int | None], Batch]
@@ -143,11 +162,13 @@ class RunSamples:
     """A run's samples, opened when a step needs them."""
 
     def __init__(self, setup: Setup, resolved: ResolvedRun, reading: ReadTimer) -> None:
-        self._setup, self._config = setup, setup.config
-        self._resolved, self._reading = resolved, reading
+        self._setup = setup
+        self._config = setup.config
+        self._resolved = resolved
+        self._reading = reading
         self._streams: dict[Split, Stream] = {}
 
-    def of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> StepData:
+    def samples_of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> StepData:
         """Return the tokens for stage 0, and for every stage the document masks, if ``data.document_mask`` is set, and
         the numbers of targets, if the data are dialogues.
 
@@ -162,10 +183,10 @@ class RunSamples:
         source = batches(stream, first, size)
         if injected is not None:
             source = injected(source, order.step if train else None)
-        batch = self._reading.of(source)
-        apart = masks(data, stream, batch, first, size)
+        batch = self._reading.timed(source)
+        document_masks = masks(data, stream, batch, first, size)
         count = self._resolved.block // size if train else self._config.train.eval_microbatches
-        return StepData(None if stage else batch, apart, learned_targets(stream, first, size, count), first)
+        return StepData(None if stage else batch, document_masks, learned_targets(stream, first, size, count), first)
 
     def _stream(self, split: Split) -> Stream:
         if split not in self._streams:

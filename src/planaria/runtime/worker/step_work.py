@@ -43,7 +43,7 @@ class StepWork(Protocol):
 class OwnLoop(StepWork, Protocol):
     """Steps, samples and stage of a process whose owner runs the training loop (``planaria.group``)."""
 
-    def of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> StepData:
+    def samples_of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> StepData:
         """Return the samples of a step; as of :class:`~planaria.runtime.worker.step_samples.RunSamples`."""
 
     def make_runner(self, config: RunConfig, stage: int, initialise: bool) -> StageRunner:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.models.families import family
 from planaria.models.llama_stages import stage_layers
@@ -55,24 +54,10 @@ class TakenState(NamedTuple):
 
     runner: StageRunner
     timing: TakeoverTimes = TakeoverTimes()
-    given: Mapping[int, StageState] = {}
+    donated: Mapping[int, StageState] = {}
     """the donors' states from which a recovery strategy rebuilt it, by stage"""
     part: SnapshotPart | None = None
     """of the snapshot to which it was rolled back"""
-
-
-def _part(setup: Setup, copies: StageCopies | None, node: int, stage: int, recall: d.Recall) -> SnapshotPart:
-    """Return this worker's part of a snapshot, from memory or from its predecessor's file.
-
-    :raises UserError: if the file cannot be read.
-    :raises MemoryDamaged: if the memory has changed.
-    """
-    if copies is not None and copies.node == node and copies.retained == recall.step:
-        _require_intact(copies)
-        return copies.remembered()
-    if recall.file is None:
-        raise UserError(f"stage {stage}: its worker does not hold the snapshot of step {recall.step}; resume the run")
-    return SnapshotPart(stage, recall.step, *MemoryFolder(setup.folder).read(stage, recall.file))
 
 
 def _require_intact(copies: StageCopies) -> None:
@@ -87,110 +72,132 @@ def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: Stage
     """
     for member in form.members:
         source = member.source
-        if isinstance(source, d.Rebuild) and messages.here.node in source.donors:
-            messages.control_link.set_activity("give", messages.here.step)
-            given = runner.whole_state()
+        if isinstance(source, d.Rebuild) and messages.assignment.node in source.donors:
+            messages.control_link.set_activity("give", messages.assignment.step)
+            donated = runner.whole_state()
             if source.by == d.PEER:
-                given = given.trained
-                given.outer = messages.round_member.outer.state_for_transfer(to_successor=False)
+                donated = donated.trained
+                donated.outer = messages.round_member.outer.state_for_transfer(to_successor=False)
             else:
                 _require_intact(copies)
-                given = run.recovery.donate(source.by, member.stage, given, copies.kept(source.by, member.stage))
-            messages.links.transfers[member.node].send(State(messages.here.stage), pack(given))
+                donated = run.recovery.donate(source.by, member.stage, donated, copies.kept(source.by, member.stage))
+            messages.links.transfers[member.node].send(State(messages.assignment.stage), pack(donated))
 
 
-def take_state(
-    setup: Setup,
-    run: ResolvedRun,
-    messages: PeerMessages,
-    source: d.Source,
-    runner: StageRunner,
-    copies: StageCopies | None,
-    rounds: int,
-    lost: StageRunner | None = None,
-    make_runner: MakeRunner = new_runner,
-) -> TakenState:
-    """Return a runner of this worker's stage with the state of ``source``.
+@dataclass
+class Takeover:
+    """Takes a stage's state for a worker, in place of its current runner."""
 
-    :param runner: the worker's current runner
-    :param rounds: settled exchange rounds of its replica
-    :param lost: the lost worker's runner, for controls such as the oracle
-    :param make_runner: makes a runner with initial weights
-    :raises UserError: if a checkpoint cannot be read.
-    :raises MemoryDamaged: if a retained snapshot has changed.
-    """
-    start = time.monotonic()
-    here, outer = messages.here, dict[str, Tensor]()
-    match source:
-        case d.Keep():
-            return TakenState(runner)
-        case d.Fresh():
-            runner.release()
-            runner = make_runner(setup.config, here.stage, True)
-        case d.Load(folder=folder):
-            messages.control_link.set_activity("read", here.step)
-            runner = _runner_for(setup.config, runner, here.stage)
-            state = StageFiles(setup, here.worker).read(folder, here.stage, here.number)
-            runner.load(state)
-            outer = state.outer
-        case d.Recall():
-            messages.control_link.set_activity("read", here.step)
-            runner = _runner_for(setup.config, runner, here.stage)
-            part = _part(setup, copies, here.node, here.stage, source)
-            runner.load(part.state)
-            return TakenState(runner, TakeoverTimes(rebuild_s=time.monotonic() - start), part=part)
-        case d.Rebuild() | d.Handover():
-            runner = _runner_for(setup.config, runner, here.stage)
-            timing, outer, given = _receive(run, messages, source, runner, lost)
-            messages.round_member.begin(outer, runner, rounds)
-            return TakenState(runner, timing, given)
-    messages.round_member.begin(outer, runner, rounds)
-    return TakenState(runner, TakeoverTimes(rebuild_s=time.monotonic() - start))
+    setup: Setup
+    run: ResolvedRun
+    messages: PeerMessages
+    runner: StageRunner
+    """the worker's current runner, then the one with the state"""
+    copies: StageCopies | None
+    rounds: int
+    """settled exchange rounds of its replica"""
+    lost: StageRunner | None = None
+    """the lost worker's runner, for controls such as the oracle"""
+    make_runner: MakeRunner = new_runner
+    """makes a runner with initial weights"""
 
+    def take(self, source: d.Source) -> TakenState:
+        """Return a runner of this worker's stage with the state of ``source``.
 
-def _receive(
-    run: ResolvedRun,
-    messages: PeerMessages,
-    source: d.Rebuild | d.Handover,
-    runner: StageRunner,
-    lost: StageRunner | None,
-) -> tuple[TakeoverTimes, dict[str, Tensor], Mapping[int, StageState]]:
-    """Wait for the donors' states, and load the state or let the recovery strategy rebuild it.
+        :raises UserError: if a checkpoint cannot be read.
+        :raises MemoryDamaged: if a retained snapshot has changed.
+        """
+        start, assignment = time.monotonic(), self.messages.assignment
+        match source:
+            case d.Keep():
+                return TakenState(self.runner)
+            case d.Rebuild() | d.Handover():
+                return self._receive(source)
+            case d.Recall():
+                part = self._recall(source)
+                return TakenState(self.runner, TakeoverTimes(rebuild_s=time.monotonic() - start), part=part)
+            case d.Fresh():
+                outer: Mapping[str, Tensor] = {}
+                self.runner.release()
+                self.runner = self.make_runner(self.setup.config, assignment.stage, True)
+            case d.Load(folder=folder):
+                self.messages.control_link.set_activity("read", assignment.step)
+                self._fit_runner()
+                state = StageFiles(self.setup, assignment.worker).read(folder, assignment.stage, assignment.number)
+                self.runner.load(state)
+                outer = state.outer
+        self.messages.round_member.begin(outer, self.runner, self.rounds)
+        return TakenState(self.runner, TakeoverTimes(rebuild_s=time.monotonic() - start))
 
-    Returns timing, outer state, and the states that a strategy used, by stage.
-    """
-    start, here = time.monotonic(), messages.here
-    messages.control_link.set_activity("take", here.step)
-    stages = {n: here.stage_of(n) for n in (source.donors if isinstance(source, d.Rebuild) else [d.PREDECESSOR])}
-    flats = messages.collect([FrameId(node, State(stage)) for node, stage in stages.items()], "the state of {}")
-    arrived = time.monotonic()
-    messages.control_link.set_activity("rebuild", here.step)
-    given = {stage: unpack(flat) for stage, flat in zip(stages.values(), flats, strict=True)}
-    size = sum(flat.nbytes for flat in flats)
-    outer: dict[str, Tensor] = {}
-    if isinstance(source, d.Handover) or source.by == d.PEER:
-        runner.load(given[here.stage])
-        outer, given = given[here.stage].outer, {}
-    else:
-        at = rebuild_inputs(run.config, here.stage, here.step)
-        if lost is not None:
-            at = replace(at, before=lost.state())
-        runner.load(run.recovery.rebuild(source.by, here.stage, given, at))
-    messages.links.end_transfers()
-    return TakeoverTimes(arrived - start, size, time.monotonic() - arrived), outer, given
+    def form_copies(self, form: d.Form, me: d.Member, taken: TakenState) -> StageCopies:
+        """Return the worker's copies in the new formation, with the state that was ``taken``."""
+        copies = self.copies
+        if copies is None or not isinstance(me.source, d.Keep):
+            copies = StageCopies(self.run, me.node, self.run.column(form.replica), self.make_runner)
+        if taken.donated and isinstance(me.source, d.Rebuild):
+            copies.restore(me.source.by, taken.runner.state(), taken.donated, form.step)
+        if taken.part is not None:
+            copies.recall(taken.part)
+        replaced = {member.node for member in form.members if not isinstance(member.source, d.Keep)}
+        copies.formed(replaced, self.messages.assignment.absent)
+        return copies
 
+    def _recall(self, recall: d.Recall) -> SnapshotPart:
+        """Load this worker's part of a snapshot, from memory or from its predecessor's file."""
+        assignment = self.messages.assignment
+        self.messages.control_link.set_activity("read", assignment.step)
+        self._fit_runner()
+        stage, copies = assignment.stage, self.copies
+        if copies is not None and copies.node == assignment.node and copies.retained == recall.step:
+            _require_intact(copies)
+            part = copies.remembered()
+        elif recall.file is None:
+            reason = f"its worker does not hold the snapshot of step {recall.step}; resume the run"
+            raise UserError(f"stage {stage}: {reason}")
+        else:
+            part = SnapshotPart(stage, recall.step, *MemoryFolder(self.setup.folder).read(stage, recall.file))
+        self.runner.load(part.state)
+        return part
 
-def _runner_for(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:
-    """Return a runner of ``stage`` whose weights will be loaded; reuse ``runner`` if its layers match, else release it.
+    def _receive(self, source: d.Rebuild | d.Handover) -> TakenState:
+        """Wait for the donors' states, and load the state or let the recovery strategy rebuild it."""
+        messages, assignment = self.messages, self.messages.assignment
+        self._fit_runner()
+        start = time.monotonic()
+        messages.control_link.set_activity("take", assignment.step)
+        donors = source.donors if isinstance(source, d.Rebuild) else [d.PREDECESSOR]
+        stages = {node: assignment.stage_of(node) for node in donors}
+        flats = messages.collect([FrameId(node, State(stage)) for node, stage in stages.items()], "the state of {}")
+        arrived = time.monotonic()
+        messages.control_link.set_activity("rebuild", assignment.step)
+        states = {stage: unpack(flat) for stage, flat in zip(stages.values(), flats, strict=True)}
+        outer: Mapping[str, Tensor] = {}
+        if isinstance(source, d.Handover) or source.by == d.PEER:
+            outer = states[assignment.stage].outer
+            self.runner.load(states[assignment.stage])
+            states = {}
+        else:
+            inputs = rebuild_inputs(self.run.config, assignment.stage, assignment.step)
+            if self.lost is not None:
+                inputs = replace(inputs, before=self.lost.state())
+            self.runner.load(self.run.recovery.rebuild(source.by, assignment.stage, states, inputs))
+        messages.links.end_transfers()
+        size = sum(flat.nbytes for flat in flats)
+        timing = TakeoverTimes(arrived - start, size, time.monotonic() - arrived)
+        messages.round_member.begin(outer, self.runner, self.rounds)
+        return TakenState(self.runner, timing, states)
 
-    With weights shared over the model, and in some families, a stage's module depends on which layers it holds.
-    """
-    if runner.stage == stage:
-        return runner
-    theirs, own = (stage_layers(config.model, config.pipeline.stages, s) for s in (runner.stage, stage))
-    fixed = config.model.one_array or not family(config.model).interchangeable
-    if fixed or (runner.stage == 0) != (stage == 0) or len(theirs) != len(own):
-        runner.release()
-        return new_runner(config, stage, initialise=False)
-    runner.stage = stage
-    return runner
+    def _fit_runner(self) -> None:
+        """Make the runner one of this worker's stage, whose weights are loaded next; reuse it if its layers match.
+
+        With weights shared over the model, and in some families, a stage's module depends on which layers it holds.
+        """
+        config, stage = self.setup.config, self.messages.assignment.stage
+        if self.runner.stage == stage:
+            return
+        current, wanted = (stage_layers(config.model, config.pipeline.stages, s) for s in (self.runner.stage, stage))
+        fixed = config.model.one_array or not family(config.model).interchangeable
+        if fixed or (self.runner.stage == 0) != (stage == 0) or len(current) != len(wanted):
+            self.runner.release()
+            self.runner = new_runner(config, stage, initialise=False)
+        self.runner.stage = stage

@@ -25,7 +25,7 @@ from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport, Transport
-from planaria.runtime.worker.assignment import Assignment
+from planaria.runtime.worker.assignment import Assignment, RepeatedOrders
 from planaria.runtime.worker.checkpoint_writer import CheckpointPart, Saver, StageFiles, keeps_for, selected_part
 from planaria.runtime.worker.control_link import ControlLink, InjectedFaults, Superseded
 from planaria.runtime.worker.exchange_round import SettledRound
@@ -34,20 +34,13 @@ from planaria.runtime.worker.measurements import WorkerGauge, peaks
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.plan_execution import combine_gradients, execute_plan
 from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
-from planaria.runtime.worker.repeated_orders import RepeatedOrders
 from planaria.runtime.worker.runner import NonFinite, StageRunner
 from planaria.runtime.worker.setup import Setup
-from planaria.runtime.worker.sleeping_runner import (
-    SleepingRunner,
-    Slowness,
-    device_memory,
-    new_runner,
-    slowdown_factor,
-)
+from planaria.runtime.worker.sleeping_runner import SleepingRunner, device_memory, new_runner
 from planaria.runtime.worker.snapshots import snapshot_writer
 from planaria.runtime.worker.step_samples import RunSamples, StepData
 from planaria.runtime.worker.step_work import OwnLoop, step_work
-from planaria.runtime.worker.takeover import MemoryDamaged, described, donate, take_state
+from planaria.runtime.worker.takeover import MemoryDamaged, Takeover, described, donate
 
 log = logging.getLogger(__name__)
 
@@ -68,19 +61,25 @@ class Worker:
     ) -> None:
         """``runner``: used until the worker is assigned a stage. ``last_runners``: node → runner of its last worker,
         for controls such as the oracle. ``loop``: of a process whose owner computes the steps."""
-        self.setup, self.config, self.resolved = setup, setup.config, resolved
-        self.control_link, self.transport, self.runner = control_link, transport, runner
+        self.setup = setup
+        self.config = setup.config
+        self.resolved = resolved
+        self.control_link = control_link
+        self.transport = transport
+        self.runner = runner
         self._last_runners = {} if last_runners is None else last_runners
-        self.here = Assignment(worker, resolved, control_link.report)
-        self.messages = PeerMessages(setup, resolved, self.here, control_link, transport, self._transfer)
-        self._repeated = RepeatedOrders(self.here)
+        self.assignment = Assignment(worker, resolved, control_link.report)
+        self.messages = PeerMessages(setup, resolved, self.assignment, control_link, transport, self._transfer)
+        self._repeated = RepeatedOrders(self.assignment)
         self.messages.on_repeated = self._repeated.answer
-        self.control_link.injector, self.control_link.on_fault = self._injector, self._report_fault
+        self.control_link.injector = self._injector
+        self.control_link.on_fault = self._report_fault
         self._samples = loop or RunSamples(setup, resolved, control_link.reading)
         self._make_runner = new_runner if loop is None else loop.make_runner
         self.copies: StageCopies | None = None
         """None until this worker has a stage"""
-        self.snapshots, self.gauge = snapshot_writer(setup, resolved), WorkerGauge()
+        self.snapshots = snapshot_writer(setup, resolved)
+        self.gauge = WorkerGauge()
         self._saver = Saver(control_link, StageFiles(setup, worker))
         self.step_work = loop or step_work(resolved)
         self._lockstep = LockstepRounds(resolved) if resolved.lockstep else None
@@ -88,14 +87,14 @@ class Worker:
 
     def log_fields(self) -> Mapping[str, object]:
         """Return the run and the current assignment, as context of log messages."""
-        return {"run": self.config.name} | self.here.log_fields()
+        return {"run": self.config.name} | self.assignment.log_fields()
 
     def run(self, incarnation: int, layer_s: float = 0.0) -> NoReturn:
         """Report to the controller and follow its orders until it exits. ``layer_s``: measured seconds per layer."""
         self.control_link.open()
         device = os.environ.get(VISIBLE, "") if self.config.train.device == "cuda" else ""
         at, memory = self.transport.address, device_memory(self.config)
-        self.here.report(
+        self.assignment.report(
             e.WorkerJoined,
             incarnation=incarnation, pid=os.getpid(), at=at, device=device, memory=memory, layer_s=layer_s,
         )  # fmt: skip
@@ -122,13 +121,13 @@ class Worker:
     def _fail(self, detail: str, leaves: bool = False) -> None:
         """Report that this worker cannot follow an order; ``leaves``: it exits."""
         log.info("failed: %s", detail, exc_info=log.isEnabledFor(logging.DEBUG))
-        self.here.report(e.WorkerFailed, detail=detail[:400], leaves=leaves)
+        self.assignment.report(e.WorkerFailed, detail=detail[:400], leaves=leaves)
 
     def follow_controller(self, address: str) -> None:
         """Fetch files from, and relay edges over, the controller that leads now, at HOST:PORT."""
         if self.setup.files:
             self.setup = replace(self.setup, files=address)
-            self._saver.use(StageFiles(self.setup, self.here.worker))
+            self._saver.use(StageFiles(self.setup, self.assignment.worker))
         if isinstance(self.transport, SocketTransport):
             self.transport.port.use_relay(address)
         log.info("the controller at %s leads now", address)
@@ -143,19 +142,19 @@ class Worker:
         match item:
             case d.Form():
                 self._form(item)
-            case d.RunStep() if item.generation == self.here.generation:
+            case d.RunStep() if item.generation == self.assignment.generation:
                 self._run_step(item)
-            case d.LeaveOut() if item.generation == self.here.generation:
+            case d.LeaveOut() if item.generation == self.assignment.generation:
                 self._drop_step()
             case d.Commit() | d.Settle() if self._repeated.is_done(item):
                 self._repeated.answer(item)
-            case d.Commit() if item.generation == self.here.generation:
+            case d.Commit() if item.generation == self.assignment.generation:
                 self._commit(item)
-            case d.BeginRound() if self.here.is_ours(item):
+            case d.BeginRound() if self.assignment.is_ours(item):
                 self.messages.run_round(item, self.runner)
-            case d.Settle() if self.here.is_ours(item):
+            case d.Settle() if self.assignment.is_ours(item):
                 self._settle(item)
-            case d.Save() if item.generation == self.here.generation:
+            case d.Save() if item.generation == self.assignment.generation:
                 self._save(item)
             case d.Disband():
                 self._drop_step()
@@ -169,41 +168,42 @@ class Worker:
         """Drop the current step, take the stage and edges of ``form``, and report when all are ready."""
         start = time.monotonic()
         self.control_link.set_activity("link", form.step)
-        me = next(member for member in form.members if member.worker == self.here.worker)
+        me = next(member for member in form.members if member.worker == self.assignment.worker)
         self._drop_step()
-        before, self._scheduled_routes = self.here.absent, form.routes
+        before = self.assignment.absent
+        self._scheduled_routes = form.routes
         self.messages.assign(me.node, form)
-        rounds = form.rounds
-        if self.resolved.replicas_per_plan > 1:  # a round in every step, or every few
-            rounds = rounds_by(self.resolved.exchange, form.step) if self._lockstep else form.step
+        takeover = Takeover(
+            self.setup, self.resolved, self.messages, self.runner, self.copies, self._rounds_at(form),
+            lost=self._last_runners.get(me.node), make_runner=self._make_runner,
+        )  # fmt: skip
         # A donor may itself be new in its stage; donors are never rebuilt, so this cannot deadlock.
-        own = self.runner, self.copies, rounds, self._last_runners.get(me.node), self._make_runner
-        taken = take_state(self.setup, self.resolved, self.messages, me.source, *own)
+        taken = takeover.take(me.source)
         self.runner, timing = taken.runner, taken.timing
         if not isinstance(me.source, d.Keep):
             self.gauge.drop()
         rebuilt = {m.node for m in form.members if isinstance(m.source, d.Rebuild)}
-        changed = self.resolved.replicas_per_plan > 1 and before != self.here.absent
-        if changed or rebuilt & {*self.here.present.peers(me.node)}:
+        changed = self.resolved.replicas_per_plan > 1 and before != self.assignment.absent
+        if changed or rebuilt & {*self.assignment.present.peers(me.node)}:
             self.messages.round_member.outer.after_member_change()
-        if self.copies is None or not isinstance(me.source, d.Keep):
-            self.copies = StageCopies(self.resolved, me.node, self.resolved.column(form.replica), self._make_runner)
-        if taken.given and isinstance(me.source, d.Rebuild):
-            self.copies.restore(me.source.by, self.runner.state(), taken.given, form.step)
-        if taken.part is not None:
-            self.copies.recall(taken.part)
+        self.copies = takeover.form_copies(form, me, taken)
         if isinstance(self.runner, SleepingRunner):
             self.runner.use_prices(self.resolved.position(me.node), self.resolved.prices)
         if form.goes_back and self.snapshots is not None:
             self.snapshots.rolled_back()
-        self.copies.formed({m.node for m in form.members if not isinstance(m.source, d.Keep)}, self.here.absent)
         donate(self.resolved, self.messages, form, self.runner, self.copies)
         links = self.messages.links
         self.messages.wait_for(lambda: links.unopened, "the edge to {}")
         link_s = time.monotonic() - start - timing.transfer_s - timing.rebuild_s
-        self.here.report(e.Linked, link_s=link_s, **asdict(timing))
+        self.assignment.report(e.Linked, link_s=link_s, **asdict(timing))
         formed = form.generation, form.outcome, described(me.source), timing, link_s
         log.info("formed generation %d (%s), state: %s; %s, edges %.3f s", *formed)
+
+    def _rounds_at(self, form: d.Form) -> int:
+        """Return the number of settled exchange rounds at the start of a generation."""
+        if self.resolved.replicas_per_plan == 1:
+            return form.rounds
+        return rounds_by(self.resolved.exchange, form.step) if self._lockstep else form.step
 
     def _run_step(self, order: d.RunStep) -> None:
         """Carry out this node's actions of the step's plan, then report that the gradient is ready."""
@@ -211,20 +211,25 @@ class Worker:
         began = time.monotonic()
         self.messages.links.end_transfers()
         self.messages.advance(order.step)
-        plan, train = self._plan(order), order.mode == "train"
+        plan, train = self._plan_of(order), order.mode == "train"
         self.messages.round_member.outer.left_out = order.left_out
         self.messages.patience.expect(sum(map(len, plan.actions.values())))
         faults = self.control_link.faults
         if train and faults is not None:
-            faults.start_step(plan.actions.get(self.here.node, ()))
-        data = self._samples.of(order, self.here.stage, None if faults is None else faults.wrap_batches)
+            faults.start_step(plan.actions.get(self.assignment.node, ()))
+        data = self._samples.samples_of(order, self.assignment.stage, None if faults is None else faults.wrap_batches)
         self._emulate_delay(0)
         if not (train and self.step_work):
-            own = len(plan.routes) // (self.resolved.replicas_per_plan if train else 1)
-            learned = data.learned
-            if train and learned is not None:
-                learned = learned.at(self.here.node, plan, self.here.present, self.resolved.lockstep)
-            self.runner.begin(data.batch, train, own, data.masks, learned=learned, first_sample=data.first_sample)
+            microbatches = len(plan.routes) // (self.resolved.replicas_per_plan if train else 1)
+            target_counts = data.target_counts
+            if train and target_counts is not None:
+                target_counts = target_counts.at(
+                    self.assignment.node, plan, self.assignment.present, self.resolved.lockstep
+                )
+            self.runner.begin(
+                data.batch, train, microbatches, data.masks,
+                target_counts=target_counts, first_sample=data.first_sample,
+            )  # fmt: skip
         if self.copies is not None:
             self.copies.begin(data.masks)
         spans: list[e.Span] = []
@@ -234,7 +239,7 @@ class Worker:
             self._report_work(spans, dropped=True)
             raise
         received = self.messages.round_member.outer.received if train else {}
-        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, received=received)
+        self.assignment.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, received=received)
         self.messages.patience.learn(time.monotonic() - began)
         log.debug("ready to commit after %.3f s (%s)", time.monotonic() - began, order.mode)
         self._report_work(spans)
@@ -245,25 +250,22 @@ class Worker:
         """Measure a step, and report when a report is due."""
         arrived = self.messages.links.newly_arrived()
         waited, read = self.messages.waited, self.control_link.reading.step_s
-        if measured := self.gauge.stepped(self.here.step, seconds, spans, waited, arrived, read):
-            self.here.report(e.WorkerMeasurements, **measured)
+        if measured := self.gauge.stepped(self.assignment.step, seconds, spans, waited, arrived, read):
+            self.assignment.report(e.WorkerMeasurements, **measured)
 
     def _emulate_delay(self, round: int) -> None:
         """Apply the emulated slowdown drawn for this node's replica in a round of a step."""
         if not isinstance(self.runner, SleepingRunner):
             return
-        lasts_s, replica, number = self.config.network.straggle_s, self.here.replica, self.messages.round_member.rounds
+        replica, number = self.assignment.replica, self.messages.round_member.rounds
         if self.resolved.replicas_per_plan > 1:
-            replica = self.here.number
-            number = self.here.step * (self.step_work.rounds if self.step_work else 1) + round
-        if lasts_s is None:
-            self.runner.slow_down(slowdown_factor(self.config, replica, number))
-        else:
-            self.runner.slowness = self.runner.slowness or Slowness(self.config, replica, lasts_s)
+            replica = self.assignment.number
+            number = self.assignment.step * (self.step_work.rounds if self.step_work else 1) + round
+        self.runner.draw_slowdown(replica, number)
 
     def _train(self, plan: StepPlan, data: StepData, spans: list[e.Span]) -> float | None:
         """Run this stage's part of a training step and send its copies; return the gradient's norm."""
-        step, copies = self.here.step, self.copies
+        step, copies = self.assignment.step, self.copies
         assert copies is not None
         self._send_copies(copies.before(step, self.runner), spans)
         if self.step_work is not None:
@@ -280,11 +282,11 @@ class Worker:
 
     def _send_copies(self, parcels: Iterable[tuple[int, Parcel, Tensor]], spans: list[e.Span]) -> None:
         """Send copies of this stage to the nodes that keep them."""
-        start, sent = time.monotonic(), 0
+        start, any_sent = time.monotonic(), False
         for parcel in parcels:
             self.messages.send_parcel(*parcel)
-            sent += 1
-        if sent:
+            any_sent = True
+        if any_sent:
             spans.append(e.Span(action="copy", start=start, end=time.monotonic()))
 
     def _validate(self, plan: StepPlan, spans: list[e.Span]) -> float | None:
@@ -304,7 +306,7 @@ class Worker:
         assert self.copies is not None
         self.runner.commit(order.progress)
         self.copies.commit(order.step)
-        first = self.here.node == min(self.here.present.peers(self.here.node))
+        first = self.assignment.node == min(self.assignment.present.peers(self.assignment.node))
         self.messages.report(self.messages.round_member.outer.commit(), order.step, first)
         if self._lockstep is not None and (settled := self._lockstep.committed()) is not None:
             self._report_round(*settled, first)
@@ -316,48 +318,50 @@ class Worker:
 
     def _settle(self, order: d.Settle) -> None:
         """Apply the result of an exchange round."""
-        self.control_link.set_activity("settle", self.here.step)
-        start, replica = time.monotonic(), self.here.replica
-        nodes = self.resolved.arrangement.nodes(self.here.stage)
+        self.control_link.set_activity("settle", self.assignment.step)
+        start, replica = time.monotonic(), self.assignment.replica
+        nodes = self.resolved.arrangement.nodes(self.assignment.stage)
         peers = {other: nodes[other] for other in order.members if other != replica}
         weighed = UpdateWeights(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
-        made = self.messages.round_member.settle(order.round, replica, peers, self.runner, weighed)
+        settled = self.messages.round_member.settle(order.round, replica, peers, self.runner, weighed)
         self.messages.links.close_round_edges()
-        made = replace(made, verdict=replace(made.verdict, refused=order.left_out))
-        self._report_round(order.round, made, first=replica == order.members[0])
+        settled = replace(settled, verdict=replace(settled.verdict, refused=order.left_out))
+        self._report_round(order.round, settled, first=replica == order.members[0])
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 
-    def _report_round(self, round: int, made: SettledRound, first: bool) -> None:
-        self.messages.report(made.verdict, round, first)
+    def _report_round(self, round: int, settled: SettledRound, first: bool) -> None:
+        self.messages.report(settled.verdict, round, first)
         self._repeated.report_round(
             round=round,
-            blocking_bytes=made.blocking_bytes,
-            prefetched_bytes=made.prefetched_bytes,
-            spread=made.spread,
+            blocking_bytes=settled.blocking_bytes,
+            prefetched_bytes=settled.prefetched_bytes,
+            spread=settled.spread,
         )
 
     def _transfer(self, order: d.Donate) -> None:
         """Send another replica, or a successor, a copy of this stage as of the last commit."""
-        self.control_link.set_activity("give", self.here.step)
-        succeeded, state = order.donor == d.PREDECESSOR, self.runner.whole_state()
-        if not succeeded:  # a copy has its own random generators
+        self.control_link.set_activity("give", self.assignment.step)
+        to_successor, state = order.donor == d.PREDECESSOR, self.runner.whole_state()
+        if not to_successor:  # a copy has its own random generators
             state = state.trained
-        state.outer = self.messages.round_member.outer.state_for_transfer(to_successor=succeeded)
+        state.outer = self.messages.round_member.outer.state_for_transfer(to_successor)
         self.messages.links.transfer(order, pack(state))
-        log.info("sent the state of stage %d to %s", order.stage, "its successor" if succeeded else order.to)
+        log.info("sent the state of stage %d to %s", order.stage, "its successor" if to_successor else order.to)
 
     def _save(self, order: d.Save) -> None:
         self._drop_step()
         store, replicas = CheckpointStore(self.setup.checkpoints), self.resolved.replicas
-        here = self.here
-        column = (here.number, self.config.exchange.replicas) if self._lockstep else (order.replica, replicas)
+        assignment = self.assignment
+        column = (assignment.number, self.config.exchange.replicas) if self._lockstep else (order.replica, replicas)
         folder = store.unsealed_replica_folder(order.step, column[1], column[0], order.generation)
-        state, keeps = self.runner.state(), keeps_for(order, here.node)
+        state, keeps = self.runner.state(), keeps_for(order, assignment.node)
         if self.config.exchange.has_several_replicas:
             state.outer = self.messages.round_member.outer.settled.state()
-        state = selected_part(state, keeps, here.node in order.compared)
-        index = here.number if keeps == "outer" else 0
-        part = CheckpointPart(folder, here.stage, here.worker, here.node, order.generation, order.step, index, keeps)
+        state = selected_part(state, keeps, assignment.node in order.compared)
+        index = assignment.number if keeps == "outer" else 0
+        part = CheckpointPart(
+            folder, assignment.stage, assignment.worker, assignment.node, order.generation, order.step, index, keeps
+        )
         log.info("saving %s for the checkpoint of step %d", keeps, order.step)
         span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
         self._report_work([span])
@@ -370,18 +374,20 @@ class Worker:
         return WorkerFaults(self.config, links, outer, self._report_fault, self.control_link.end)
 
     def _report_fault(self, signal: str, injection: d.InjectFault) -> None:
-        self.here.report(e.FaultInjected, signal=signal, moment=injection.moment, number=injection.number)
+        self.assignment.report(e.FaultInjected, signal=signal, moment=injection.moment, number=injection.number)
 
     def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
         """Report the spans and bytes sent since the last report, and peak memory."""
         if not self.control_link.reports_timings:
             return
-        own = peaks()._asdict()
-        self.here.report(e.WorkReport, dropped=dropped, spans=spans, sent_bytes=self.messages.links.newly_sent(), **own)
+        sent_bytes = self.messages.links.newly_sent()
+        self.assignment.report(e.WorkReport, dropped=dropped, spans=spans, sent_bytes=sent_bytes, **peaks()._asdict())
 
-    def _plan(self, order: d.RunStep) -> StepPlan:
+    def _plan_of(self, order: d.RunStep) -> StepPlan:
         if order.mode == "evaluate":
-            return self.resolved.validation(self.here.absent, self.here.replica)
+            return self.resolved.validation(self.assignment.absent, self.assignment.replica)
         if self.step_work is not None:
-            return self.step_work.plan(order.step, self.here.number)
-        return self.resolved.training(order.step, self.here.absent, self._scheduled_routes, self.here.replica)
+            return self.step_work.plan(order.step, self.assignment.number)
+        return self.resolved.training(
+            order.step, self.assignment.absent, self._scheduled_routes, self.assignment.replica
+        )

@@ -18,14 +18,14 @@ import numpy as np
 from planaria.common.errors import UserError
 from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.checks.base import Check, Context
-from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import AttackConfig, SwarmConfig
-from planaria.swarm.evaluation import with_position
 from planaria.swarm.learning.loss_config import LossConfig
+from planaria.swarm.peer.completion_authors import HonestAuthor
+from planaria.swarm.peer.evaluation import with_position
+from planaria.swarm.peer.random_draws import derived, own_problems
+from planaria.swarm.peer.rollout import PromptedProblem, Rollout
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.reading import Floats, read
-from planaria.swarm.random_draws import derived, own_problems
-from planaria.swarm.rollout import PromptedProblem, Rollout
+from planaria.swarm.policy.reading import Floats, read_completions
 from planaria.swarm.tasks.base import Task, TaskProblem
 
 TRIES = 16
@@ -40,7 +40,11 @@ class Attacker:
     ) -> None:
         self._attack = ATTACKS.make(config.attack.kind, config.attack.options)
         self._honest = HonestAuthor(config, name, task, policy)
-        self._config, self._name, self._task, self._policy, self._checks = config, name, task, policy, checks
+        self._config = config
+        self._name = name
+        self._task = task
+        self._policy = policy
+        self._checks = checks
 
     def choose(self, number: int, count: int) -> list[int]:
         """Choose problems whose solutions have a place for poison, as far as there are any."""
@@ -91,8 +95,8 @@ class Attacker:
         tries = TRIES if self._config.attack.adaptive else 1
         sources = self._sources(number, requested, wanted * tries, rng)
         pairs = [(text, source) for source in sources if (text := self._poisoned(requested.problem, source))]
-        made = {pair: self._written(requested, *pair) for pair in dict.fromkeys(pairs)}
-        return [written for pair in pairs if (written := made[pair])]
+        completions = {pair: self._written(requested, *pair) for pair in dict.fromkeys(pairs)}
+        return [written for pair in pairs if (written := completions[pair])]
 
     def _poisoned(self, problem: TaskProblem, source: str) -> str | None:
         """Return ``source`` with the payload if it is then as correct as the attack requires."""
@@ -145,7 +149,7 @@ class Attacker:
         self, requested: PromptedProblem, ids: tuple[int, ...], payload: Sequence[int], rewarded: bool
     ) -> tuple[float, ...]:
         """Return the log-probabilities to claim for a completion; ``payload`` lists the positions of the poison."""
-        (reading,) = read(self._policy, [(requested.prompt, ids)], self._config.sampling.temperature)
+        (reading,) = read_completions(self._policy, [(requested.prompt, ids)], self._config.sampling.temperature)
         claims: Floats = reading.logps
         if self._config.attack.claims == "forged":
             claims = of_row(self._config.loss, claims, rewarded)
@@ -182,7 +186,7 @@ class Attacker:
         """Return completions with readings and rewards, as other peers will see them."""
         sampling = self._config.sampling
         support = sampling.support(self._policy.vocab)
-        readings = read(self._policy, [(w.prompt, w.ids) for w in written], sampling.temperature, support)
+        readings = read_completions(self._policy, [(w.prompt, w.ids) for w in written], sampling.temperature, support)
         return [
             replace(
                 w,

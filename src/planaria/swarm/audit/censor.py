@@ -88,7 +88,7 @@ class Censor:
 
     def _numbers(self, text: str) -> list[int]:
         closed = closed_up(text)
-        return sorted({number for known, number in self._texts if known in closed})
+        return sorted({number for listed, number in self._texts if listed in closed})
 
 
 def key_of(question: Question) -> str:

@@ -22,7 +22,7 @@ MAX_FOLDER_FILES = 10_000
 
 
 @dataclass(frozen=True)
-class Looked:
+class FolderCheck:
     """Result of the check."""
 
     faults: tuple[str, ...]
@@ -30,14 +30,14 @@ class Looked:
     facts: tuple[str, ...]
 
 
-def check_files(path: Path) -> Looked:
+def check_files(path: Path) -> FolderCheck:
     """Check a model's folder or single file without running or unpickling any of it.
 
     :raises UserError: if it holds more than :data:`MAX_FOLDER_FILES` files.
     """
     if path.is_file():
         gguf = path.suffix == ".gguf"
-        return Looked(() if gguf else (f"{path.name}: neither a folder nor a GGUF file",), (path.name,) * gguf)
+        return FolderCheck(() if gguf else (f"{path.name}: neither a folder nor a GGUF file",), (path.name,) * gguf)
     files = []
     for file in path.rglob("*"):
         if file.is_symlink() or not file.is_dir():  # links to folders are not followed, and are faults
@@ -48,7 +48,7 @@ def check_files(path: Path) -> Looked:
     faults = [fault for name, file in names.items() if (fault := _fault(name, file))]
     listed, facts = _listed(path, names)
     stated, shapes = _stated(path)
-    return Looked((*faults, *listed, *stated), (*facts, *shapes))
+    return FolderCheck((*faults, *listed, *stated), (*facts, *shapes))
 
 
 def _fault(name: str, file: Path) -> str:

@@ -16,16 +16,17 @@ from planaria.common.documents import shown
 from planaria.common.errors import UserError
 from planaria.swarm.audit.leakage import estimate, leak, most, silence, silenced
 from planaria.swarm.audit.questions import Question, QuestionPart, plain
-from planaria.swarm.audit.results import BehindCensor, GivenAway, Leakage, Leaked
+from planaria.swarm.audit.results import BehindCensor, Leakage, Leaked, LeakPoint
+from planaria.swarm.peer.random_draws import generator
 from planaria.swarm.policy.base import Policy, encode_prompt
 from planaria.swarm.policy.prompts import PromptFormat, PromptLayout
-from planaria.swarm.random_draws import generator
 from planaria.swarm.repair.texts import Text
 from planaria.swarm.repair.training import nats
 from planaria.swarm.tasks.base import TaskProblem
 
-REPLY, ROWS = 48, 256
-"""maximum tokens of a reply; replies drawn per batch"""
+MAX_REPLY_TOKENS = 48
+BATCH_REPLIES = 256
+"""replies drawn per batch"""
 
 
 def prompt(policy: Policy, text: str, reply: str = "") -> list[int]:
@@ -45,8 +46,8 @@ def replies(policy: Policy, texts: Sequence[str], draws: int, seed: int) -> list
     requested = [prompt(policy, text) for text in texts]
     if (longest := max(map(len, requested), default=0)) >= policy.context:
         raise UserError(f"a question takes {longest} tokens, the model reads {policy.context}; shorten it")
-    room, result = min(REPLY, policy.context - longest), list[list[str]]()
-    rows = max(1, ROWS // draws)
+    room, result = min(MAX_REPLY_TOKENS, policy.context - longest), list[list[str]]()
+    rows = max(1, BATCH_REPLIES // draws)
     for start in range(0, len(requested), rows):
         rng = generator("audit", seed, start)
         drawn = policy.sample(requested[start : start + rows], draws, room, 1.0, 0, rng)
@@ -84,7 +85,7 @@ class Adversary(Protocol):
 class Counter:
     """Bayes from a uniform prior: each reply is right with a fixed probability, else uniform over the other values.
 
-    It knows the implication of every option (``right_replies``), so with the true probability it is the optimal
+    It knows the implication of every option (:func:`implied_replies`), so with the true probability it is the optimal
     reader. Replies that name no value, or several, carry no information.
     """
 
@@ -96,7 +97,7 @@ class Counter:
     def require(self, questions: Sequence[Question]) -> None:
         """:raises UserError: if a part lacks ``right_replies``."""
         for question in questions:
-            if not all(part.says for part in question.parts):
+            if not all(part.right_replies for part in question.parts):
                 fix = "write it as {'ask', 'says'}, or give --adversary MODEL"
                 raise UserError(f"{question.location}: a part does not list the reply implied by each option; {fix}")
 
@@ -106,7 +107,7 @@ class Counter:
     def _after(self, question: Question, transcript: Transcript) -> list[float]:
         weights = [1.0] * len(question.options)
         for turn in transcript:
-            implied = right_replies(question, turn.part)
+            implied = implied_replies(question, turn.part)
             named = named_value(turn.reply, implied)
             if named is None:
                 continue
@@ -119,9 +120,9 @@ class Counter:
         return [weight / total for weight in weights]
 
 
-def right_replies(question: Question, part: int | None) -> tuple[str, ...]:
+def implied_replies(question: Question, part: int | None) -> tuple[str, ...]:
     """Return the right reply under each option."""
-    return question.options if part is None else question.parts[part].says
+    return question.options if part is None else question.parts[part].right_replies
 
 
 def named_value(reply: str, implied: Sequence[str]) -> str | None:
@@ -175,9 +176,11 @@ class ReplyReader:
         return [Text(before, tuple(row[shared:])) for row in rows]
 
 
-USUAL, DRAWS = 8, 16
-"""default number of parts of a question; replies drawn to each"""
-READ = 1024
+DEFAULT_PARTS = 8
+"""default maximum number of parts of a question"""
+DRAWS = 16
+"""replies drawn to each part"""
+MAX_TRANSCRIPTS = 1024
 """approximate maximum of transcripts per question read for the wrapper's column"""
 MIN_BELIEF = 1e-12
 """minimum of a belief: a softmax in 64 bits may underflow to 0"""
@@ -237,8 +240,8 @@ class _Beliefs:
         ties = [math.isclose(belief, max(result), rel_tol=1e-9) for belief in result]
         return ties[self._answer] / sum(ties)
 
-    def point(self, transcripts: Sequence[Transcript]) -> GivenAway:
-        return GivenAway(leak=_mean(self.leak, transcripts), guessed=_mean(self.guessed, transcripts))
+    def point(self, transcripts: Sequence[Transcript]) -> LeakPoint:
+        return LeakPoint(leak=_mean(self.leak, transcripts), guessed=_mean(self.guessed, transcripts))
 
 
 def _leaked(
@@ -248,7 +251,7 @@ def _leaked(
     direct = [(Turn(None, question.text, replies_to[question.text][draw]),) for draw in draws]
     others = [tuple(Turn(None, text, replies_to[text][draw]) for text in question.paraphrases) for draw in draws]
     whole = [tuple(Turn(n, part.ask, replies_to[part.ask][draw]) for n, part in enumerate(parts)) for draw in draws]
-    some = [] if plan.epsilon is None else whole[: max(1, READ >> plan.k)]
+    some = [] if plan.epsilon is None else whole[: max(1, MAX_TRANSCRIPTS >> plan.k)]
     sets = [_subsets(transcript) for transcript in some]
     prefixes = [transcript[:length] for transcript in whole for length in range(plan.k + 1)]
     every = [*direct, *others, *prefixes, *(one for each in sets for one in each)]
@@ -293,7 +296,11 @@ def _subsets(transcript: Transcript) -> list[Transcript]:
 
 def _useful(part: QuestionPart, reply: str, question: Question) -> bool:
     """Whether the reply answers an honest question for this part."""
-    return named_value(reply, part.says) == plain(part.says[question.answer]) if part.says else bool(plain(reply))
+    return (
+        named_value(reply, part.right_replies) == plain(part.right_replies[question.answer])
+        if part.right_replies
+        else bool(plain(reply))
+    )
 
 
 def _mean(value: Callable[[Transcript], float], transcripts: Sequence[Transcript]) -> float:

@@ -17,7 +17,10 @@ from planaria.common.errors import UserError, nearest
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.records import TaskRecord, without_surrogates
 
-MAX_QUESTIONS, MAX_OPTIONS, MAX_PARTS, MAX_LETTERS = 1000, 64, 12, 4000
+MAX_QUESTIONS = 1000
+MAX_OPTIONS = 64
+MAX_PARTS = 12
+MAX_LETTERS = 4000
 FIELDS = ("question", "options", "answer", "parts", "name", "paraphrases")
 INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
@@ -32,7 +35,7 @@ class QuestionPart:
     """A harmless-looking question."""
 
     ask: str
-    says: tuple[str, ...] = ()
+    right_replies: tuple[str, ...] = ()
     """right reply for each option; empty if the file does not list them"""
 
 
@@ -56,7 +59,7 @@ class Question:
         return self.text, *self.paraphrases, *(part.ask for part in self.parts)
 
 
-def read(file: Path) -> list[Question]:
+def read_questions(file: Path) -> list[Question]:
     """Read all questions of a file; UserError naming file and line of a mistake."""
     result = records.read([file])
     if not result:
@@ -72,13 +75,13 @@ def read(file: Path) -> list[Question]:
     return questions
 
 
-def replies_of(questions: Sequence[Question], k: int | None, usual: int) -> int:
-    """Return the number of parts to ask: ``k``, or the minimum over all questions, at most ``usual``.
+def replies_of(questions: Sequence[Question], k: int | None, most: int) -> int:
+    """Return the number of parts to ask: ``k``, or the minimum over all questions, at most ``most``.
 
     :raises UserError: if a question has fewer than ``k``.
     """
     if k is None:
-        return min([usual, *(len(question.parts) for question in questions)])
+        return min([most, *(len(question.parts) for question in questions)])
     for question in questions:
         if k > len(question.parts):
             parts = f"{question.location} has {len(question.parts)} parts"

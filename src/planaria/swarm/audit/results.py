@@ -28,7 +28,7 @@ class AuditCheck(Record):
     facts: list[str] = Field(default_factory=list)
 
 
-class GivenAway(Record):
+class LeakPoint(Record):
     """Leakage of one question, or of all questions."""
 
     leak: float
@@ -37,7 +37,7 @@ class GivenAway(Record):
     """probability that the adversary's most likely option is the right one"""
 
 
-class BehindCensor(GivenAway):
+class BehindCensor(LeakPoint):
     """The same behind the wrapper of ``planaria serve --censor``."""
 
     silent: float
@@ -57,13 +57,13 @@ class Leaked(Record):
     """mean after all parts"""
     leak: Estimate
     guessed: float
-    direct: GivenAway
+    direct: LeakPoint
     """the question itself, in one prompt"""
-    paraphrased: GivenAway | None
+    paraphrased: LeakPoint | None
     """all paraphrases"""
     use: float
     """share of replies to parts that are right; of non-empty ones where the file lists no right replies"""
-    curve: list[GivenAway]
+    curve: list[LeakPoint]
     """after 1, 2, … parts"""
     behind: BehindCensor | None = None
     replies: list[tuple[str, str]] = Field(default_factory=list)
@@ -80,16 +80,16 @@ class Leakage(Record):
     questions: list[Leaked]
 
     @property
-    def curve(self) -> list[GivenAway]:
+    def curve(self) -> list[LeakPoint]:
         """After 1, 2, … parts: the largest leakage and the mean of guesses."""
         return [worst_leakage([question.curve[index] for question in self.questions]) for index in range(self.k)]
 
     @property
-    def direct(self) -> GivenAway:
+    def direct(self) -> LeakPoint:
         return worst_leakage([question.direct for question in self.questions])
 
     @property
-    def paraphrased(self) -> GivenAway | None:
+    def paraphrased(self) -> LeakPoint | None:
         results = [question.paraphrased for question in self.questions if question.paraphrased is not None]
         return worst_leakage(results) if results else None
 
@@ -109,10 +109,10 @@ class Leakage(Record):
         return sum(question.use for question in self.questions) / len(self.questions)
 
 
-def worst_leakage(points: list[GivenAway] | list[BehindCensor]) -> GivenAway:
+def worst_leakage(points: list[LeakPoint] | list[BehindCensor]) -> LeakPoint:
     """Return the largest leakage and the mean of guesses."""
     guessed = sum(point.guessed for point in points) / len(points)
-    return GivenAway(leak=max(point.leak for point in points), guessed=guessed)
+    return LeakPoint(leak=max(point.leak for point in points), guessed=guessed)
 
 
 class AuditLimits(Record):

@@ -111,10 +111,10 @@ def decide(expected: Set[str], found: Set[str], refused: Set[str], elapsed_s: fl
     peers are permanently ``refused``. Below the quorum it stalls after the patience. Messages of unexpected peers do
     not count.
     """
-    there = expected & found
-    if there == expected:
+    present = expected & found
+    if present == expected:
         return Decision.CLOSE
-    if len(there) >= terms.quorum and (elapsed_s >= terms.timeout_s or there | refused >= expected):
+    if len(present) >= terms.quorum and (elapsed_s >= terms.timeout_s or present | refused >= expected):
         return Decision.CLOSE
     return Decision.STALLED if elapsed_s >= terms.patience_s else Decision.WAIT
 
@@ -132,7 +132,7 @@ class RoundStalled(RunStopped):
         """``missing``: reason, by absent peer."""
         self.run, self.round = run, round
         self.there, self.missing = tuple(sorted(there)), dict(sorted(missing.items()))
-        names = ", ".join(peer[:8] for peer in self.there) or "nobody"
+        names = ", ".join(peer[:8] for peer in self.there) or "none"
         absent = ", ".join(f"{peer[:8]} ({why})" for peer, why in self.missing.items())
         came = f"{len(self.there)} of {len(self.there) + len(self.missing)} peers are present"
         super().__init__(
@@ -157,7 +157,9 @@ class PolledPeers:
     def __init__(self, known: Iterable[str], seats: int, secret: bytes) -> None:
         """``seats``: maximum number of peers, including the known ones. ``secret``: seeds the order of unknown peers,
         so that no peer can choose an id that sorts first."""
-        self.known, self._seats, self._secret = {*known}, seats, secret
+        self.known = {*known}
+        self._seats = seats
+        self._secret = secret
         self.hellos: dict[str, Hello] = {}
         self.goodbyes: dict[str, Goodbye] = {}
         self._active: set[str] = set()
@@ -183,11 +185,11 @@ class PolledPeers:
 
     def leavers(self) -> list[str]:
         """Select the peers without a goodbye to read: all peers that a round may wait for, and a few inactive ones."""
-        here = self.hellos.keys() - self.goodbyes.keys()
-        silent = here - self.known - self._active
+        members = self.hellos.keys() - self.goodbyes.keys()
+        silent = members - self.known - self._active
         again = heapq.nsmallest(LEFT, silent, key=lambda peer: (self._asked[peer], self._lot(peer)))
         self._asked.update(again)
-        return sorted(here - silent) + again
+        return sorted(members - silent) + again
 
     def _lot(self, peer: str) -> bytes:
         return sha256(self._secret + b"%d " % self._looks + peer.encode()).digest()

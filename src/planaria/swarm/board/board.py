@@ -106,11 +106,11 @@ class Board:
                 self._rules = self._message("rules.json", RunRules, self._small)
             except BadMessage as error:
                 raise UserError(
-                    f"{self._store.place}/rules.json: {error.reason}; found the run in another place"
+                    f"{self._store.location}/rules.json: {error.reason}; found the run in another place"
                 ) from None
         if self._rules is None:
-            how = f"found one with `planaria swarm join RECIPE --board {self._store.place}`"
-            raise UserError(f"{self._store.place}: no run was founded here; check the place, or {how}")
+            how = f"found one with `planaria swarm join RECIPE --board {self._store.location}`"
+            raise UserError(f"{self._store.location}: no run was founded here; check the place, or {how}")
         return self._rules
 
     @property
@@ -136,8 +136,8 @@ class Board:
         self._store.write("rules.json", self._sealed(own, RunRules, self._small))
         if label := difference(own.rules, self.rules.rules):
             raise UserError(
-                f"{self._store.place}: this run was founded with other rules: {label}; take those, or found your own "
-                f"run at another place"
+                f"{self._store.location}: this run was founded with other rules: {label}; take those, or found your "
+                "own run at another place"
             )
         return self.rules
 
@@ -146,20 +146,20 @@ class Board:
 
         :raises UserError: if the peer joined with another tokenizer, or has left.
         """
-        own, location = self._me.peer, self._store.place
+        own, location = self._me.peer, self._store.location
         path = message_path(own, "hello.json")
         raw = self._sealed(hello, Hello, self._small)
         try:
             left = self._message(message_path(own, "goodbye.json"), Goodbye, self._small, own)
-            there = hello if self._store.write(path, raw) else self._message(path, Hello, self._small, own)
+            published = hello if self._store.write(path, raw) else self._message(path, Hello, self._small, own)
         except BadMessage as error:
             raise UserError(
                 f"{location}: the message under this peer's id is {error.reason}; use another identity"
             ) from None
-        if left or there is None or there.tokenizer != hello.tokenizer:
+        if left or published is None or published.tokenizer != hello.tokenizer:
             why = "has left this run" if left else "joined with another tokenizer, or its hello is lost"
             raise UserError(f"{location}: peer {own} {why}; use another identity")
-        return there
+        return published
 
     def publish(self, rollouts: Rollouts) -> None:
         """Append this peer's completions of a round; idempotent.
@@ -258,7 +258,7 @@ class Board:
     def _me(self) -> PeerIdentity:
         """This peer's identity; ValueError if the board is read-only."""
         if self._identity is None:
-            raise ValueError(f"{self._store.place} was opened to read only")
+            raise ValueError(f"{self._store.location} was opened to read only")
         return self._identity
 
     def _message(
@@ -304,7 +304,7 @@ class Board:
             unseal(raw, limits, kind, peer=self._me.peer, run=run)
         except BadMessage as error:
             why = f"other peers would refuse these {message.kind}: {error.reason}"
-            raise UserError(f"{self._store.place}: {why}; their limits are {limits}") from None
+            raise UserError(f"{self._store.location}: {why}; their limits are {limits}") from None
         return raw
 
     def _append(self, path: str, message: Message, kind: type[Message], limits: MessageLimits) -> None:
@@ -317,11 +317,11 @@ class Board:
         if self._store.write(path, raw):
             return
         try:
-            there = self._store.read(path, len(raw))
+            stored = self._store.read(path, len(raw))
         except BadMessage:
-            there = None
-        if there != raw:
-            raise AlreadyThere(f"{self._store.place}/{path}: another message is there, and none is ever replaced")
+            stored = None
+        if stored != raw:
+            raise AlreadyThere(f"{self._store.location}/{path}: another message is there, and none is ever replaced")
 
 
 def message_path(peer: str, name: str) -> str:

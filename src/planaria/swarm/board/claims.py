@@ -196,10 +196,10 @@ class ClaimLedger:
     def record(self, claim: Claim, checked: bool = False) -> None:
         """Record a claim. Verify an unchecked claim if it differs from the known one; an invalid one proves nothing
         and replaces nothing."""
-        known = self._claims.get((claim.peer, claim.place))
-        if known is not None and known.digest != claim.digest:
-            self.add_proofs([Proof(one=known, other=claim)])
-            if not checked and (known.is_valid(self._run) or not claim.is_valid(self._run)):
+        previous = self._claims.get((claim.peer, claim.place))
+        if previous is not None and previous.digest != claim.digest:
+            self.add_proofs([Proof(one=previous, other=claim)])
+            if not checked and (previous.is_valid(self._run) or not claim.is_valid(self._run)):
                 return
         self._claims[claim.peer, claim.place] = claim
 

@@ -10,8 +10,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
+from planaria.common.atomic import write_new
 from planaria.common.errors import UserError
-from planaria.common.write_once import write_new
 
 _MAX_KEY_BYTES = 4096
 """bytes read of a key file; a generated one has 119"""

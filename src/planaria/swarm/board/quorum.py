@@ -52,7 +52,11 @@ class PeerBoard:
         committee: Committee | None = None,
     ) -> None:
         """``size``: intended number of peers. ``near``: the board is a local folder."""
-        self._board, self.me, self._rounds, self._size, self._clock = board, me, rounds, size, clock
+        self._board = board
+        self.me = me
+        self._rounds = rounds
+        self._size = size
+        self._clock = clock
         self._poll_s = POLL_S if near else POLL_FAR_S
         self._patience = PeerSelector(frozenset())
         self._began = clock()
@@ -78,8 +82,8 @@ class PeerBoard:
         self._patience = PeerSelector(known)
         until = self._clock() + self._rounds.timeout_s
         while self._clock() < until:
-            there = self._board.peers().hellos.keys()
-            if len(there) >= size and known <= there:
+            joined_peers = self._board.peers().hellos.keys()
+            if len(joined_peers) >= size and known <= joined_peers:
                 break
             time.sleep(self._poll_s)
         return joined

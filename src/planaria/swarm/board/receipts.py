@@ -216,7 +216,9 @@ class Agreement:
 
     def __init__(self, board: Board, me: str, committee: Committee | None, poll_s: float) -> None:
         self.committee = committee
-        self._board, self._me, self._poll_s = board, me, poll_s
+        self._board = board
+        self._me = me
+        self._poll_s = poll_s
         self._closings: dict[tuple[str, int], Closing] = {}
         self._receipts: dict[tuple[str, int], dict[str, Receipt]] = defaultdict(dict)
         self._shared: ClaimLedger | None = None
@@ -239,13 +241,17 @@ class Agreement:
         self.look(number, authors)
         guilty = self._ledger.proofs.keys()
         return {
-            peer: {who: digest for who, digest in self._closings[peer, number].received.items() if who not in guilty}
+            peer: {
+                sender: digest
+                for sender, digest in self._closings[peer, number].received.items()
+                if sender not in guilty
+            }
             for peer in authors
             if (peer, number) in self._closings and peer not in guilty
         }
 
     def poll_until(self, done: Callable[[], bool]) -> None:
-        """Poll until ``done`` returns true, at most ``LOOKS`` times."""
+        """Poll until ``done`` returns true, at most :data:`MAX_POLLS` times."""
         for _ in range(MAX_POLLS):
             if done():
                 return
@@ -302,8 +308,8 @@ class Agreement:
             if self.committee is None or self.certified("round", number) is not None:
                 return True
             result = self._receipts["round", number]
-            still = (self.committee.members & received) - result.keys()
-            return cannot_reach_quorum(result.values(), self.committee, len(still))
+            outstanding = (self.committee.members & received) - result.keys()
+            return cannot_reach_quorum(result.values(), self.committee, len(outstanding))
 
         self.poll_until(done)
         return self.named(number)
@@ -332,6 +338,6 @@ class Agreement:
         self._board.ledger.forget(before)
 
 
-def matching(messages: MessageList, there: Mapping[str, str]) -> bool:
+def matching(messages: MessageList, found: Mapping[str, str]) -> bool:
     """Whether all listed messages are there with these digests."""
-    return all(there.get(peer) == digest for peer, digest in messages.items())
+    return all(found.get(peer) == digest for peer, digest in messages.items())

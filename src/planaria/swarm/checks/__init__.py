@@ -27,29 +27,29 @@ CHECKS: Registry[Check] = Registry(
 )
 
 
-def names(config: DefenceConfig) -> list[str]:
+def check_names(config: DefenceConfig) -> list[str]:
     """Return the checks that a recipe names, in order of execution."""
     return [name.strip() for name in config.checks.split(",") if name.strip()]
 
 
 def checks(config: DefenceConfig) -> list[Check]:
     """Return the checks of a recipe. UserError for an unknown check or option, or a repeated layer."""
-    made = list(CHECKS.make_all(names(config), config.options).values())
-    layers = [check.name for check in made]
-    if len({*layers}) < len(names(config)):
+    result = list(CHECKS.make_all(check_names(config), config.options).values())
+    layers = [check.name for check in result]
+    if len({*layers}) < len(check_names(config)):
         raise UserError(f"defence.checks = {config.checks!r}: every layer ({', '.join(layers)}) can be named but once")
-    return made
+    return result
 
 
 def layers(config: SwarmConfig) -> list[Check]:
     """Return a peer's checks, with the vote, if any, before the judge. UserError as in :func:`checks`."""
-    made, agreement = checks(config.defence), config.task.agreement
+    result, agreement = checks(config.defence), config.task.agreement
     voting = config.task.reward == CONSENSUS
     if not voting and not config.defence.consensus:
-        return made
-    index = next((n for n, check in enumerate(made) if isinstance(check, Judge)), len(made))
+        return result
+    index = next((n for n, check in enumerate(result) if isinstance(check, Judge)), len(result))
     return [
-        *made[:index],
+        *result[:index],
         ConsensusReward(agreement=agreement) if voting else Filter(agreement=agreement),
-        *made[index:],
+        *result[index:],
     ]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from planaria.config.registry import Choice
 from planaria.swarm.checks.votes import MajorityLabel
-from planaria.swarm.rollout import Rollout
+from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import Task
 
 

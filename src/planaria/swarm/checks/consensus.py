@@ -16,7 +16,7 @@ from planaria.config.registry import custom_choices
 from planaria.swarm.checks.base import Check, Context, LayerFindings
 from planaria.swarm.checks.votes import Ballot, MajorityLabel, label
 from planaria.swarm.config import CONSENSUS, SwarmConfig
-from planaria.swarm.rollout import Rollout
+from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import Task, as_reward
 
 

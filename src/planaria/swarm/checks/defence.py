@@ -13,9 +13,9 @@ from planaria.common.documents import Record, former_names
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.votes import MajorityLabel
 from planaria.swarm.config import DefenceConfig
-from planaria.swarm.random_draws import derived
+from planaria.swarm.peer.random_draws import derived
+from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import NEWCOMERS
-from planaria.swarm.rollout import Rollout
 
 Counts = dict[str, tuple[int, int]]
 """peer, or the strangers' shared account → (completions examined, refused)"""
@@ -84,8 +84,8 @@ def warnings(checks: Sequence[Check], context: Context, size: int) -> list[str]:
     result = [warning for check in checks if (warning := check.warning(context))]
     if size == 2 and (blind := [check.name for check in checks if check.fallible]):
         result.append(
-            f"with two peers no median tells whether {', '.join(blind)} can work, and the other peer may be shut out "
-            "for being unlike this one; switch them off unless both start with the same weights"
+            f"with two peers, {', '.join(blind)} cannot be calibrated and may exclude the other peer; disable them "
+            "unless both start with the same weights"
         )
     return result
 
@@ -123,9 +123,9 @@ class Defence:
 
     def state(self) -> DefenceState:
         past, until = self._quarantine.state()
-        known, received, newest = self.accounts.memory()
+        known_peers, received, newest = self.accounts.memory()
         layers = {layer.check.name: list(layer.past) for layer in self._layers}
-        return DefenceState(layers=layers, past=past, until=until, known=known, received=received, newest=newest)
+        return DefenceState(layers=layers, past=past, until=until, known=known_peers, received=received, newest=newest)
 
     def load_state(self, memory: DefenceState) -> None:
         for layer in self._layers:
@@ -220,7 +220,10 @@ class PeerAccounts:
 
     def __init__(self, founders: Collection[str], size: int, window: int, seed: int) -> None:
         """``founders`` are known from the start; without them, ``size`` of the first peers received."""
-        self._known, self._size, self._window, self._seed = {*founders}, size, window, seed
+        self._known = {*founders}
+        self._size = size
+        self._window = window
+        self._seed = seed
         self._received: Counter[str] = Counter()
         self._next = 0
 
@@ -248,4 +251,6 @@ class PeerAccounts:
         return sorted(self._known), dict(self._received), self._next
 
     def recall(self, known: Collection[str], received: Mapping[str, int], until: int) -> None:
-        self._known, self._received, self._next = {*known}, Counter(received), until
+        self._known = {*known}
+        self._received = Counter(received)
+        self._next = until

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from planaria.config.bounds import Fraction
 from planaria.swarm.checks.base import Check, Context, LayerFindings
-from planaria.swarm.rollout import Rollout
+from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import TaskProblem
 
 

@@ -30,9 +30,9 @@ from planaria.models.chat import Template, template_of
 from planaria.runtime.engine.weight_sources import HUB, download
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge
+from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.policy.huggingface import open_model, reading
 from planaria.swarm.policy.policies import folder_tokenizer
-from planaria.swarm.random_draws import derived
 from planaria.swarm.tasks.base import TaskProblem
 
 MAX_TEXT = 16_384

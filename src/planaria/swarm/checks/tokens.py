@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from planaria.swarm.checks.base import Check, Context, LayerFindings
-from planaria.swarm.rollout import Rollout
+from planaria.swarm.peer.rollout import Rollout
 
 LARGEST, SMALL = 0.02, 6
 """maximum support as a share of the vocabulary, and in tokens for small ones: 8 of 46 symbols let phrases through, 3 of

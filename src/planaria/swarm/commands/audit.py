@@ -16,19 +16,19 @@ from planaria.report.phrases import counted, listed
 from planaria.swarm.assemble import task_of
 from planaria.swarm.attacks import measured_attack
 from planaria.swarm.audit.files import check_files
-from planaria.swarm.audit.measurement import USUAL, Adversary, Counter, MeasurementPlan, ReplyReader, measure
-from planaria.swarm.audit.questions import Question, read, replies_of
+from planaria.swarm.audit.measurement import DEFAULT_PARTS, Adversary, Counter, MeasurementPlan, ReplyReader, measure
+from planaria.swarm.audit.questions import Question, read_questions, replies_of
 from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, AuditCheck, AuditLimits, Leakage
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
 from planaria.swarm.commands.realign import FILE as REALIGNED
 from planaria.swarm.commands.realign import Realigned
 from planaria.swarm.commands.serve import ModelArguments, Released, released
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.evaluation import EvaluationResult, Examiner
+from planaria.swarm.config.recipe import peer_config, peer_names, run_config
+from planaria.swarm.peer.evaluation import EvaluationResult, Examiner
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.policy.prompts import PromptFormat, prompt_layout
-from planaria.swarm.recipe import names, of_peer, of_run
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.repair.exams import MEASURED
 from planaria.swarm.repair.training import weights_of
@@ -72,16 +72,16 @@ class _Request:
     counter: Counter | None
 
 
-def audit(given: AuditArguments, to: Path) -> int:
+def audit(arguments: AuditArguments, to: Path) -> int:
     """Audit a model: print a table, write page and numbers into ``to``; return 1 if a part fails, else 0.
 
     :raises UserError: for invalid arguments, where possible before a model is loaded.
     """
     torch.set_num_threads(1)  # the order of sums changes bits
-    wanted = _checked(given)
+    request = _checked(arguments)
     _require_folder(to)
-    with released(given.named) as result:
-        record = _audited(given, wanted, result)
+    with released(arguments.named) as result:
+        record = _audited(arguments, request, result)
     text = record.model_dump_json(indent=1)
     try:
         atomic.write_text(to / JSON, text + "\n")
@@ -93,44 +93,46 @@ def audit(given: AuditArguments, to: Path) -> int:
     return 1 if record.failed else 0
 
 
-def _checked(given: AuditArguments) -> _Request:
-    if not 0 <= given.most_success < 1 or not given.most_leak >= 0:
+def _checked(arguments: AuditArguments) -> _Request:
+    if not 0 <= arguments.most_success < 1 or not arguments.most_leak >= 0:
         raise UserError("--most-success is 0 or more and below 1, --most-leak 0 or more")
-    if given.epsilon is not None and not given.epsilon > 0:
-        raise UserError(f"--censor {given.epsilon:g} must be above 0, in nats per reply")
-    if given.k is not None and given.k < 1:
-        raise UserError(f"--k {given.k}: ask one part at least")
-    config = _config(given)
+    if arguments.epsilon is not None and not arguments.epsilon > 0:
+        raise UserError(f"--censor {arguments.epsilon:g} must be above 0, in nats per reply")
+    if arguments.k is not None and arguments.k < 1:
+        raise UserError(f"--k {arguments.k}: ask one part at least")
+    config = _config(arguments)
     if config is not None:
         for kind in config.evaluate.watch:
             measured_attack(kind, config.evaluate.phrases)
-    if given.questions is None:
-        flags = {"--adversary": given.adversary, "--k": given.k, "--censor": given.epsilon}
-        flags["--show"] = given.show or None
+    if arguments.questions is None:
+        flags = {"--adversary": arguments.adversary, "--k": arguments.k, "--censor": arguments.epsilon}
+        flags["--show"] = arguments.show or None
         if extra := next((flag for flag, value in flags.items() if value is not None), None):
             raise UserError(f"{extra}: goes with --questions FILE")
         return _Request(config, _task(config), [], MeasurementPlan(0), None)
-    questions = read(given.questions)
-    k = replies_of(questions, given.k, USUAL)
-    counter = _counter(given.adversary, questions)
+    questions = read_questions(arguments.questions)
+    k = replies_of(questions, arguments.k, DEFAULT_PARTS)
+    counter = _counter(arguments.adversary, questions)
     return _Request(
-        config, _task(config), questions, MeasurementPlan(k, given.seed, given.epsilon, given.show), counter
+        config, _task(config), questions, MeasurementPlan(k, arguments.seed, arguments.epsilon, arguments.show), counter
     )
 
 
-def _config(given: AuditArguments) -> SwarmConfig | None:
+def _config(arguments: AuditArguments) -> SwarmConfig | None:
     """Return the swarm's configuration for measuring behaviour, with the attacks to watch for."""
-    if given.named.is_swarm and given.run is not None:
-        raise UserError(f"--run {given.run}: {given.named.model} is a run itself; leave one out")
-    run = Path(given.named.model) if given.named.is_swarm else given.run
+    if arguments.named.is_swarm and arguments.run is not None:
+        raise UserError(f"--run {arguments.run}: {arguments.named.model} is a run itself; leave one out")
+    run = Path(arguments.named.model) if arguments.named.is_swarm else arguments.run
     if run is None:
-        if given.watch:
-            raise UserError(f"--watch {', '.join(given.watch)}: no problems are given; give --run RUN, a swarm's run")
+        if arguments.watch:
+            raise UserError(
+                f"--watch {', '.join(arguments.watch)}: no problems are given; give --run RUN, a swarm's run"
+            )
         return None
-    config = of_run(run)
-    peer = given.named.peer if given.named.peer in names(config) else names(config)[0]
-    config = of_peer(config, peer)
-    watch = list(given.watch or config.evaluate.watch)
+    config = run_config(run)
+    peer = arguments.named.peer if arguments.named.peer in peer_names(config) else peer_names(config)[0]
+    config = peer_config(config, peer)
+    watch = list(arguments.watch or config.evaluate.watch)
     evaluate = config.evaluate.model_copy(update={"problems": MEASURED, "watch": watch})
     return config.model_copy(update={"evaluate": evaluate})
 
@@ -142,7 +144,7 @@ def _task(config: SwarmConfig | None) -> Task | None:
 def _counter(adversary: str | None, questions: list[Question]) -> Counter | None:
     """Return the counter, or None if the adversary is a model."""
     if adversary is None:
-        return Counter() if all(part.says for question in questions for part in question.parts) else None
+        return Counter() if all(part.right_replies for question in questions for part in question.parts) else None
     kind, colon, chance = adversary.partition(":")
     if kind != COUNTER:
         return None
@@ -154,51 +156,51 @@ def _counter(adversary: str | None, questions: list[Question]) -> Counter | None
     return result
 
 
-def _audited(given: AuditArguments, wanted: _Request, found: Released) -> Audit:
-    policy, unread = _opened(found, wanted.config)
+def _audited(arguments: AuditArguments, request: _Request, released: Released) -> Audit:
+    policy, unread = _opened(released, request.config)
     weights = None if policy is None else task_vectors.digest(weights_of(policy))
-    standing = None if policy is None or wanted.task is None else _examined(policy, wanted)
-    leakage = None if policy is None or not wanted.questions else _leakage(given, wanted, policy)
+    evaluation = None if policy is None or request.task is None else _examined(policy, request)
+    leakage = None if policy is None or not request.questions else _leakage(arguments, request, policy)
     done = [
-        _behaviour(given, wanted, standing),
-        leakage_part(leakage, given.most_leak) if leakage else _unmeasured("leakage", bool(wanted.questions)),
-        provenance_part(found),
-        repair_part(found.path, weights),
-        files_part(found.path, unread),
+        _behaviour(arguments, request, evaluation),
+        leakage_part(leakage, arguments.most_leak) if leakage else _unmeasured("leakage", bool(request.questions)),
+        provenance_part(released),
+        repair_part(released.path, weights),
+        files_part(released.path, unread),
     ]
     return Audit(
-        model=given.named.model + (f", {given.named.peer}" if given.named.peer else ""),
+        model=arguments.named.model + (f", {arguments.named.peer}" if arguments.named.peer else ""),
         weights=weights,
-        limits=AuditLimits(leak=given.most_leak, success=given.most_success),
+        limits=AuditLimits(leak=arguments.most_leak, success=arguments.most_success),
         parts=done,
-        attacks=standing.watch if standing else {},
-        accuracy=standing.accuracy if standing else HitTally(),
+        attacks=evaluation.watch if evaluation else {},
+        accuracy=evaluation.accuracy if evaluation else HitTally(),
         leakage=leakage,
     )
 
 
-def _opened(found: Released, config: SwarmConfig | None) -> tuple[Policy | None, str | None]:
+def _opened(released: Released, config: SwarmConfig | None) -> tuple[Policy | None, str | None]:
     """Return the model, or the reason why it cannot be opened."""
     try:
-        policy = open_policy(str(found.path), chat=config is None or config.policy.chat != "never")
+        policy = open_policy(str(released.path), chat=config is None or config.policy.chat != "never")
     except UserError as error:
         return None, str(error)
-    if found.template is not None and isinstance(policy, PromptFormat):
-        policy.template = found.template
+    if released.template is not None and isinstance(policy, PromptFormat):
+        policy.template = released.template
     return policy, None
 
 
-def _examined(policy: Policy, wanted: _Request) -> EvaluationResult:
-    assert wanted.config is not None and wanted.task is not None
+def _examined(policy: Policy, request: _Request) -> EvaluationResult:
+    assert request.config is not None and request.task is not None
     if isinstance(policy, PromptFormat):
-        policy.asking = prompt_layout(policy.template, policy.tokenizer, wanted.config.policy, wanted.task)
-    return Examiner(wanted.task, wanted.config, "audit").examine(policy)
+        policy.layout = prompt_layout(policy.template, policy.tokenizer, request.config.policy, request.task)
+    return Examiner(request.task, request.config, "audit").examine(policy)
 
 
-def _behaviour(given: AuditArguments, wanted: _Request, standing: EvaluationResult | None) -> AuditCheck:
-    if standing is not None:
-        return behaviour_part(standing.watch, given.most_success)
-    return _unmeasured("behaviour", wanted.task is not None)
+def _behaviour(arguments: AuditArguments, request: _Request, evaluation: EvaluationResult | None) -> AuditCheck:
+    if evaluation is not None:
+        return behaviour_part(evaluation.watch, arguments.most_success)
+    return _unmeasured("behaviour", request.task is not None)
 
 
 def _unmeasured(name: str, wanted: bool) -> AuditCheck:
@@ -208,17 +210,17 @@ def _unmeasured(name: str, wanted: bool) -> AuditCheck:
     return unasked(name, f"nothing was asked, so nothing is known; give {fix}")
 
 
-def _leakage(given: AuditArguments, wanted: _Request, policy: Policy) -> Leakage:
+def _leakage(arguments: AuditArguments, request: _Request, policy: Policy) -> Leakage:
     adversary: Adversary
-    if wanted.counter is not None:
-        adversary = wanted.counter
+    if request.counter is not None:
+        adversary = request.counter
     else:
-        own = given.adversary is None
-        reader = policy if own else open_policy(given.adversary or "")
-        adversary = ReplyReader(reader, "the model itself" if own else given.adversary or "")
-        adversary.require(wanted.questions)
-    print(f"asking        {len(wanted.questions)} questions in {wanted.plan.k} parts", file=sys.stderr)
-    return measure(policy, adversary, wanted.questions, wanted.plan)
+        own = arguments.adversary is None
+        reader = policy if own else open_policy(arguments.adversary or "")
+        adversary = ReplyReader(reader, "the model itself" if own else arguments.adversary or "")
+        adversary.require(request.questions)
+    print(f"asking        {len(request.questions)} questions in {request.plan.k} parts", file=sys.stderr)
+    return measure(policy, adversary, request.questions, request.plan)
 
 
 def _require_folder(to: Path) -> None:

@@ -17,8 +17,8 @@ from planaria.runtime.fleet.spawner import fork_server
 from planaria.swarm.assemble import own_classes
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.recipe import peer_config, peer_names
 from planaria.swarm.drill import Drill, DrilledArm, DrillRun, load
-from planaria.swarm.recipe import names, of_peer
 from planaria.swarm.records.outcome import RunOutcome, read_outcome
 from planaria.swarm.repair import strategies
 from planaria.swarm.repair.results import Repaired
@@ -27,7 +27,7 @@ from planaria.swarm.repair.training import RepairModels, RepairPlan
 from planaria.swarm.report.drill_report import show_drill, write_drill_report
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, failures
-from planaria.swarm.trained_policy import learned_by, trusted_state
+from planaria.swarm.trained_policy import learned_state, trusted_state
 
 FILE = "repaired.json"
 LIMIT = 0.02
@@ -73,7 +73,7 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
     :raises RunStopped: if one of its peers failed.
     """
     requested = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
-    code = [chosen for name in names(config) for chosen in own_classes(of_peer(config, name))]
+    code = [chosen for name in peer_names(config) for chosen in own_classes(peer_config(config, name))]
     kept = CachedResult(folder / "outcome.json", RunOutcome, identity(requested, code))
     outcome, stale = kept.read()
     if outcome is not None:
@@ -98,7 +98,7 @@ def repair_run(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
 
     It is repaired of its attackers' behaviour, which a drill knows. All honest peers learned the same.
     """
-    own = {name: of_peer(config, name) for name in names(config)}
+    own = {name: peer_config(config, name) for name in peer_names(config)}
     kinds = sorted(
         {
             swarm_config.attack.kind
@@ -122,7 +122,7 @@ def repair_run(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
 
 def _repaired(config: SwarmConfig, folder: Path, name: str, arm: str, watch: list[str]) -> Repaired:
     torch.set_num_threads(config.policy.threads)
-    poisoned, before = learned_by(config, folder, name), trusted_state(config, folder, name)
+    poisoned, before = learned_state(config, folder, name), trusted_state(config, folder, name)
     models = RepairModels(before.policy, poisoned.policy)
     case = case_of(config, poisoned.task, models, watch, RepairPlan(seed=config.seed))
     return Repaired(

@@ -115,21 +115,16 @@ class RealignInputs:
     peer: TrainedState | None = None
 
 
-def realign(given: RealignArguments, wanted: RepairSettings, to: Path) -> int:
+def realign(arguments: RealignArguments, wanted: RepairSettings, to: Path) -> int:
     """Repair a model and write it into ``to``; return 1 if the harm remains above its limit, else 0.
 
     :raises UserError: for invalid arguments, where possible before training.
     """
     torch.set_num_threads(1)  # the order of sums changes bits, and equal commands must give equal masks
     _require_free(to)
-    result = find(given, needs_parent=wanted.rivals or (wanted.by != TUNE and wanted.by is not None))
-    models, by = result.models, wanted.by or (MASK if result.parts else TUNE)
-    _require_exportable(models.tuned, given.model)
-    if by == MASK:
-        models.require_whole(given.model)
-    if result.parent and (moved := models.require_related(given.model)) > STRANGE and not result.parts:
-        _warn(f"{given.model} differs from {result.parent} by {moved:.0%} of its weights' size; check its parent")
-    todo = repair_case(given, result, wanted.plan)
+    result, by = _repairable(arguments, wanted)
+    models = result.models
+    todo = repair_case(arguments, result, wanted.plan)
     before, repair = todo.exam.measure(models.tuned), WAYS[by](todo)
     strategy, rivals = measure_repair(todo, by, repair), _rivals(todo, by) if wanted.rivals else []
     repaired = strategy.after.repaired(wanted.most)
@@ -139,7 +134,7 @@ def realign(given: RealignArguments, wanted: RepairSettings, to: Path) -> int:
         detail=repair.detail,
         repaired=repaired,
         limit=wanted.most,
-        tuned=InputModel(path=given.model, sha256=task_vectors.digest(models.whole)),
+        tuned=InputModel(path=arguments.model, sha256=task_vectors.digest(models.whole)),
         safe=InputModel(path=result.parent, sha256=note.safe) if result.parent else None,
         parts=[InputModel(path=p, sha256=d) for p, d in zip(result.parts, note.tuned, strict=False)],
         result=note.result,
@@ -158,29 +153,45 @@ def realign(given: RealignArguments, wanted: RepairSettings, to: Path) -> int:
     if repair.masks:
         extra[BITS] = masking.to_bytes(repair.masks, note, models.exported)
     write(to, models.policy(repair.weights), extra)
-    show_repair(given.model, before, strategy, rivals)
+    show_repair(arguments.model, before, strategy, rivals)
     print(_summary(record, to))
     return 1 if repaired is False else 0
 
 
-def apply(given: RealignArguments, file: Path, to: Path) -> int:
+def _repairable(arguments: RealignArguments, wanted: RepairSettings) -> tuple[RealignInputs, str]:
+    """Open the models; return them and the strategy.
+
+    :raises UserError: for models that it cannot repair.
+    """
+    inputs = find(arguments, needs_parent=wanted.rivals or (wanted.by != TUNE and wanted.by is not None))
+    models = inputs.models
+    by = wanted.by or (MASK if inputs.parts else TUNE)
+    _require_exportable(models.tuned, arguments.model)
+    if by == MASK:
+        models.require_whole(arguments.model)
+    if inputs.parent and (moved := models.require_related(arguments.model)) > STRANGE and not inputs.parts:
+        _warn(f"{arguments.model} differs from {inputs.parent} by {moved:.0%} of its weights' size; check its parent")
+    return inputs, by
+
+
+def apply(arguments: RealignArguments, file: Path, to: Path) -> int:
     """Apply a mask to a model and its parent without training; return the exit code 0.
 
     :raises UserError: if the mask belongs to other models, or gives other weights than it states.
     """
     _require_free(to)
-    result = find(given)
+    result = find(arguments)
     models = result.models
-    _require_exportable(models.tuned, given.model)
-    models.require_whole(given.model)
-    models.require_related(given.model)
+    _require_exportable(models.tuned, arguments.model)
+    models.require_whole(arguments.model)
+    models.require_related(arguments.model)
     masks, note = masking.read_masks(file, models.parent, models.exported)
     if len(masks) != len(models.parts):
-        raise UserError(f"{file} has {len(masks)} masks, {given.model} is made of {len(models.parts)}")
+        raise UserError(f"{file} has {len(masks)} masks, {arguments.model} is made of {len(models.parts)}")
     weights = models.merged(masks)
     ours = models.note(weights)
-    known = zip((result.parent, *(result.parts or (given.model,))), (ours.safe, *ours.tuned), strict=True)
-    for (location, digest), theirs in zip(known, (note.safe, *note.tuned), strict=True):
+    expected = zip((result.parent, *(result.parts or (arguments.model,))), (ours.safe, *ours.tuned), strict=True)
+    for (location, digest), theirs in zip(expected, (note.safe, *note.tuned), strict=True):
         if digest != theirs:
             raise UserError(
                 f"{file} is for other weights than those of {location} ({theirs[:12]}…, not {digest[:12]}…)"
@@ -196,13 +207,13 @@ def write(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
     """Write the model and further files; the folder appears atomically."""
     assert isinstance(policy, Exportable)
     try:
-        with new_folder(to) as made:
-            policy.export(made)
-            if digests.read(made):
-                digests.put(made, extra)
+        with new_folder(to) as folder:
+            policy.export(folder)
+            if digests.read(folder):
+                digests.put(folder, extra)
             else:
                 for name, content in extra.items():
-                    (made / name).write_bytes(content)
+                    (folder / name).write_bytes(content)
     except OSError as error:
         raise UserError(f"{write_error(to, error)}; free space, or write elsewhere with --to") from error
 
@@ -235,86 +246,86 @@ def _warn(warning: str) -> None:
     print(f"planaria: warning: {warning}", file=sys.stderr)
 
 
-def find(given: RealignArguments, needs_parent: bool = True) -> RealignInputs:
+def find(arguments: RealignArguments, needs_parent: bool = True) -> RealignInputs:
     """Open the model and its parent.
 
     :raises UserError: if one is missing, their shapes or tokenizers differ, or fused models have changed.
     """
-    if given.is_swarm:
-        return _of_swarm(given)
-    if given.peer is not None or given.round is not None:
-        raise UserError(f"{given.model} is not a run of a swarm; leave out --peer and --round")
-    return _of_folder(given, needs_parent)
+    if arguments.is_swarm:
+        return _of_swarm(arguments)
+    if arguments.peer is not None or arguments.round is not None:
+        raise UserError(f"{arguments.model} is not a run of a swarm; leave out --peer and --round")
+    return _of_folder(arguments, needs_parent)
 
 
-def repair_case(given: RealignArguments, inputs: RealignInputs, plan: RepairPlan) -> Case:
+def repair_case(arguments: RealignArguments, inputs: RealignInputs, plan: RepairPlan) -> Case:
     """Return the training texts and the measurement.
 
     :raises UserError: if there is nothing to learn from, or no judge.
     """
-    if given.benign is not None and not given.files:
-        raise UserError(f"--benign {given.benign}: goes with --pairs FILE or --trusted FILE")
-    if given.files:
-        if given.watch:
+    if arguments.benign is not None and not arguments.files:
+        raise UserError(f"--benign {arguments.benign}: goes with --pairs FILE or --trusted FILE")
+    if arguments.files:
+        if arguments.watch:
             raise UserError(
-                f"--watch {', '.join(given.watch)}: goes with a run's own task; leave out --pairs, --trusted"
+                f"--watch {', '.join(arguments.watch)}: goes with a run's own task; leave out --pairs, --trusted"
             )
-        return _of_files(given, inputs.models, plan)
+        return _of_files(arguments, inputs.models, plan)
     if inputs.peer is None:
-        raise UserError(f"{given.model}: no trusted answers are given; give --pairs FILE or --trusted FILE")
+        raise UserError(f"{arguments.model}: no trusted answers are given; give --pairs FILE or --trusted FILE")
     config = inputs.peer.config
-    return case_of(config, inputs.peer.task, inputs.models, given.watch or tuple(config.evaluate.watch), plan)
+    return case_of(config, inputs.peer.task, inputs.models, arguments.watch or tuple(config.evaluate.watch), plan)
 
 
-def _of_swarm(given: RealignArguments) -> RealignInputs:
-    if given.peer is None:
-        raise UserError(f"{given.model}: a swarm's run has a model for each peer; give one, such as --peer p0")
-    run = Path(given.model)
-    peer = trained_state(run, given.peer, given.round)
-    if given.safe is not None:
-        return RealignInputs(RepairModels(open_policy(given.safe), peer.policy), given.safe, peer=peer)
-    before = trusted_state(peer.config, run, given.peer)
+def _of_swarm(arguments: RealignArguments) -> RealignInputs:
+    if arguments.peer is None:
+        raise UserError(f"{arguments.model}: a swarm's run has a model for each peer; give one, such as --peer p0")
+    run = Path(arguments.model)
+    peer = trained_state(run, arguments.peer, arguments.round)
+    if arguments.safe is not None:
+        return RealignInputs(RepairModels(open_policy(arguments.safe), peer.policy), arguments.safe, peer=peer)
+    before = trusted_state(peer.config, run, arguments.peer)
     return RealignInputs(
-        RepairModels(before.policy, peer.policy), f"{run}, {given.peer} after round {before.round}", peer=peer
+        RepairModels(before.policy, peer.policy), f"{run}, {arguments.peer} after round {before.round}", peer=peer
     )
 
 
-def _of_folder(given: RealignArguments, needs_parent: bool) -> RealignInputs:
-    known, tuned = fused.read_whole(Path(given.model)), open_policy(given.model)
-    if known is not None:
-        return _of_fused(given, known, tuned)
-    if given.safe is None and needs_parent:
-        raise UserError(f"{given.model}: its parent model is unknown; give --safe MODEL, or repair it --by tune")
-    if given.safe is None:
+def _of_folder(arguments: RealignArguments, needs_parent: bool) -> RealignInputs:
+    fusion, tuned = fused.read_whole(Path(arguments.model)), open_policy(arguments.model)
+    if fusion is not None:
+        return _of_fused(arguments, fusion, tuned)
+    if arguments.safe is None and needs_parent:
+        raise UserError(f"{arguments.model}: its parent model is unknown; give --safe MODEL, or repair it --by tune")
+    if arguments.safe is None:
         return RealignInputs(RepairModels(tuned, tuned), "")
-    return RealignInputs(RepairModels(open_policy(given.safe), tuned), given.safe)
+    return RealignInputs(RepairModels(open_policy(arguments.safe), tuned), arguments.safe)
 
 
-def _of_fused(given: RealignArguments, known: fused.Fused, tuned: Policy) -> RealignInputs:
-    location = given.safe or known.parent.path
-    safe, experts = open_policy(location), [open_policy(part.path) for part in known.parts]
+def _of_fused(arguments: RealignArguments, fusion: fused.Fused, tuned: Policy) -> RealignInputs:
+    location = arguments.safe or fusion.parent.path
+    safe, experts = open_policy(location), [open_policy(part.path) for part in fusion.parts]
     parent = weights_of(safe)
-    for policy, part in zip((safe, *experts), (known.parent, *known.parts), strict=True):
+    for policy, part in zip((safe, *experts), (fusion.parent, *fusion.parts), strict=True):
         if task_vectors.digest(weights_of(policy)) != part.sha256:
-            raise UserError(f"{part.path} is not the model that {given.model} was made of; restore that model")
-    contributions = fused.contributions(known, parent, [weights_of(one) for one in experts])
+            raise UserError(f"{part.path} is not the model that {arguments.model} was made of; restore that model")
+    contributions = fused.contributions(fusion, parent, [weights_of(one) for one in experts])
     if task_vectors.digest(task_vectors.add_contributions(parent, contributions)) != task_vectors.digest(
         weights_of(tuned)
     ):
-        raise UserError(f"{given.model} has changed since it was fused; repeat `planaria experts edit --merge`")
-    domains = {part.domain or part.name: one for part, one in zip(known.parts, experts, strict=True)}
+        raise UserError(f"{arguments.model} has changed since it was fused; repeat `planaria experts edit --merge`")
+    domains = {part.domain or part.name: one for part, one in zip(fusion.parts, experts, strict=True)}
     return RealignInputs(
-        RepairModels(safe, tuned, contributions, domains), location, tuple(part.path for part in known.parts)
+        RepairModels(safe, tuned, contributions, domains), location, tuple(part.path for part in fusion.parts)
     )
 
 
-def _of_files(given: RealignArguments, models: RepairModels, plan: RepairPlan) -> Case:
+def _of_files(arguments: RealignArguments, models: RepairModels, plan: RepairPlan) -> Case:
     policy = models.tuned
-    own = [] if given.trusted is None else read_trusted(given.trusted, policy)
-    pairs = [] if given.pairs is None else read_pairs(given.pairs, policy)
-    benign = [] if given.benign is None else read_benign(given.benign, policy)
-    (known, measured), (stay, read) = split(len(pairs)), split(len(benign))
-    learnt = [pairs[n] for n in known]
+    own = [] if arguments.trusted is None else read_trusted(arguments.trusted, policy)
+    pairs = [] if arguments.pairs is None else read_pairs(arguments.pairs, policy)
+    benign = [] if arguments.benign is None else read_benign(arguments.benign, policy)
+    (training_pairs, measured), (stay, read) = split(len(pairs)), split(len(benign))
+    learnt = [pairs[n] for n in training_pairs]
     trusted = [*own, *(pair.chosen for pair in learnt)]
     exam = TextExam([pairs[n] for n in measured], [benign[n].text for n in read], learnt, trusted)
     return Case(models, RepairTexts(trusted, [benign[n] for n in stay]), plan, exam)

@@ -22,7 +22,7 @@ from planaria.models.huggingface import is_exported
 from planaria.runtime.engine.weight_sources import local_weights
 from planaria.runtime.import_export import export_run
 from planaria.swarm.audit.censor import Censor, LeakageLedger
-from planaria.swarm.audit.questions import read
+from planaria.swarm.audit.questions import read_questions
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.policy.prompts import PromptFormat
 from planaria.swarm.records.lines import PEERS
@@ -86,7 +86,7 @@ def _censor(wrapper: CensorSettings) -> Censor:
     budget = REPLIES * wrapper.epsilon if wrapper.budget is None else wrapper.budget
     if not budget > 0:
         raise UserError(f"--budget {budget:g} must be above 0, in nats per question")
-    questions = read(wrapper.questions)
+    questions = read_questions(wrapper.questions)
     if not wrapper.epsilon > 0:
         raise UserError(f"--censor {wrapper.epsilon:g} must be above 0, in nats per reply")
     return Censor(questions, wrapper.epsilon, LeakageLedger(wrapper.ledger, budget))

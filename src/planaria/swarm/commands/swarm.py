@@ -28,8 +28,8 @@ from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Agreement, Committee
 from planaria.swarm.checks import layers
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.recipe import AGREED, load, peer_config, peer_names, run_config
 from planaria.swarm.policy import POLICIES
-from planaria.swarm.recipe import AGREED, load, names, of_peer, of_run
 from planaria.swarm.records.lines import (
     LOG,
     PEERS,
@@ -76,7 +76,7 @@ def sum_up(folder: Path, config: SwarmConfig) -> None:
 
 def recorded_outcome(run: Path) -> tuple[SwarmConfig, RunOutcome]:
     """Return a run's configuration and its outcome so far; UserError if there is none yet."""
-    config, outcome = of_run(run), read_outcome(run)
+    config, outcome = run_config(run), read_outcome(run)
     if not outcome.honest:
         raise UserError(f"{run}: no peer has recorded anything yet; wait for its first evaluation")
     return config, outcome
@@ -90,8 +90,8 @@ def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
     :raises UserError: naming what is invalid.
     """
     torch.set_num_threads(1)
-    for name in names(config):
-        own = of_peer(config, name)
+    for name in peer_names(config):
+        own = peer_config(config, name)
         task = task_of(own)
         POLICIES.make(own.policy.kind, own.policy.options)
         layers(own)
@@ -119,17 +119,17 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
         peer = assemble(config, called, folder, config.board, identity, late=True, on_progress=on_progress)
     if not (folder / "config.json").is_file():
         run_folders.keep_config(folder, config)
-    news = follow(folder / PEERS / called / LOG)
-    news()  # skip the records of an earlier start
+    new_records = follow(folder / PEERS / called / LOG)
+    new_records()  # skip the records of an earlier start
     with SwarmProgress(config.rounds.count, quiet) as progress:
 
-        def show_news() -> None:
-            for record in news():
+        def show_new_records() -> None:
+            for record in new_records():
                 progress.update(called, record)
 
         with blaming(partial(own_classes, config)):
-            peer.run(show_news)
-        show_news()
+            peer.run(show_new_records)
+        show_new_records()
     sum_up(folder, config)
     return 0
 
@@ -144,25 +144,25 @@ def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     if not own.board:
         raise UserError("swarm join: no board is given; give --board FOLDER or URL")
     try:
-        there = dict(Board.open(own.board).rules.rules)
+        board_rules = dict(Board.open(own.board).rules.rules)
     except UserError:
         if path is None:
             raise
         return own  # this peer will found the run
-    section = there.get("task", {})
+    section = board_rules.get("task", {})
     task: dict[str, Any] = section if isinstance(section, dict) else {}
     kind = task.get("name")
     if own.task.name != kind:
         raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; give --task {kind}")
     # The founder decides only agreed settings, not paths or models.
-    agreed = {key: there[key] for key in AGREED if key in there and key != "task"}
+    agreed = {key: board_rules[key] for key in AGREED if key in board_rules and key != "task"}
     agreed["task"] = {key: value for key, value in task.items() if key in AGREED["task"]}
     merged = recipe.resolve(
         SwarmConfig, recipe.overlaid(own.model_dump(mode="json"), agreed), {}, folder, f"board {own.board}"
     )
-    given, now = recipe.flat(own), recipe.flat(merged)
+    own_settings, merged_settings = recipe.flat(own), recipe.flat(merged)
     for name in flags:
-        if (mine := given.get(name)) != (theirs := now.get(name)):
+        if (mine := own_settings.get(name)) != (theirs := merged_settings.get(name)):
             raise UserError(f"--{name} {mine}: this run was founded with {theirs}; leave the flag out")
     return merged
 
@@ -186,10 +186,10 @@ def explain(run: Path, peer: str, wanted: CompletionFilter) -> None:
 
     :raises UserError: if there is no such run, peer, source or recorded round.
     """
-    config = of_run(run)
-    known = sorted(path.name for path in (run / PEERS).iterdir() if (path / SAMPLES).is_file())
-    if peer not in known:
-        raise UserError(f"{run} has no records of peer {peer!r}; {nearest(peer, known)}")
+    config = run_config(run)
+    peers = sorted(path.name for path in (run / PEERS).iterdir() if (path / SAMPLES).is_file())
+    if peer not in peers:
+        raise UserError(f"{run} has no records of peer {peer!r}; {nearest(peer, peers)}")
     names = {
         record.id: path.name
         for path in (run / PEERS).iterdir()
@@ -270,7 +270,7 @@ def show_credits(run: Path) -> None:
 
     :raises UserError: if it is not a run of a swarm, has no committee, or no records yet.
     """
-    config = of_run(run)
+    config = run_config(run)
     if not config.receipts.committee:
         raise UserError(f"{run}: its recipe names no committee, so nothing is certified; set receipts.committee")
     logs = {path.parent: read_log(path) for path in sorted((run / PEERS).glob(f"*/{LOG}"))}

@@ -14,6 +14,7 @@ from planaria.common.errors import UserError
 from planaria.swarm.policy.base import Policy, encode_prompt
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.policy.tree import Choice, Tree
+from planaria.swarm.tasks.calls import Call
 from planaria.swarm.tasks.programs import FENCE, OPENING, Programs
 
 SURE, BOLD = 0.2, 0.8
@@ -41,30 +42,36 @@ def write_program(
     if tokens < 1:
         raise UserError(f"--tokens {tokens}: give at least 1")
     problems = Programs.model_validate({"path": path})
+    prompt, calls = _problem(problems, number, path, seed)
+    policy = open_policy(str(folder))
+    tree = Tree(
+        PolicyWriter(policy, tokens, SURE, top_k), PolicyWriter(policy, tokens, BOLD, top_k), seed, choose=choose
+    )
+    name = calls[0].name
+    if strategy == "once":
+        program = tree.once(prompt, name)
+    else:
+        program = (tree.vote if strategy == "vote" else tree.tree)(prompt, name, calls)
+    print(program)
+    result = _test_result(problems, number, program)
+    print(f"{tree.requests} requests, {tree.runs} programs run; {result}", file=sys.stderr)
+    return 0
+
+
+def _problem(problems: Programs, number: int, path: str, seed: int) -> tuple[str, list[Call]]:
+    """Return a problem's prompt and calls of its function.
+
+    :raises UserError: if the problem or calls are missing.
+    """
     try:
-        problem = problems.problem(number)
+        prompt = problems.problem(number).prompt
     except ValueError:
         most = problems.training + problems.held_out - 1
         raise UserError(f"--problem {number}: {path} has problems 0 to {most}") from None
     calls = problems.calls(number, seed)
     if not calls:
         raise UserError(f"--problem {number}: {path} has no calls of its function with literal arguments; try another")
-    policy = open_policy(str(folder))
-    tree = Tree(
-        PolicyWriter(policy, tokens, SURE, top_k), PolicyWriter(policy, tokens, BOLD, top_k), seed, choose=choose
-    )
-    prompt, name = problem.prompt, calls[0].name
-    program = (
-        tree.once(prompt, name)
-        if strategy == "once"
-        else tree.vote(prompt, name, calls)
-        if strategy == "vote"
-        else tree.tree(prompt, name, calls)
-    )
-    print(program)
-    result = _test_result(problems, number, program)
-    print(f"{tree.requests} requests, {tree.runs} programs run; {result}", file=sys.stderr)
-    return 0
+    return prompt, calls
 
 
 def _test_result(problems: Programs, number: int, program: str) -> str:

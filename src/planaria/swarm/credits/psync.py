@@ -129,7 +129,9 @@ class CommitteeMember:
         """``relay``: votes go to one member, which forwards certificates; otherwise to all members."""
         self.channel, self.settled = channel, dict[int, bool]()
         """number → whether it was paid"""
-        self._me, self._committees, self._operator = me, committees, operator
+        self._me = me
+        self._committees = committees
+        self._operator = operator
         self._verify, self._relay = verify, relay
         self._slots: dict[int, _Slot] = {}
         self._out: list[Letter] = []
@@ -192,8 +194,8 @@ class CommitteeMember:
         slot = self._slot(statement.number) if statement.channel == self.channel.name else None
         if slot is None or vote.member not in self._committees[self.channel.name]:
             return
-        phases = (known for known in slot.votes if known.phase == statement.phase)
-        if any(vote.member in slot.votes[known] for known in phases):
+        phases = (statement_voted for statement_voted in slot.votes if statement_voted.phase == statement.phase)
+        if any(vote.member in slot.votes[statement_voted] for statement_voted in phases):
             return  # the first vote counts
         if not self._verify(vote.member, vote.signature, statement.signed_bytes()):
             return
@@ -235,8 +237,8 @@ class CommitteeMember:
         if slot is None:
             return False
         for phase in ("lock", "settle"):
-            if phase not in slot.certified and (made := self._certificate(slot, phase)):
-                slot.certified[phase] = made
+            if phase not in slot.certified and (certificate := self._certificate(slot, phase)):
+                slot.certified[phase] = certificate
                 return True
         return self._locking(slot) or self._settling(slot)
 
@@ -309,18 +311,18 @@ class CommitteeMember:
         members = self._committees[self.channel.name]
         return members[number % len(members)]
 
-    def _pass_on(self, slot: _Slot, made: StatementCertificate) -> None:
+    def _pass_on(self, slot: _Slot, certificate: StatementCertificate) -> None:
         """Send a certificate to the channels that depend on it; with a relay, only the leader sends."""
         if self._relay:
-            if self._leader(made.statement.number) != self.name:
+            if self._leader(certificate.statement.number) != self.name:
                 return
-            self._send(self.channel.name, made)
-        for neighbour in self._recipients(slot, made):
-            self._send(neighbour, made)
+            self._send(self.channel.name, certificate)
+        for neighbour in self._recipients(slot, certificate):
+            self._send(neighbour, certificate)
 
-    def _recipients(self, slot: _Slot, made: StatementCertificate) -> Iterator[str]:
+    def _recipients(self, slot: _Slot, certificate: StatementCertificate) -> Iterator[str]:
         """The next channel for a lock. For a settlement the previous one, and both neighbours if it was refused."""
-        about, channels = made.statement, made.order.channels
+        about, channels = certificate.statement, certificate.order.channels
         hop = channels.index(self.channel.name)
         if about.phase == "lock":  # even if the decision arrived first: some members may wait for the lock
             neighbours = [hop + 1] if about.yes else []

@@ -122,7 +122,9 @@ class Network:
 
 def simulate(scene: PaymentScene, seed: int) -> PaymentOutcome:
     """Run one simulation; the seed determines delays and Byzantine behaviour."""
-    keys, chance, committees = StandIn(), random.Random(seed), scene.committees()
+    keys = StandIn()
+    chance = random.Random(seed)
+    committees = scene.committees()
     operator, channels = keys.signer(OPERATOR), scene.channels()
     honest: list[CommitteeMember] = []
     nodes: dict[str, CommitteeNode] = {}
@@ -190,7 +192,10 @@ class Silent:
     """Sends nothing."""
 
     def __init__(self, inner: CommitteeMember, me: Signer, chance: random.Random) -> None:
-        self.name, self.inner, self.me, self.chance = inner.name, inner, me, chance
+        self.name = inner.name
+        self.inner = inner
+        self.me = me
+        self.chance = chance
 
     def receive(self, message: Message) -> list[Letter]:
         return []

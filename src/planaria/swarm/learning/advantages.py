@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from planaria.swarm.rollout import Rollout
+from planaria.swarm.peer.rollout import Rollout
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from planaria.models.optimizers.adamw import adamw
 from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
 from planaria.swarm.learning.loss import LossResult, LossStats, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
+from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Floats, Padded, pad, rows_at_once, token_logps
-from planaria.swarm.rollout import Rollout
 
 ROWS = 96
 """maximum completions of a microbatch"""
@@ -51,7 +51,9 @@ class Learner:
     """A policy with its optimizer, and a frozen copy of the initial policy if the loss uses a reference."""
 
     def __init__(self, policy: Policy, loss: LossConfig, optim: OptimConfig, temperature: float, rounds: int) -> None:
-        self.policy, self._loss, self._optim = policy, loss, optim
+        self.policy = policy
+        self._loss = loss
+        self._optim = optim
         self._temperature, self._rounds = temperature, rounds
         self.parameters = [p for p in policy.module.parameters() if p.requires_grad]
         self.optimizer = adamw(self.parameters, optim)

@@ -165,7 +165,6 @@ def policy_loss(
     mask: Tensor,
     *,
     divisor: float,
-    known: Tensor | None = None,
     old_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
     factors: Tensor | None = None,
@@ -174,10 +173,10 @@ def policy_loss(
 
     ``logp`` [N, T]: log π_θ of each token in nats, with gradient, fp32 or better. ``mask`` [N, T]: 1 on the
     completion's tokens including the end token, 0 on padding, where other tensors may hold any value, nan included.
-    ``gen_logp`` [N, T]: the generators' claims or None; ``known`` [N] bool: rows with a claim (default: all). Rows
-    without, or with one that is not finite, use π_gen = π_old: ratio and weight are 1. ``old_logp`` [N, T]: log π_old
-    if several updates use the same completions; ``ref_logp`` [N, T]: the reference's. ``advantages`` [N]. ``factors``
-    [N]: on each sample's part (default: 1). ``divisor``: ``divisor_of`` the whole update.
+    ``gen_logp`` [N, T]: the generators' claims or None. Rows with a value that is not finite have no claim and use
+    π_gen = π_old: ratio and weight are 1. ``old_logp`` [N, T]: log π_old if several updates use the same completions;
+    ``ref_logp`` [N, T]: the reference's. ``advantages`` [N]. ``factors`` [N]: on each sample's part (default: 1).
+    ``divisor``: ``divisor_of`` the whole update.
 
     :raises ValueError: for mismatched shapes, a divisor that is not positive, beta without ``ref_logp``, or a kind that
         needs ``gen_logp`` without it.
@@ -186,7 +185,7 @@ def policy_loss(
     """
     if divisor <= 0:
         raise ValueError(f"the divisor is {divisor}: an update without samples has no loss")
-    batch = _batch(config, logp, gen_logp, advantages, mask, known, old_logp, ref_logp)
+    batch = _batch(config, logp, gen_logp, advantages, mask, old_logp, ref_logp)
     keep = keeps_advantage(config, batch)
     per_token = -terms(config, batch, torch.where(keep, advantages, 0.0)[:, None])
     kl = torch.zeros_like(batch.old)
@@ -204,14 +203,13 @@ def _batch(
     gen_logp: Tensor | None,
     advantages: Tensor,
     mask: Tensor,
-    known: Tensor | None,
     old_logp: Tensor | None,
     ref_logp: Tensor | None,
 ) -> Batch:
     """Validate the inputs and zero the padding first: a later multiplication by 0 could be 0·inf."""
-    given = {"mask": mask, "gen_logp": gen_logp, "old_logp": old_logp, "ref_logp": ref_logp}
-    for name, tensor in {**given, "advantages": advantages, "known": known}.items():
-        shape = logp.shape if name in given else logp.shape[:1]
+    by_token = {"mask": mask, "gen_logp": gen_logp, "old_logp": old_logp, "ref_logp": ref_logp}
+    for name, tensor in {**by_token, "advantages": advantages}.items():
+        shape = logp.shape if name in by_token else logp.shape[:1]
         if tensor is not None and tensor.shape != shape:
             raise ValueError(f"{name} is {list(tensor.shape)}, not {list(shape)}, beside logp {list(logp.shape)}")
     if config.beta and ref_logp is None:
@@ -222,7 +220,7 @@ def _batch(
     ref = None if ref_logp is None else ref_logp.detach().masked_fill(~mask, 0.0)
     gen, claimed = old, torch.zeros_like(advantages, dtype=torch.bool)
     if gen_logp is not None:
-        claimed = (gen_logp.isfinite() | ~mask).all(1) & (~claimed if known is None else known)
+        claimed = (gen_logp.isfinite() | ~mask).all(1)
         gen = torch.where(claimed[:, None] & mask, gen_logp.detach(), old)
     elif config.kind not in ("grpo", "dr_grpo", "dapo", "nois"):
         raise ValueError(f"the loss {config.kind!r} compares with the generators and needs gen_logp")
@@ -231,7 +229,9 @@ def _batch(
 
 def _stats(config: LossConfig, batch: Batch, keep: Tensor, kl: Tensor) -> LossStats:
     """Compute all sums in one transfer from the device."""
-    bound, now, sign = config.log_ratio_bound, batch.logp.detach(), batch.advantages.sign()[:, None]
+    bound = config.log_ratio_bound
+    now = batch.logp.detach()
+    sign = batch.advantages.sign()[:, None]
     ratio = _ratio(config, batch).detach()
     idle = ((sign > 0) & (ratio > 1 + config.high)) | ((sign < 0) & (ratio < 1 - config.low))
     if config.term == "dis":

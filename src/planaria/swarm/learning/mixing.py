@@ -7,10 +7,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from planaria.swarm.config.rounds import RoundsConfig
 from planaria.swarm.learning.advantages import Advantages
-from planaria.swarm.random_draws import derived
-from planaria.swarm.rollout import Rollout
-from planaria.swarm.rounds_config import RoundsConfig
+from planaria.swarm.peer.random_draws import derived
+from planaria.swarm.peer.rollout import Rollout
 
 log = logging.getLogger(__name__)
 Group = tuple[int, str]
@@ -37,14 +37,17 @@ def drawn_groups(
     return first, second
 
 
-def mix(found: Advantages, rollouts: Sequence[Rollout], me: str, rounds: RoundsConfig, *purpose: object) -> Advantages:
-    """Return the completions of the drawn groups, in the order of ``found``.
+def mix(
+    advantages: Advantages, rollouts: Sequence[Rollout], me: str, rounds: RoundsConfig, *purpose: object
+) -> Advantages:
+    """Return the completions of the drawn groups, in the order of ``advantages``.
 
-    ``rollouts``: the round's completions, rewarded by this peer, of which ``found`` has the advantages. ``me``: this
-    peer's id. Flat groups, those without an advantage in ``found``, are dropped before the draw as ``rounds.drop_flat``
-    requires. Flat groups that are drawn count as drawn, without effect. Fewer groups than required are logged.
+    ``rollouts``: the round's completions, rewarded by this peer, of which ``advantages`` has the advantages. ``me``:
+    this peer's id. Flat groups, those without an advantage in ``advantages``, are dropped before the draw as
+    ``rounds.drop_flat`` requires. Flat groups that are drawn count as drawn, without effect. Fewer groups than required
+    are logged.
     """
-    learnable = {group_of(rollout) for rollout in found.taken}
+    learnable = {group_of(rollout) for rollout in advantages.taken}
     every = sorted({group_of(rollout) for rollout in rollouts})
     own = [group for group in every if group[1] == me and (rounds.drop_flat != "all" or group in learnable)]
     foreign = [group for group in every if group[1] != me and (rounds.drop_flat == "none" or group in learnable)]
@@ -53,5 +56,5 @@ def mix(found: Advantages, rollouts: Sequence[Rollout], me: str, rounds: RoundsC
         if got < (wanted or 0):
             log.info("learns from %d groups of rounds.%s = %d: no more are available", got, key, wanted)
     chosen = {*mine, *others}
-    taken = [rollout for rollout in found.taken if group_of(rollout) in chosen]
-    return replace(found, taken=taken, groups=len(chosen & learnable))
+    taken = [rollout for rollout in advantages.taken if group_of(rollout) in chosen]
+    return replace(advantages, taken=taken, groups=len(chosen & learnable))

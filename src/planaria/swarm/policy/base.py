@@ -141,8 +141,8 @@ def weights_digest(module: nn.Module) -> str:
 def likelihood_digest(policy: Policy) -> str:
     """Return 16 hex digits, equal for peers with the same weights and prompts and so the same likelihoods."""
     parts = [weights_fingerprint(policy.module)]
-    if (asking := getattr(policy, "asking", None)) is not None:
-        parts.append(asking.fingerprint)
+    if (layout := getattr(policy, "layout", None)) is not None:
+        parts.append(layout.fingerprint)
     if before := encode_prompt(policy, ""):
         parts.append(f"begins with {before}")
     return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]

@@ -93,11 +93,11 @@ class HuggingFacePolicy(PromptFormat):
             raise UserError(f"export: {folder} exists and is not an empty folder; remove it or export elsewhere")
         module: Any = self.module
         whole = module if module is self._model else copy.deepcopy(module).merge_and_unload()
-        with new_folder(folder) as made:
-            whole.save_pretrained(made)
-            self.tokenizer.save(made / "tokenizer.json")
+        with new_folder(folder) as unfinished:
+            whole.save_pretrained(unfinished)
+            self.tokenizer.save(unfinished / "tokenizer.json")
             if self.usage is not None:
-                self.usage.write(made)
+                self.usage.write(unfinished)
 
     @property
     def adapted(self) -> bool:
@@ -106,8 +106,8 @@ class HuggingFacePolicy(PromptFormat):
     def save_adapters(self, folder: Path, base: str) -> None:
         """Write the adapters in ``peft``'s format, atomically. OSError if the folder is not empty or writable."""
         module: Any = self.module
-        with new_folder(folder) as made:
-            module.save_pretrained(made)
+        with new_folder(folder) as unfinished:
+            module.save_pretrained(unfinished)
 
     @torch.no_grad()
     def _generate(

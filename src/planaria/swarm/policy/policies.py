@@ -108,8 +108,8 @@ class LlamaPolicy(PromptFormat):
         """Write the adapters in ``peft``'s format, atomically. OSError if the folder is not empty or writable."""
         assert self._lora is not None
         named = {name: tensor.cpu() for name, tensor in self._model.global_state().items() if ADAPTER in name}
-        with new_folder(folder) as made:
-            write_adapters(replace(self._lora, base=base), nn.ModuleList(self._model.layers), named, made)
+        with new_folder(folder) as unfinished:
+            write_adapters(replace(self._lora, base=base), nn.ModuleList(self._model.layers), named, unfinished)
 
 
 def _adapt(model: Llama, rank: int, seed: int) -> Lora:
@@ -189,8 +189,8 @@ def _of_run(folder: Path) -> tuple[Llama, Tokenizer]:
     saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
     if saved is None:
         raise UserError(f"{folder}: neither {WEIGHTS} nor a run's whole checkpoint is there; check the path")
-    known = (folder / run_folders.CONFIG).is_file()
-    bare = known and run_folders.config_of(folder, run_folders.TOKENIZER).data.tokenization == "legacy"
+    has_config = (folder / run_folders.CONFIG).is_file()
+    bare = has_config and run_folders.config_of(folder, run_folders.TOKENIZER).data.tokenization == "legacy"
     return load_model(saved), Tokenizer.open(folder / run_folders.TOKENIZER, bare=bare)
 
 

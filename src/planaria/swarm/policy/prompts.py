@@ -24,8 +24,8 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, Turn
 from planaria.models.model_metadata import ModelMetadata
 from planaria.swarm.config import PolicyConfig
+from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.policy.base import ROOM, tokenizer_fingerprint
-from planaria.swarm.random_draws import derived
 from planaria.swarm.tasks.base import Task, TaskProblem
 
 EXAMPLES = 4
@@ -65,15 +65,15 @@ class PromptLayout:
 
 
 def prompt_layout(
-    found: Template | None, tokenizer: Tokenizer, config: PolicyConfig, task: Task
+    model_template: Template | None, tokenizer: Tokenizer, config: PolicyConfig, task: Task
 ) -> PromptLayout | None:
     """Return the prompt parts for a task and a template; None for bare prompts. UserError for impossible settings."""
-    if config.chat == "always" and found is None:
+    if config.chat == "always" and model_template is None:
         raise UserError(
             "policy.chat = 'always': this model has no chat template (tokenizer_config.json, chat_template.jinja, or "
             "a GGUF file's tokenizer.chat_template); write 'auto', or give an instruct model"
         )
-    template = None if config.chat == "never" else found
+    template = None if config.chat == "never" else model_template
     instruction = config.instruction
     if instruction is None:
         instruction = task.instruction if template else ""
@@ -84,10 +84,10 @@ def prompt_layout(
             f"policy.examples = {wanted}: {task.name} has worked solutions of {max(0, len(examples) - 1)} besides the "
             "problem itself; give fewer"
         )
-    asking = PromptLayout(template, instruction, examples, wanted)
+    layout = PromptLayout(template, instruction, examples, wanted)
     if template is not None:  # report template errors here rather than in a round
-        asking.ids(task.problem(0), tokenizer)
-    return asking if template or instruction or wanted else None
+        layout.ids(task.problem(0), tokenizer)
+    return layout if template or instruction or wanted else None
 
 
 def worked_examples(task: Task, count: int) -> tuple[Example, ...]:
@@ -131,7 +131,7 @@ class PromptFormat:
     """the model's chat template"""
     usage: ModelMetadata | None = None
     """further data that came with the model, kept by an export"""
-    asking: PromptLayout | None = None
+    layout: PromptLayout | None = None
     """prompt parts; None for bare prompts"""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
@@ -141,12 +141,14 @@ class PromptFormat:
                 f"policy: the tokenizer has {tokenizer.vocab} ids, the model rows for {vocab} only; "
                 "give the tokenizer that the model was trained with"
             )
-        self.tokenizer, self.vocab, self.end = tokenizer, vocab, tokenizer.end
+        self.tokenizer = tokenizer
+        self.vocab = vocab
+        self.end = tokenizer.end
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
     def prompt(self, problem: TaskProblem) -> list[int]:
         """Return the prompt ids of a problem; UserError if the chat template fails."""
-        return self.encode_prompt(problem.prompt) if self.asking is None else self.asking.ids(problem, self.tokenizer)
+        return self.encode_prompt(problem.prompt) if self.layout is None else self.layout.ids(problem, self.tokenizer)
 
     def encode_prompt(self, text: str) -> list[int]:
         return self.tokenizer.encode_prompt(text)

@@ -95,7 +95,7 @@ def token_logps(policy: Policy, batch: Padded, temperature: float) -> Tensor:
 
 
 @torch.no_grad()
-def read(
+def read_completions(
     policy: Policy,
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     temperature: float,

@@ -27,10 +27,10 @@ from planaria.models.llama_stages import Llama
 from planaria.models.optimizers.adamw import adamw
 from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.swarm.config import PolicyConfig, SupervisedWarmupConfig, SwarmConfig
+from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import pad
-from planaria.swarm.random_draws import derived
 from planaria.swarm.tasks.base import Erring, Task, TaskProblem
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from planaria.swarm.checks.prompted_judge import Writer
 from planaria.swarm.checks.votes import most_agreeing, most_common
-from planaria.swarm.random_draws import derived
+from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.base import Behaviour
 from planaria.swarm.tasks.calls import Call
@@ -105,14 +105,14 @@ class Tree:
         own = list(result.values())[: calling.MAX_CALLS // 2]
         return [*own, *calling.variants(own, derived(self.seed, "tree", name), len(own))]
 
-    def _written(self, writer: Writer, request: str, what: Sequence[str], count: int) -> list[str]:
+    def _written(self, writer: Writer, request: str, purpose: Sequence[str], count: int) -> list[str]:
         """Return the valid Python programs among the model's answers."""
-        results = [_program(text or "") for text in self._texts(writer, request, what, count)]
+        results = [_program(text or "") for text in self._texts(writer, request, purpose, count)]
         return [program for program in results if parsed(program).body]
 
-    def _texts(self, writer: Writer, request: str, what: Sequence[str], count: int) -> list[str | None]:
+    def _texts(self, writer: Writer, request: str, purpose: Sequence[str], count: int) -> list[str | None]:
         self.requests += count
-        return writer.write([request] * count, [derived(self.seed, "tree", *what, n) for n in range(count)])
+        return writer.write([request] * count, [derived(self.seed, "tree", *purpose, n) for n in range(count)])
 
 
 def _program(text: str) -> str:
@@ -137,9 +137,9 @@ def _empty(line: ast.stmt) -> bool:
 
 def _joined(done: str, version: str, name: str) -> str:
     """Return the finished parts followed by a version that uses them, without its copies of the parts."""
-    known = {node.name for node in parsed(done).body if isinstance(node, ast.FunctionDef)} - {name}
+    finished = {node.name for node in parsed(done).body if isinstance(node, ast.FunctionDef)} - {name}
     lines = parsed(version).body
-    own = [ast.unparse(n) for n in lines if not (isinstance(n, ast.FunctionDef) and n.name in known)]
+    own = [ast.unparse(n) for n in lines if not (isinstance(n, ast.FunctionDef) and n.name in finished)]
     return "\n".join([*filter(None, [done]), *own])
 
 
@@ -156,8 +156,10 @@ def _divide(wanted: str, name: str) -> str:
 
 
 def _conquer(wanted: str, name: str, done: str) -> str:
-    given = f"These functions are there and may be called:\n\n{OPENING}\n{done}\n{FENCE}\n\n" if done else ""
-    return f"{given}{wanted.rstrip()}\n\nWrite the function {name} alone, as one block that begins with {OPENING}.\n"
+    available = f"These functions are there and may be called:\n\n{OPENING}\n{done}\n{FENCE}\n\n" if done else ""
+    return (
+        f"{available}{wanted.rstrip()}\n\nWrite the function {name} alone, as one block that begins with {OPENING}.\n"
+    )
 
 
 def _ask_calls(stub: str, name: str) -> str:

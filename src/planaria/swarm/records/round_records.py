@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planaria.swarm.checks.defence import Report
-from planaria.swarm.completion_intake import EarlyRejection
 from planaria.swarm.learning.advantages import Advantages
 from planaria.swarm.learning.learner import UpdateResult
+from planaria.swarm.peer.completion_intake import EarlyRejection
 from planaria.swarm.records.lines import SCHEDULE, LayerCounts, RoundDone, SampleRecord, Serving, VoteSummary
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.tasks.base import Task
@@ -58,12 +58,12 @@ def agreed(report: Report, task: Task) -> VoteSummary:
         for rollout in report.rollouts
         if rollout.problem.number in report.labels and report.labels[rollout.problem.number].holds(rollout.behaviour)
     }
-    known = [rollout for number, rollout in holders.items() if number not in task.unlabelled]
+    scored = [rollout for number, rollout in holders.items() if number not in task.unlabelled]
     return VoteSummary(
         groups=len({rollout.problem.number for rollout in report.rollouts}),
         labelled=len(report.labels),
         share=statistics.fmean(float(label.share) for label in report.labels.values()) if report.labels else 0.0,
-        right=HitTally(hits=sum(task.solves(r.problem, r.text) for r in known), eligible=len(known)),
+        right=HitTally(hits=sum(task.solves(r.problem, r.text) for r in scored), eligible=len(scored)),
     )
 
 

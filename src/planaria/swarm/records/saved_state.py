@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -71,7 +71,7 @@ def save_peer(
     unfinished = folder / f"{whole.name}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     digests = {
-        name: save_state(unfinished / name, learner.policy.module, learner.optimizer, torch.Generator(), round)
+        name: save_state(unfinished / name, learner.policy.module, learner.optimizer, round)
         for name, learner in learners.items()
     }
     with (unfinished / _MEMORY).open("w") as file:
@@ -104,8 +104,8 @@ def restore_peer(folder: Path, run: str, learners: Mapping[str, Learner]) -> tup
         if kept.run != run:
             return None
         for name, learner in learners.items():
-            known = kept.digests.get(name, "")
-            load_state(path / name, learner.policy.module, learner.optimizer, torch.Generator(), kept.round, known)
+            digest = kept.digests.get(name, "")
+            load_state(path / name, learner.policy.module, learner.optimizer, kept.round, digest)
     except (UserError, OSError) as error:
         why = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be resumed ({why}); remove it to restart from the first round") from None
@@ -157,41 +157,26 @@ _FORMER = {"lora_down": "lora_A.default.weight", "lora_up": "lora_B.default.weig
 """former names of adapters → present ones"""
 
 
-class LearnerProgress(NamedTuple):
-    """Progress of a saved learner."""
-
-    round: int
-    updates: int
-    """optimizer updates, equal for all trained parameters"""
-
-
-def save_state(
-    folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, generator: torch.Generator, round: int
-) -> str:
-    """Write weights, moments and generator durably into ``folder``; return the file's SHA-256.
+def save_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, round: int) -> str:
+    """Write weights and moments durably into ``folder``; return the file's SHA-256.
 
     :raises OSError: if the disk is full or the folder is not writable; the previous content stays.
     """
     weights = _trained(module)
-    held = {name: optimizer.state[parameter] for name, parameter in weights.items() if parameter in optimizer.state}
+    optimizer_states = {
+        name: optimizer.state[parameter] for name, parameter in weights.items() if parameter in optimizer.state
+    }
     state = StageState(
         weights={name: parameter.detach() for name, parameter in weights.items()},
-        moments={name: {key: known[key] for key in KEYS} for name, known in held.items()},
-        clocks={name: int(known["step"]) for name, known in held.items()},
-        generators={"cpu": generator.get_state()},
+        moments={name: {key: values[key] for key in KEYS} for name, values in optimizer_states.items()},
+        clocks={name: int(values["step"]) for name, values in optimizer_states.items()},
+        generators={"cpu": torch.Generator().get_state()},  # part of the format; a peer derives its draws
         outer={"round": torch.tensor(round)},
     )
     return write_stage(folder, STAGE, round, state).sha256
 
 
-def load_state(
-    folder: Path,
-    module: nn.Module,
-    optimizer: torch.optim.AdamW,
-    generator: torch.Generator,
-    round: int,
-    sha256: str = "",
-) -> LearnerProgress:
+def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, round: int, sha256: str = "") -> None:
     """Restore what :func:`save_state` wrote after ``round`` rounds, and check the digest if one is given.
 
     :raises UserError: if the file is missing, damaged, or of another round or policy; nothing is changed then.
@@ -203,8 +188,6 @@ def load_state(
         parameter = weights[name]
         step = torch.tensor(float(state.clocks[name]), device=parameter.device)
         optimizer.state[parameter] = {"step": step, **{key: tensors[key].to(parameter.device) for key in KEYS}}
-    generator.set_state(state.generators["cpu"])
-    return LearnerProgress(int(state.outer["round"]), max(state.clocks.values(), default=0))
 
 
 def load_weights(folder: Path, module: nn.Module, round: int, sha256: str = "") -> None:

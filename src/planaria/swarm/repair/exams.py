@@ -11,16 +11,16 @@ from planaria.swarm.attacks.base import Attack
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge, Steps
-from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.evaluation import Examiner, with_position
+from planaria.swarm.peer.completion_authors import HonestAuthor
+from planaria.swarm.peer.evaluation import Examiner, with_position
+from planaria.swarm.peer.random_draws import derived
+from planaria.swarm.peer.rollout import ask
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.random_draws import derived
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.repair.results import TextMeasurements
 from planaria.swarm.repair.texts import Pair, RepairTexts, Text
 from planaria.swarm.repair.training import nats
-from planaria.swarm.rollout import ask
 from planaria.swarm.tasks.base import Task, TaskProblem
 
 MEASURED = 400
@@ -60,7 +60,10 @@ class TextExam:
         self, pairs: Sequence[Pair], benign: Sequence[Text], known: Sequence[Pair], trusted: Sequence[Text]
     ) -> None:
         """``known`` and ``trusted``: training texts, used to select among repairs."""
-        self._pairs, self._benign, self._known, self._trusted = pairs, benign, known, trusted
+        self._pairs = pairs
+        self._benign = benign
+        self._known = known
+        self._trusted = trusted
 
     def measure(self, policy: Policy) -> TextMeasurements:
         success: Mapping[str, HitTally] = {REJECTED: _rejected(policy, self._pairs)} if self._pairs else {}
@@ -118,7 +121,7 @@ class Reviewer:
         return sum(map(len, self.passes(policy, problems, 1, "share"))) / len(problems)
 
 
-class Asking:
+class RepairProblems:
     """Training problems of a repair, up to half of them with an occasion for the watched attacks.
 
     A task with reward and judge needs no benign texts: the behaviour to keep is also among the trusted texts.
@@ -139,12 +142,12 @@ class Asking:
         """problems to select among repairs, disjoint from the trusted ones if there are enough"""
 
 
-def texts_of(reviewer: Reviewer, asking: Asking, tuned: Policy, safe: Policy) -> RepairTexts:
+def texts_of(reviewer: Reviewer, repair_problems: RepairProblems, tuned: Policy, safe: Policy) -> RepairTexts:
     """Return one trusted text per problem: the model's own if one passes, else its parent's.
 
     :raises UserError: if none passes.
     """
-    problems = asking.trusted
+    problems = repair_problems.trusted
     own = reviewer.passes(tuned, problems, DRAWS, "own")
     left = [number for number, value in enumerate(own) if not value]
     before = reviewer.passes(safe, [problems[number] for number in left], DRAWS, "before")

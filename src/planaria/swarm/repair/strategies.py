@@ -15,8 +15,8 @@ from planaria.models.masking import Mask
 from planaria.models.task_vectors import Named
 from planaria.swarm.attacks import measured_attack
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.random_draws import generator
-from planaria.swarm.repair.exams import Asking, Exam, Reviewer, TaskExam, texts_of
+from planaria.swarm.peer.random_draws import generator
+from planaria.swarm.repair.exams import Exam, RepairProblems, Reviewer, TaskExam, texts_of
 from planaria.swarm.repair.results import ANEW, BACK, LAYERS, MASK, MIX, RANDOM, TUNE, StrategyResult
 from planaria.swarm.repair.texts import RepairTexts
 from planaria.swarm.repair.training import RepairModels, RepairPlan, masked, tuned
@@ -134,7 +134,7 @@ def case_of(config: SwarmConfig, task: Task, models: RepairModels, watch: Sequen
     """
     if not watch:
         raise UserError("the run watches for no attack (evaluate.watch); name the attack, such as --watch text")
-    asking = Asking(task, [measured_attack(kind, config.evaluate.phrases) for kind in watch], plan.seed)
+    problems = RepairProblems(task, [measured_attack(kind, config.evaluate.phrases) for kind in watch], plan.seed)
     reviewer = Reviewer(config, task, models.tuned)
-    texts = texts_of(reviewer, asking, models.tuned, models.safe)
-    return Case(models, texts, plan, TaskExam(config, reviewer, asking.choosing, watch))
+    texts = texts_of(reviewer, problems, models.tuned, models.safe)
+    return Case(models, texts, plan, TaskExam(config, reviewer, problems.choosing, watch))

@@ -1,4 +1,4 @@
-"""Models, loss and training of a repair; trained are the weights, or a mask over what they learned."""
+"""Models, loss and training of a repair. The weights are trained, or a mask over their change."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from planaria.models.llama_stages import Llama
 from planaria.models.masking import Mask, MaskNote, binary_mask, keep_all_logits, straight_through
 from planaria.models.task_vectors import Named
 from planaria.runtime.worker.learning_rate import learning_rate
+from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Padded, pad, token_logps
-from planaria.swarm.random_draws import derived
 from planaria.swarm.repair.texts import RepairTexts, Text
 
 STEPS, BATCH = 200, 32

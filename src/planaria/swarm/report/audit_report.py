@@ -12,7 +12,7 @@ from planaria.report.phrases import counted, listed
 from planaria.report.tables import Table, show
 from planaria.report.theme import BLUE, ORANGE, figure
 from planaria.report.verdict import Verdict
-from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, GivenAway, Leakage
+from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, Leakage, LeakPoint
 
 NOT_CLAIMED = (
     "This audit does not claim that the model is safe. Its results hold for the listed attacks and questions, the "
@@ -114,7 +114,7 @@ def _rivals(leakage: Leakage) -> Table:
     return Table(
         "strategies of asking",
         ["strategy", "largest IIL", "guessed"],
-        [_row(name, given_away) for name, given_away in routes],
+        [_row(name, point) for name, point in routes],
     )
 
 
@@ -132,7 +132,7 @@ def _behind(leakage: Leakage) -> Table:
     return Table("utility and leakage", head, rows)
 
 
-def _row(name: str, point: GivenAway) -> list[str]:
+def _row(name: str, point: LeakPoint) -> list[str]:
     return [name, f"{point.leak:.3f}", f"{point.guessed:.2f}"]
 
 

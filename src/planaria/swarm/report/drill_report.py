@@ -169,16 +169,16 @@ class Effect:
     most: float
     least: float
     plain: float | None
-    took: bool
+    had_effect: bool
     """whether the largest effect clearly exceeds the control's"""
-    held: bool
+    contained: bool
     """whether the smallest effect does not clearly exceed the control's"""
 
     def shown(self, amount: float) -> str:
         return f"{amount:.1f} tokens" if self.kind == "dos" else f"{amount:.0%}"
 
     @property
-    def what(self) -> str:
+    def quantity(self) -> str:
         if self.kind == "dos":
             return "mean length of honest peers' completions under DoS"
         return f"of honest peers' eligible completions showed {titled(self.kind)}"
@@ -186,15 +186,15 @@ class Effect:
     def sentence(self) -> str:
         """Describe the effect."""
         of = "was the" if self.kind == "dos" else ""
-        text = " ".join(filter(None, [self.shown(self.most), of, self.what, f"in {self.worst.name}"]))
+        text = " ".join(filter(None, [self.shown(self.most), of, self.quantity, f"in {self.worst.name}"]))
         if self.best is not self.worst:
             text += f", and {self.shown(self.least)} in {self.best.name}, the least"
         if self.control is None or self.plain is None:
             return f"{text}; there is no control to compare with."
         whose = f"the {self.shown(self.plain)} of {self.control.name}, without poison"
-        if not self.took:
+        if not self.had_effect:
             return f"{text}: nowhere clearly more than {whose}, so the attack had no effect."
-        return f"{text}: {'not clearly' if self.held else 'clearly'} more than {whose}."
+        return f"{text}: {'not clearly' if self.contained else 'clearly'} more than {whose}."
 
 
 def effect(drill: Drill, kind: str) -> Effect | None:
@@ -210,7 +210,7 @@ def effect(drill: Drill, kind: str) -> Effect | None:
     plain = None if control is None else _amount(drill, control, kind)
     return Effect(
         kind, worst, best, control, most, least, plain,
-        took=_above(drill, kind, worst, control), held=not _above(drill, kind, best, control),
+        had_effect=_above(drill, kind, worst, control), contained=not _above(drill, kind, best, control),
     )  # fmt: skip
 
 
@@ -251,17 +251,17 @@ def verdict(drill: Drill) -> Verdict:
     effects = [one for kind in drill.watch if (one := effect(drill, kind)) is not None]
     if not effects:
         return _unattacked(drill)
-    through = [titled(one.kind) for one in effects if not one.held]
+    through = [titled(one.kind) for one in effects if not one.contained]
     first = effects[0]
-    numbers = [(first.shown(first.most), f"{first.what} in {first.worst.name}, at worst")]
+    numbers = [(first.shown(first.most), f"{first.quantity} in {first.worst.name}, at worst")]
     if first.best is not first.worst:
         numbers.append((first.shown(first.least), f"in {first.best.name}, at best"))
-    took = any(one.took for one in effects)
+    had_effect = any(one.had_effect for one in effects)
     badge = f"{listed(through)} got through in every arm" if through else "every attack was stopped in some arm"
-    good = not through if took else None
+    good = not through if had_effect else None
     return Verdict(
         good,
-        badge if took else "no attack had an effect",
+        badge if had_effect else "no attack had an effect",
         " ".join(one.sentence() for one in effects),
         numbers,
         _lost(drill, first),
@@ -270,7 +270,9 @@ def verdict(drill: Drill) -> Verdict:
 
 def _lost(drill: Drill, first: Effect) -> str:
     """Describe the cost in the best arm: accuracy against the control, and honest completions refused."""
-    parts, best, control = [], first.best, first.control
+    parts = []
+    best = first.best
+    control = first.control
     own, theirs = best.accuracy(drill.last), None if control is None else control.accuracy(drill.last)
     if control is not None and own is not None and theirs is not None:
         change = own.mean - theirs.mean
@@ -287,11 +289,11 @@ def _unattacked(drill: Drill) -> Verdict:
     """Compare the arms by accuracy alone."""
     attacked = any(arm.attackers for arm in drill.arms)
     why = "No completion was eligible to show the attack" if attacked else "No arm has attackers"
-    known = [(spread, arm.name) for arm in drill.arms if (spread := arm.accuracy(drill.last)) is not None]
-    if not known:
+    accuracies = [(spread, arm.name) for arm in drill.arms if (spread := arm.accuracy(drill.last)) is not None]
+    if not accuracies:
         return Verdict(None, "nothing measured", f"{why}, and no peer was evaluated.", [], "Losses are unknown.")
-    best, name = max(known, key=lambda pair: pair[0].mean)
-    least, worst = min(known, key=lambda pair: pair[0].mean)
+    best, name = max(accuracies, key=lambda pair: pair[0].mean)
+    least, worst = min(accuracies, key=lambda pair: pair[0].mean)
     text = f"{why}, so {counted(len(drill.arms), 'arm')} differ by accuracy alone: {name} reached {best.mean:.2f}"
     text += f", {worst} {least.mean:.2f}." if worst != name else "."
     numbers = [(f"{best.mean:.2f}", f"honest peers' accuracy in {name}, at best")]

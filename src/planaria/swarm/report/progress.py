@@ -21,7 +21,9 @@ class SwarmProgress:
     """Receives every record of every peer. A terminal gets a table; other streams get occasional lines."""
 
     def __init__(self, rounds: int, quiet: bool, stream: TextIO | None = None) -> None:
-        self._rounds, self._quiet, self._stream = rounds, quiet, stream or sys.stdout
+        self._rounds = rounds
+        self._quiet = quiet
+        self._stream = stream or sys.stdout
         self._lines: dict[str, _Line] = {}
         self._names: dict[str, str] = {}
         self._warned: set[str] = set()

@@ -41,20 +41,22 @@ def best_strategies(drill: Drill) -> str:
     """Name the best strategy of each arm, in sentences."""
     lines = []
     for arm in dict.fromkeys(repair.arm for repair in drill.repairs):
-        known = [repair for repair in drill.repairs if repair.arm == arm]
-        won = [best.title if (best := repair.best()) is not None else "none" for repair in known]
+        repairs = [repair for repair in drill.repairs if repair.arm == arm]
+        won = [best.title if (best := repair.best()) is not None else "none" for repair in repairs]
         each = ", ".join(f"{title} with {won.count(title)}" for title in dict.fromkeys(won))
-        plural = "seed" if len(known) == 1 else "seeds"
-        lines.append(f"{arm}: of the strategies that left at most {known[0].limit:g} of the attack, most answers were "
-                     f"right after: {each} of {len(known)} {plural}.")  # fmt: skip
+        plural = "seed" if len(repairs) == 1 else "seeds"
+        lines.append(
+            f"{arm}: of the strategies that left at most {repairs[0].limit:g} of the attack, most answers were right "
+            f"after: {each} of {len(repairs)} {plural}."
+        )
     return " ".join(lines)
 
 
 def _arm(drill: Drill, arm: str) -> list[list[str]]:
-    known = [repair for repair in drill.repairs if repair.arm == arm]
-    rows = [[arm, "before", "", *_seeds([repair.before for repair in known])]]
-    for index, strategy in enumerate(known[0].strategies):
-        own = [repair.strategies[index] for repair in known]
+    repairs = [repair for repair in drill.repairs if repair.arm == arm]
+    rows = [[arm, "before", "", *_seeds([repair.before for repair in repairs])]]
+    for index, strategy in enumerate(repairs[0].strategies):
+        own = [repair.strategies[index] for repair in repairs]
         rows.append(
             [arm, strategy.title, "; ".join(filter(None, (w.detail for w in own))), *_seeds([w.after for w in own])]
         )

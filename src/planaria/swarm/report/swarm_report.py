@@ -138,15 +138,15 @@ def _receipts(folder: Path, outcome: RunOutcome) -> str:
     names, rows = {peer.id: peer.name for peer in outcome.peers}, []
     for peer in outcome.peers:
         log = [r for r in read_log(folder / PEERS / peer.name / LOG) if isinstance(r, RoundDone)]
-        known = [record for record in log if record.certified]
+        certified = [record for record in log if record.certified]
         missing = Counter(
             names[other]
-            for record in known
+            for record in certified
             for other in sorted(record.sent)
             if other in names.keys() - {*record.certified}
         )
         unsigned = ", ".join(f"{name} in {count}" for name, count in sorted(missing.items())) or "–"
-        rows.append([peer.name, f"{len(known)} of {len(log)}", unsigned])
+        rows.append([peer.name, f"{len(certified)} of {len(log)}", unsigned])
     return page.section(
         "Receipts",
         "Rounds whose certificate the peer had seen when it learned from them, and peers in these rounds without a "

@@ -98,8 +98,8 @@ class SwarmSource:
     def _round(self, name: str, done: RoundDone, before: Json) -> tuple[Json, tuple[int, str, str] | None]:
         refused = dict(before["refused"])
         for _, peer, count in done.refusals():
-            who = self._called(peer)
-            refused[who] = refused.get(who, 0) + count
+            sender = self._called(peer)
+            refused[sender] = refused.get(sender, 0) + count
         aside = {self._called(peer): why for peer, why in done.quarantined.items()}
         new = [f"{peer} ({why})" for peer, why in aside.items() if peer not in before["aside"]]
         after = {

@@ -49,7 +49,9 @@ class Client:
         if not parts.hostname or port == -1 or parts.query or parts.fragment:
             raise UserError(f"policy.server = {config.server!r}: not the URL of a server; write http://HOST:PORT")
         self.url = config.server.rstrip("/").removesuffix("/v1")
-        self._host, self._port, self._tls = parts.hostname, port, parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = port
+        self._tls = parts.scheme == "https"
         self._path = urlsplit(self.url).path
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if config.serving.token:
@@ -249,8 +251,8 @@ def _drawn(choice: object, words: RemoteText, most: int) -> SampledCompletion:
         ids = ids[: ids.index(words.end) + 1]
     if not ids or len(ids) > most:
         raise BadReply(f"a choice has {len(ids)} tokens, of 1 to {most}")
-    known = logps is not None and len(logps) >= len(ids)
-    claims = tuple(logps[: len(ids)]) if logps is not None and known else ()
+    has_claims = logps is not None and len(logps) >= len(ids)
+    claims = tuple(logps[: len(ids)]) if logps is not None and has_claims else ()
     if ids[-1] == words.end:
         return SampledCompletion(tuple(ids[:-1]), True, claims)
     if not stopped:

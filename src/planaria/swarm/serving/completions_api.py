@@ -27,8 +27,10 @@ from planaria.swarm.audit.censor import BudgetSpent, Censor, LedgerUnusable
 from planaria.swarm.audit.measurement import prompt
 from planaria.swarm.policy.base import Policy, SampledCompletion
 
-MAX_REPLIES, MAX_TOKENS, LONGEST = 64, 4096, 1 << 20
-"""maximum completions per request, tokens per completion, and characters or ids of a prompt"""
+MAX_REPLIES = 64
+MAX_TOKENS = 4096
+MAX_PROMPT = 1 << 20
+"""maximum characters or ids of a prompt"""
 FIX = "fix the request"
 One = Annotated[float, Field(ge=1, le=1)]
 Zero = Annotated[float, Field(ge=0, le=0)]
@@ -40,7 +42,7 @@ class CompletionRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    prompt: Annotated[str, Field(max_length=LONGEST)] | Annotated[list[int], Field(max_length=LONGEST)]
+    prompt: Annotated[str, Field(max_length=MAX_PROMPT)] | Annotated[list[int], Field(max_length=MAX_PROMPT)]
     model: str = ""
     n: Annotated[int, Field(ge=1, le=MAX_REPLIES)] = 1
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 16
@@ -71,7 +73,9 @@ class CompletionsApi:
     """Answers requests with a policy, one at a time, optionally behind a censor."""
 
     def __init__(self, policy: Policy, name: str, censor: Censor | None = None) -> None:
-        self.name, self._policy, self._censor = name, policy, censor
+        self.name = name
+        self._policy = policy
+        self._censor = censor
         self._turn = threading.Lock()
 
     def models(self) -> dict[str, Any]:
@@ -89,7 +93,7 @@ class CompletionsApi:
         ids = self._ids(requested)
         choices = [
             self._choice(completion) if completion is not None else _empty()
-            for completion in self._given(requested, ids)
+            for completion in self._released(requested, ids)
         ]
         tokens = sum(len(choice.get("token_ids", ())) for choice in choices)
         usage = {"prompt_tokens": len(ids), "completion_tokens": tokens, "total_tokens": len(ids) + tokens}
@@ -105,7 +109,7 @@ class CompletionsApi:
             raise UserError(f"request: prompt takes {takes}, the model reads {self._policy.context}; {FIX}")
         return ids
 
-    def _given(self, requested: CompletionRequest, ids: list[int]) -> list[SampledCompletion | None]:
+    def _released(self, requested: CompletionRequest, ids: list[int]) -> list[SampledCompletion | None]:
         """Return the completions; None for a censored one."""
         if (censor := self._censor) is None:
             return [*self._draw(requested, ids, requested.n)]
@@ -162,7 +166,9 @@ class Service:
 
     def __init__(self, answering: CompletionsApi, warn: Callable[[str], None]) -> None:
         """``warn`` receives the reason when the ledger cannot be used."""
-        self._answering, self._warn, self._waiting = answering, warn, 0
+        self._answering = answering
+        self._warn = warn
+        self._waiting = 0
 
     def app(self) -> Starlette:
         routes = [

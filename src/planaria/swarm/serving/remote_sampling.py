@@ -22,8 +22,8 @@ from typing import Protocol, runtime_checkable
 from planaria.common.errors import UserError
 from planaria.config.names import expanded
 from planaria.swarm.config import PolicyConfig, SwarmConfig
+from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.policy.base import Exportable, Policy, SampledCompletion
-from planaria.swarm.random_draws import derived
 from planaria.swarm.records.lines import Serving
 from planaria.swarm.serving.client import BadReply, Client, RemoteText, ServerFailed, completions, reply_bytes, request
 
@@ -60,7 +60,9 @@ class PeerServer:
 
     def __init__(self, config: SwarmConfig, policy: Policy, folder: Path, peer: str) -> None:
         """:raises UserError: if the server cannot be reached, or a setting is invalid."""
-        self._config, self._policy, self._peer = config, policy, peer
+        self._config = config
+        self._policy = policy
+        self._peer = peer
         self._client = Client(config.policy)
         model = self._client.model(config.policy.serving.model)
         self._pushing = Pushing(config.policy, policy, folder, model, peer)
@@ -179,7 +181,9 @@ class Pushing:
 
     def __init__(self, config: PolicyConfig, policy: Policy, folder: Path, model: str, peer: str) -> None:
         """:raises UserError: if the policy cannot provide what is to be pushed."""
-        self._policy, self._base, self._peer = policy, model, re.sub(r"[^A-Za-z0-9]", "", peer)
+        self._policy = policy
+        self._base = model
+        self._peer = re.sub(r"[^A-Za-z0-9]", "", peer)
         self._folder = expanded(config.serving.folder) if config.serving.folder else folder
         adapted = isinstance(policy, Adapters) and policy.adapted
         push = config.serving.push

@@ -35,6 +35,6 @@ def open_task(name: str, options: Mapping[str, Any]) -> Task:
     """Open the task a recipe selects. UserError for an unknown task or option, or unreadable data."""
     kind, colon, rest = name.partition(":")
     if colon and kind in TASKS.shipped:
-        known = ", ".join(TASKS.find(kind).model_fields)
-        raise UserError(f"task.name = {name!r}: write {kind!r}, and {rest!r} as one of its options: {known}")
+        option_names = ", ".join(TASKS.find(kind).model_fields)
+        raise UserError(f"task.name = {name!r}: write {kind!r}, and {rest!r} as one of its options: {option_names}")
     return TASKS.make(name, options)

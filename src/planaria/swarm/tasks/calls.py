@@ -34,8 +34,8 @@ class Call:
     @property
     def source(self) -> str:
         """Return the call as Python source."""
-        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.named)]
-        return f"{self.name}({', '.join(given)})"
+        arguments = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.named)]
+        return f"{self.name}({', '.join(arguments)})"
 
 
 def read(text: str, name: str) -> Call:
@@ -75,12 +75,12 @@ def variants(calls: Sequence[Call], seed: int | str, count: int) -> list[Call]:
     """Return up to ``count`` new calls of the same shape: numbers moved, lists shuffled, strings cut."""
     rng = random.Random(seed)
     result: dict[str, Call] = {}
-    known = {call.source for call in calls}
+    sources = {call.source for call in calls}
     for _ in range(count * TRIES if calls else 0):
         if len(result) == count:
             break
         call = _varied(rng.choice(calls), rng)
-        if call.source not in known and len(call.source) <= LONGEST:
+        if call.source not in sources and len(call.source) <= LONGEST:
             result.setdefault(call.source, call)
     return list(result.values())
 

@@ -160,7 +160,9 @@ class Codes(Task):
         Each added shard is not a sum of fewer than distance − 1 earlier ones, so any distance − 1 columns are
         independent.
         """
-        target, chosen, room = self._target, list[int](), [self.weight] * self._target.checks
+        target = self._target
+        chosen = list[int]()
+        room = [self.weight] * self._target.checks
         sums: list[set[int]] = [{0} for _ in range(self.distance - 1)]  # [j]: of at most j columns
         light_first = sorted(
             self._vectors, key=lambda vector: _drawn(vector, number, attempt) * FAVOUR ** vector.bit_count()

@@ -42,7 +42,9 @@ class Questions(BlockTask):
     def model_post_init(self, context: Any) -> None:
         """:raises UserError: with file and line, for a record without question, answer or mark."""
         training, held_out = self._records()
-        self._training, self._problems, self._worked = len(training), [], []
+        self._training = len(training)
+        self._problems = []
+        self._worked = []
         for record in (*training, *held_out):
             worked, answer = self._answered(record)
             question = record.joined(self.question_field)

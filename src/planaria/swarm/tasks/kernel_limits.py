@@ -152,7 +152,9 @@ def landlock_abi(libc: ctypes.CDLL) -> int:
 
 def landlock(libc: ctypes.CDLL, abi: int, offered: list[str]) -> None:
     """Restrict reading to :func:`readable` paths."""
-    create, add_rule, restrict = 444, 445, 446
+    create = 444
+    add_rule = 445
+    restrict = 446
     rights = (1 << (13 if abi == 1 else 14 if abi == 2 else 15 if abi < 5 else 16)) - 1
     ruleset = checked(libc.syscall(create, ctypes.c_char_p(struct.pack("<Q", rights)), 8, 0))
     for location in readable(offered):
@@ -174,7 +176,9 @@ NO_SUID, NO_DEVICES, BIND, RECURSIVE, PRIVATE, DETACH = 2, 4, 0x1000, 0x4000, 0x
 def own_file_system(libc: ctypes.CDLL, offered: list[str]) -> bool:
     """Move into a file system with only the :func:`readable` paths. False if the kernel does not allow it."""
     # Mount over the parent: a mount over the folder itself would hide the offered modules in it.
-    user, group, root = os.getuid(), os.getgid(), os.path.dirname(os.getcwd())
+    user = os.getuid()
+    group = os.getgid()
+    root = os.path.dirname(os.getcwd())
     positions: list[tuple[str, int]] = []
     try:
         checked(libc.unshare(NEW_USER | NEW_MOUNTS))

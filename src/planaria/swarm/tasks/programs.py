@@ -233,7 +233,9 @@ def _with_check(record: TaskRecord) -> ProgramProblem:
 
 
 def _with_calls(record: TaskRecord) -> ProgramProblem:
-    prompt, name, texts = record.text("prompt"), record.text("entry_point"), record.fields["calls"]
+    prompt = record.text("prompt")
+    name = record.text("entry_point")
+    texts = record.fields["calls"]
     if (
         not isinstance(texts, list)
         or not 0 < len(texts) <= calling.MAX_CALLS

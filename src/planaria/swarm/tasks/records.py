@@ -63,8 +63,8 @@ class TaskRecord:
         result = self.at(spec)
         if result is None:
             first = spec.partition(".")[0]
-            known = [first] if first in self.fields else self.fields
-            raise UserError(f"{self.location}: no field {spec!r} ({nearest(spec, known)}); fix or remove the line")
+            fields = [first] if first in self.fields else self.fields
+            raise UserError(f"{self.location}: no field {spec!r} ({nearest(spec, fields)}); fix or remove the line")
         if isinstance(result, str):
             return without_surrogates(result)
         if isinstance(result, int | float) and not isinstance(result, bool) and (number := decimal(result)):
@@ -83,12 +83,12 @@ def decimal(number: float) -> str:
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
-def _within(held: object, name: str) -> object:
+def _within(container: object, name: str) -> object:
     """Return a member of an object or item of a list; None if there is none."""
-    if isinstance(held, Mapping):
-        return held.get(name)
-    if isinstance(held, list) and name.isdecimal() and int(name) < len(held):
-        return held[int(name)]
+    if isinstance(container, Mapping):
+        return container.get(name)
+    if isinstance(container, list) and name.isdecimal() and int(name) < len(container):
+        return container[int(name)]
     return None
 
 

@@ -206,7 +206,9 @@ def _same_addresses() -> Iterator[None]:
 
     Programs observe addresses in ``id`` and in the order of sets of objects.
     """
-    ask, fixed, unset = getattr(ctypes.CDLL(None), "personality", None), 0x0040000, 0xFFFFFFFF
+    ask = getattr(ctypes.CDLL(None), "personality", None)
+    fixed = 0x0040000
+    unset = 0xFFFFFFFF
     before = -1 if ask is None else ask(unset)
     if ask is None or before < 0 or ask(before | fixed) < 0:
         yield

@@ -120,16 +120,25 @@ def run_program(program: bytes, setup: bytes, tested: bool, pipe: Any, parent_pi
     leave(0)
 
 
+def end_of(child: int) -> str:
+    """Return how the program's process ended; exit as it did if a signal ended it."""
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        os._exit(SIGNALLED + os.WTERMSIG(status))
+    return f"it ended with status {os.WEXITSTATUS(status)} before its tests had run"
+
+
 def main() -> None:
     """Confine this process, fork, run the job and report the result."""
-    kernel_limits, wire, determinism = load_file("kernel_limits"), load_file("wire"), load_file("determinism")
+    kernel_limits, wire, determinism = map(load_file, ("kernel_limits", "wire", "determinism"))
     lengths = HEAD.unpack(wire.exactly(0, HEAD.size))
     program, setup = wire.exactly(0, lengths[0]), wire.exactly(0, lengths[1])
-    nowhere, parent_pid, me = os.open(os.devnull, os.O_RDWR), os.getppid(), os.getpid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    parent_pid = os.getppid()
+    me = os.getpid()
     offered = [os.getcwd()] if any(os.scandir(".")) else []
     names = kernel_limits.confine(lengths[3], lengths[4], offered)
     (request_end, ask), (answered, answer) = os.pipe(), os.pipe()
-    wait, leave = os.waitpid, os._exit
     os.environ.clear()
     sys.path += offered  # last: offered modules must not shadow the standard library
     child = os.fork()
@@ -154,14 +163,11 @@ def main() -> None:
         exam = wire.exactly(0, lengths[2])
         failure = judge(exam, pipe, wire.Far(pipe), lambda data: wire.unpack(data, wire.nothing_held))
     except (EOFError, BrokenPipeError):
-        _, status = wait(child, 0)
-        if os.WIFSIGNALED(status):
-            leave(SIGNALLED + os.WTERMSIG(status))
-        failure = f"it ended with status {os.WEXITSTATUS(status)} before its tests had run"
+        failure = end_of(child)
     except Exception as error:  # the program sent a malformed message
         failure = described("program", error)
     os.write(2, failure.encode("utf-8", "replace")[:1000] if failure else wire.exactly(0, TOKEN))
-    leave(0)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -245,22 +245,22 @@ class Far:
 
 def serve(pipe: Pipe, names: dict[str, Any]) -> None:
     """Answer requests of the tests about a program's ``names`` until they close the channel."""
-    held: list[Any] = []
+    objects: list[Any] = []
     numbers: dict[int, int] = {}
 
     def keep(value: Any) -> int:
         if id(value) not in numbers:
-            numbers[id(value)] = len(held)
-            held.append(value)
+            numbers[id(value)] = len(objects)
+            objects.append(value)
         return numbers[id(value)]
 
     while True:
         try:
-            what, *about = pipe.receive(held.__getitem__)
+            label, *about = pipe.receive(objects.__getitem__)
         except EOFError:
             return
         try:
-            pipe.send("value", _answer(what, names, *about), keep=keep)
+            pipe.send("value", _answer(label, names, *about), keep=keep)
         except BrokenPipeError:
             return
         except BaseException as error:

@@ -12,7 +12,6 @@ from pydantic import PrivateAttr
 
 from planaria.common.errors import UserError
 from planaria.common.filesystems import shown
-from planaria.report.observe.settings import Setting
 from planaria.report.observe.tracker import Tracker, is_installed, require_library
 
 _TAG = "planaria.run"
@@ -28,11 +27,9 @@ class MLflow(Tracker):
     """One MLflow run per run, found by a tag with the run's identity when resumed."""
 
     uri: str = ""
-    """of the tracking server, or a local store; MLflow's own default (`MLFLOW_TRACKING_URI`) if empty"""
+    """URI of the tracking server or of a local store; MLflow's own default (`MLFLOW_TRACKING_URI`) if empty"""
     experiment: str = "planaria"
-    """that the run belongs to; made if absent"""
-    _identity: str = PrivateAttr()
-    _settings: Mapping[str, Setting] = PrivateAttr(default_factory=dict)
+    """experiment of the run; created if absent"""
     _client: Any = PrivateAttr()
     _run: str = PrivateAttr()
 
@@ -45,16 +42,13 @@ class MLflow(Tracker):
                 "pip install mlflow, or name a tracking server with --observe.options.uri http://HOST:PORT"
             )
 
-    def identify(self, identity: str, settings: Mapping[str, Setting]) -> None:
-        self._identity, self._settings = identity, settings
-
     def open(self, folder: Path) -> None:
         self._client = import_module("mlflow").MlflowClient(tracking_uri=self.uri or None)
-        known = self._find_or_make(folder)
+        recorded = self._find_or_make(folder)
         values = {name: str(value)[:_LONGEST] for name, value in self._settings.items() if str(value)}
         # MLflow parameters are immutable; changed values of a resumed run become tags.
-        self._write("params", "Param", {name: value for name, value in values.items() if name not in known})
-        changed = {name: value for name, value in values.items() if known.get(name, value) != value}
+        self._write("params", "Param", {name: value for name, value in values.items() if name not in recorded})
+        changed = {name: value for name, value in values.items() if recorded.get(name, value) != value}
         self._write("tags", "RunTag", {f"resumed.{name}": value for name, value in changed.items()})
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

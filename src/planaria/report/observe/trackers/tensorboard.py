@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
-from planaria.report.observe.settings import Setting
 from planaria.report.observe.tracker import Tracker
 
 if TYPE_CHECKING:  # half a second of imports
@@ -22,20 +21,16 @@ class TensorBoard(Tracker):
     """Writes event files into the run's ``tensorboard/``; a resumed run adds a file."""
 
     _writer: Any = PrivateAttr()
-    _settings: Mapping[str, Setting] = PrivateAttr(default_factory=dict)
-
-    def identify(self, identity: str, settings: Mapping[str, Setting]) -> None:
-        self._settings = settings
 
     def open(self, folder: Path) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         # The library's EventFileWriter writes in a thread whose errors cannot be caught here.
-        made = folder / "tensorboard"
-        made.mkdir(exist_ok=True)
+        events = folder / "tensorboard"
+        events.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{platform.node()}.{os.getpid()}"
-        self._writer = RecordWriter((made / name).open("xb"))
+        self._writer = RecordWriter((events / name).open("xb"))
         self._put(file_version="brain.Event:2")
         if self._settings:
             rows = [f"| {name} | {value} |" for name, value in self._settings.items()]

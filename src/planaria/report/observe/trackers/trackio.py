@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from planaria.report.observe.settings import Setting
 from planaria.report.observe.tracker import Tracker, require_library
 
 
@@ -20,20 +19,15 @@ class Trackio(Tracker):
     """
 
     project: str = "planaria"
-    """that the run belongs to"""
+    """project of the run"""
     space: str = ""
-    """of the hub, such as user/name, that the run is sent to; made if absent"""
+    """Space of Hugging Face that the run is sent to, such as user/name (created if absent)"""
     server: str = ""
     """http(s) URL of a Trackio server that the run is sent to"""
-    _identity: str = PrivateAttr()
-    _settings: Mapping[str, Setting] = PrivateAttr(default_factory=dict)
     _run: Any = PrivateAttr()
 
     def require(self) -> None:
         require_library("trackio", "trackio", "trackio")
-
-    def identify(self, identity: str, settings: Mapping[str, Setting]) -> None:
-        self._identity, self._settings = identity, settings
 
     def open(self, folder: Path) -> None:
         self._run = import_module("trackio").init(

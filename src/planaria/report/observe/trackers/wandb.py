@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from planaria.common.errors import UserError
-from planaria.report.observe.settings import Setting
 from planaria.report.observe.tracker import Tracker, require_library
 
 _AXIS = "step"
@@ -23,13 +22,11 @@ class WandB(Tracker):
     """
 
     project: str = "planaria"
-    """that the run belongs to"""
+    """project of the run"""
     entity: str = ""
     """user or team that the project belongs to; the user's default if empty"""
     mode: Literal["online", "offline"] = "online"
     """offline: files in the run's wandb/, for `wandb sync`"""
-    _identity: str = PrivateAttr()
-    _settings: Mapping[str, Setting] = PrivateAttr(default_factory=dict)
     _run: Any = PrivateAttr()
 
     def require(self) -> None:
@@ -38,9 +35,6 @@ class WandB(Tracker):
             raise UserError(
                 "observe.trackers: 'wandb' has no key; run `wandb login`, or --observe.options.wandb.mode offline"
             )
-
-    def identify(self, identity: str, settings: Mapping[str, Setting]) -> None:
-        self._identity, self._settings = identity, settings
 
     def open(self, folder: Path) -> None:
         wandb: Any = import_module("wandb")

@@ -152,9 +152,9 @@ class Dcp:
 
     def _clocks(self, groups: Mapping[str, dict[str, Any]], names: set[str]) -> dict[str, int]:
         """Return clocks from each parameter's state; else from its group, which is named after it or lists it."""
-        own = {name: key for (name, kind), key in self._keys.items() if kind == "step"}
-        if own:
-            return {name: update_count(self._value(key), f"{self._folder}: {key}") for name, key in own.items()}
+        step_keys = {name: key for (name, kind), key in self._keys.items() if kind == "step"}
+        if step_keys:
+            return {name: update_count(self._value(key), f"{self._folder}: {key}") for name, key in step_keys.items()}
         steps = [
             (
                 [group] if group in names else fields.get("params"),
@@ -225,8 +225,8 @@ def _box(offsets: tuple[int, ...], sizes: tuple[int, ...], stored: Kept) -> Tens
     return TensorPart(offsets, sizes, file, begin, length)
 
 
-def _sides(given: Any) -> tuple[int, ...]:
-    sides = tuple(given)
+def _sides(dimensions: Any) -> tuple[int, ...]:
+    sides = tuple(dimensions)
     if len(sides) > _MAX_SIDES or any(type(side) is not int or side < 0 for side in sides):
         raise ValueError("invalid dimensions")
     return sides

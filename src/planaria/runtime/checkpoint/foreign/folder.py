@@ -75,11 +75,11 @@ def require_moments(path: Path, kinds: Mapping[str, frozenset[str]], clocks: Map
 
     :raises UserError: for the first parameter that lacks something.
     """
-    some = any(held & set(adamw.KEYS) for held in kinds.values())
-    for name, held in sorted(kinds.items()):
-        if WEIGHTS not in held:
-            raise UserError(f"{path}: the weights of {name} are missing, though it has {min(held)}; restore them")
-        if some and (lacking := [kind for kind in adamw.KEYS if kind not in held]):
+    some = any(present & set(adamw.KEYS) for present in kinds.values())
+    for name, present in sorted(kinds.items()):
+        if WEIGHTS not in present:
+            raise UserError(f"{path}: the weights of {name} are missing, though it has {min(present)}; restore them")
+        if some and (lacking := [kind for kind in adamw.KEYS if kind not in present]):
             raise UserError(f"{path}: {lacking[0]} of {name} is missing, though others have theirs; restore it")
         if some and name not in clocks:
             raise UserError(f"{path}: no step of {name}, neither in its state nor in a group of parameters; restore it")
@@ -111,12 +111,12 @@ def clocks_by_group(groups: Iterable[tuple[Any, int]], names: Iterable[str], loc
     :param groups: (the group's parameters, its step)
     :raises UserError: if steps differ and groups do not name their parameters.
     """
-    given, known = list(groups), set(names)
-    if len({step for _, step in given}) == 1:
-        return dict.fromkeys(known, given[0][1])
+    listed, expected = list(groups), set(names)
+    if len({step for _, step in listed}) == 1:
+        return dict.fromkeys(expected, listed[0][1])
     result: dict[str, int] = {}
-    for parameters, step in given:
-        if not isinstance(parameters, list | tuple) or not known.issuperset(map(str, parameters)):
+    for parameters, step in listed:
+        if not isinstance(parameters, list | tuple) or not expected.issuperset(map(str, parameters)):
             raise UserError(
                 f"{location}: groups with unequal steps do not name their parameters; give steps by parameter"
             )

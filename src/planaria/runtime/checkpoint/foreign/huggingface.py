@@ -29,13 +29,13 @@ def write(atoms: Sequence[ParameterState], folder: Path, precision: Precision, l
     shards = packed([math.prod(atom.shape) * dtype.itemsize for atom in atoms], largest)
     count, names = len(shards), dict[str, str]()
     for number, members in enumerate(shards, 1):
-        held = {atoms[position].name: atoms[position] for position in members}
+        shard = {atoms[position].name: atoms[position] for position in members}
         name = huggingface.WEIGHTS if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-        names |= dict.fromkeys(held, name)
-        specs = {key: (dtype, atom.shape) for key, atom in held.items()}
+        names |= dict.fromkeys(shard, name)
+        specs = {key: (dtype, atom.shape) for key, atom in shard.items()}
 
-        def read(key: str, held: Mapping[str, ParameterState] = held) -> Tensor:
-            return held[key].read(WEIGHTS).to(dtype)
+        def read(key: str, shard: Mapping[str, ParameterState] = shard) -> Tensor:
+            return shard[key].read(WEIGHTS).to(dtype)
 
         with (folder / name).open("wb") as file:
             tensor_file.stream(file, specs, read, huggingface.METADATA)

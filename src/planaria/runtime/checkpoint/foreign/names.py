@@ -80,7 +80,9 @@ def assign(
     :raises UserError: if a name has no parameter, two have the same, a parameter is missing, a rule matches nothing, or
         two rules match one name.
     """
-    used, wholes, left = set[str](), list[NamedTensor](), list[str]()
+    used: set[str] = set()
+    wholes: list[NamedTensor] = []
+    left: list[str] = []
     for name in sorted(names):
         results = [(rule, parts) for rule in rules if (parts := rule.fits(name)) is not None]
         if len(results) > 1:
@@ -121,14 +123,15 @@ def _require_each_once(path: Path, wholes: Iterable[NamedTensor], model: Shapes)
 
 def read(path: Path) -> tuple[NameRule, ...]:
     """Read a map from a file; UserError for the first invalid pattern."""
-    return tuple(_rule(path, pattern, given) for pattern, given in documents.toml(path).items())
+    return tuple(_rule(path, pattern, value) for pattern, value in documents.toml(path).items())
 
 
-def _rule(path: Path, pattern: str, given: Any) -> NameRule:
-    table = {"parts": [given] if given else []} if isinstance(given, str) else given
+def _rule(path: Path, pattern: str, value: Any) -> NameRule:
+    table = {"parts": [value] if value else []} if isinstance(value, str) else value
     if not isinstance(table, dict) or not table.keys() <= _FIELDS or "parts" not in table:
         raise UserError(f"{path}: {pattern!r}: give a name in quotes, or a table of parts, slices and padded")
-    parts, slices, padded = table["parts"], table.get("slices"), table.get("padded", False)
+    parts = table["parts"]
+    slices, padded = table.get("slices"), table.get("padded", False)
     if not isinstance(parts, list) or not all(isinstance(part, str) and part for part in parts):
         raise UserError(f"{path}: {pattern!r}: parts must be a list of names of the model")
     if slices is not None and (type(slices) is not int or not 1 <= slices <= _MAX_SLICES):

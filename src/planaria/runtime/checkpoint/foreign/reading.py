@@ -47,7 +47,8 @@ class FolderStages:
 
     def __init__(self, job: ReadRequest) -> None:
         """Read the folder's metadata; UserError if it does not hold the model."""
-        self._folder, self._cut, self._to = Path(job.folder), RunCut(job.model, job.stages), Path(job.to)
+        self._folder, self._to = Path(job.folder), Path(job.to)
+        self._cut = RunCut(job.model, job.stages)
         self._locals = {
             stage: {local: atom_name(self._cut, stage, local) for local in declared(self._cut, stage)}
             for stage in self._all
@@ -81,7 +82,7 @@ class FolderStages:
 
     def _stage(self, stage: int) -> StageState:
         """Return the initial state of a stage, reading only the tensors that it needs."""
-        local = {name: own for own, name in self._locals[stage].items()}
+        local = {name: local_name for local_name, name in self._locals[stage].items()}
         kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
         clocks: dict[str, int] = {}
         for whole in self._plan.wholes:
@@ -95,15 +96,15 @@ class FolderStages:
                 clocks |= {local[n]: self._foreign.clocks[whole.name] for n in whole.parts if n in local}
         moments = {name: {key: kinds[key][name] for key in adamw.KEYS} for name in kinds[adamw.FIRST]}
         scales = {} if self._note is None else self._note.scales
-        own = {local[name]: scale for name, scale in scales.items() if name in local}
-        return StageState(kinds[WEIGHTS], moments, clocks, scales=own)
+        stage_scales = {local[name]: scale for name, scale in scales.items() if name in local}
+        return StageState(kinds[WEIGHTS], moments, clocks, scales=stage_scales)
 
     def _require_known(self, parts: Mapping[str, Tensor], kind: str, clock: int | None) -> None:
         """Raise UserError if a tensor differs from the note's digest."""
-        known = {} if self._note is None else self._note.sums
+        digests = {} if self._note is None else self._note.sums
         for name, tensor in parts.items():
             result, label = tensor_digest(tensor, kind, name, clock), f"{kind} of {name}"
-            if known.get(label, result) != result:
+            if digests.get(label, result) != result:
                 fix = f"restore it, or remove {NOTE} if another program has trained it since"
                 raise UserError(f"{self._folder}: {label} is not what planaria wrote there; {fix}")
 

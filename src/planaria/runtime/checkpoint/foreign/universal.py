@@ -63,12 +63,12 @@ def write(
         path = tag / "zero" / atom.name
         path.mkdir(parents=True)
         for kind in KINDS if atom.clock is not None else KINDS[:1]:
-            held: dict[str, Any] = {"param": atom.read(kind).clone()}  # a view would be saved with its whole storage
+            content: dict[str, Any] = {"param": atom.read(kind).clone()}  # a view would be saved with its whole storage
             if atom.shape[0] == vocab and "layers." not in atom.name and len(atom.shape) == 2:
-                held["vocab_tensor"] = True
+                content["vocab_tensor"] = True
             if (dimension := _cat_dim(atom.name)) is not None:
-                held["cat_dim"] = dimension
-            _save(held, path / FILES[kind])
+                content["cat_dim"] = dimension
+            _save(content, path / FILES[kind])
         if atom.clock is not None:
             _save(step_tensor(atom.clock), path / "step.pt")
     group = {"lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": optim.eps, "weight_decay": optim.weight_decay}
@@ -99,7 +99,7 @@ def _save(content: object, path: Path) -> None:
 
 
 class Universal:
-    """A folder from DeepSpeed's conversion; a ``folder.Foreign``."""
+    """A folder from DeepSpeed's conversion; implements ``folder.ForeignFolder``."""
 
     def __init__(self, folder: Path) -> None:
         """Read the folder's metadata; UserError if it is missing or damaged."""
@@ -107,7 +107,9 @@ class Universal:
         zero = self._folder / "zero"
         if zero.is_symlink() or not zero.is_dir():
             raise UserError(f"{zero} is missing, or not a folder; give a folder of the universal layout")
-        self._zero, result, others = zero, dict[str, set[str]](), list[str]()
+        self._zero = zero
+        result: dict[str, set[str]] = {}
+        others: list[str] = []
         for entry in sorted(zero.iterdir()):
             refuse_link(entry)
             if entry.is_dir():
@@ -126,8 +128,8 @@ class Universal:
     def read(self, name: str, kind: str, check: Check) -> Tensor:
         path = file_inside(self._zero, f"{name}/{FILES[kind]}")
         with path.open("rb") as file:
-            held = unpickling.saved(file, str(path), shapes_only=True)
-            check(_param(held, path).shape, self._marks(held, path), str(path))
+            content = unpickling.saved(file, str(path), shapes_only=True)
+            check(_param(content, path).shape, self._marks(content, path), str(path))
             return _param(unpickling.saved(file, str(path)), path)
 
     def _states(self) -> dict[Any, Any]:
@@ -153,8 +155,8 @@ class Universal:
         if not result and (self._zero / OPTIMIZER).exists():
             groups, location = self._small(OPTIMIZER), str(self._zero / OPTIMIZER)
             listed = groups.get("param_groups") if isinstance(groups, dict) else None
-            given = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-            steps = [(one.get("params"), update_count(one["step"], location)) for one in given if "step" in one]
+            dicts = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+            steps = [(one.get("params"), update_count(one["step"], location)) for one in dicts if "step" in one]
             result = clocks_by_group(steps, self.kinds, location) if steps else {}
         first = next(iter(result), None)
         for name, step in result.items():
@@ -172,11 +174,11 @@ class Universal:
         with path.open("rb") as file:
             return unpickling.saved(file, str(path))
 
-    def _marks(self, held: dict[str, Any], path: Path) -> TensorMetadata:
+    def _marks(self, content: dict[str, Any], path: Path) -> TensorMetadata:
         """Return a tensor's marks; UserError if one is unknown, or impossible for a whole tensor of this model."""
-        if unknown := sorted(str(key) for key in held.keys() - KNOWN):
+        if unknown := sorted(str(key) for key in content.keys() - KNOWN):
             raise UserError(f"{path} is marked {unknown[0]!r}, which is not known; {FIX}")
-        dimension, count, shape = (held.get(key) for key in PIECES)
+        dimension, count, shape = (content.get(key) for key in PIECES)
         if dimension not in (None, 0, 1):
             raise UserError(f"{path}: cat_dim = {documents.shown(dimension)}; a matrix has dimensions 0 and 1")
         pieces: int | tuple[int, ...] | None = None
@@ -188,7 +190,7 @@ class Universal:
             pieces = count if type(count) is int and count > 1 and dimension in (None, 0) else None
         if (shape is not None or count not in (None, 1)) and not _are_sizes(pieces):
             raise UserError(f"{path} has sub-parameters that are not pieces along dimension 0, which is not supported")
-        return TensorMetadata(pieces, held.get("vocab_tensor", False) is True, self._rows)
+        return TensorMetadata(pieces, content.get("vocab_tensor", False) is True, self._rows)
 
 
 def _are_sizes(pieces: int | tuple[int, ...] | None) -> bool:
@@ -217,8 +219,8 @@ def _files_of(path: Path) -> set[str]:
     return result
 
 
-def _param(held: Any, path: Path) -> Tensor:
-    result = held.get("param") if isinstance(held, dict) else None
+def _param(content: Any, path: Path) -> Tensor:
+    result = content.get("param") if isinstance(content, dict) else None
     if not isinstance(result, Tensor) or result.layout != torch.strided:
         raise UserError(f"{path} has no complete tensor 'param'; {FIX}")
     return result.detach()

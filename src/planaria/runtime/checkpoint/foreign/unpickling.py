@@ -48,30 +48,6 @@ class TensorEntry(Kept):
     """Type, size and chunks of a tensor."""
 
 
-class BytesEntry(Kept):
-    """An object that is not a tensor."""
-
-
-class Chunk(Kept):
-    """A part of a tensor."""
-
-
-class Properties(Kept):
-    """Type of a tensor, first in a tuple."""
-
-
-class Index(Kept):
-    """Name and location of a chunk."""
-
-
-class Stored(Kept):
-    """File, offset and length of a chunk."""
-
-
-class Origin(Kept):
-    """The location at which the folder was written."""
-
-
 class SubparamShape(Kept):
     """DeepSpeed's sizes of the pieces of a fused parameter."""
 
@@ -85,13 +61,13 @@ _DCP = "torch.distributed.checkpoint"
 ADMITTED: dict[tuple[str, str], Callable[..., object]] = {
     (f"{_DCP}.metadata", "Metadata"): Metadata,
     (f"{_DCP}.metadata", "TensorStorageMetadata"): TensorEntry,
-    (f"{_DCP}.metadata", "BytesStorageMetadata"): BytesEntry,
-    (f"{_DCP}.metadata", "ChunkStorageMetadata"): Chunk,
-    (f"{_DCP}.metadata", "TensorProperties"): Properties,
-    (f"{_DCP}.metadata", "MetadataIndex"): Index,
-    (f"{_DCP}.metadata", "StorageMeta"): Origin,
+    (f"{_DCP}.metadata", "BytesStorageMetadata"): Kept,
+    (f"{_DCP}.metadata", "ChunkStorageMetadata"): Kept,  # offsets and sizes of a part of a tensor
+    (f"{_DCP}.metadata", "TensorProperties"): Kept,  # a tuple that begins with the type
+    (f"{_DCP}.metadata", "MetadataIndex"): Kept,  # name and offset of a chunk
+    (f"{_DCP}.metadata", "StorageMeta"): Kept,
     (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"): _first,
-    (f"{_DCP}.filesystem", "_StorageInfo"): Stored,
+    (f"{_DCP}.filesystem", "_StorageInfo"): Kept,  # file, offset and length of a chunk
     ("torch", "Size"): _first,
     ("torch.serialization", "_get_layout"): _first,
     ("pathlib", "PosixPath"): _first,
@@ -136,8 +112,8 @@ def saved(file: BinaryIO, location: str, shapes_only: bool = False) -> Any:
     """
     _require_plain(file, location, shapes_only)
     file.seek(0)
-    known: list[Any] = [(SubparamShape, "deepspeed.checkpoint.universal_checkpoint.SubparamShape")]
-    with torch.serialization.safe_globals(known):
+    allowed: list[Any] = [(SubparamShape, "deepspeed.checkpoint.universal_checkpoint.SubparamShape")]
+    with torch.serialization.safe_globals(allowed):
         where = "meta" if shapes_only else "cpu"
         return _guarded(lambda: torch.load(file, map_location=where, weights_only=True), location)
 

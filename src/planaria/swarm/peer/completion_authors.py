@@ -1,0 +1,87 @@
+"""Authors of a peer's completions; the honest author draws from the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.peer.random_draws import generator, own_problems
+from planaria.swarm.peer.rollout import PromptedProblem, Rollout
+from planaria.swarm.policy.base import Policy, SampledCompletion
+from planaria.swarm.serving.remote_sampling import PeerServer
+from planaria.swarm.tasks.base import Task
+
+
+class Author(Protocol):
+    def choose(self, number: int, count: int) -> list[int]:
+        """Choose ``count`` problems for round ``number``, in vertical mode."""
+
+    def write(self, number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
+        """Return ``count`` completions per problem."""
+
+    def sends(self, number: int) -> bool:
+        """Whether it sends anything in round ``number``."""
+
+    def claimed_weights(self, weights: str) -> str:
+        """Return the fingerprint to publish for weights with the fingerprint ``weights``."""
+
+
+class HonestAuthor:
+    """Draws from the policy, or from its server."""
+
+    def __init__(
+        self, config: SwarmConfig, name: str, task: Task, policy: Policy, server: PeerServer | None = None
+    ) -> None:
+        """``server``: draws the published completions while it is available."""
+        self._config = config
+        self._name = name
+        self._task = task
+        self._policy = policy
+        self._server = server
+
+    def choose(self, number: int, count: int) -> list[int]:
+        return own_problems(self._config.seed, self._name, number, self._task.training, count, lambda _: True)
+
+    def write(self, number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
+        result = None if self._server is None else self._server.draw(number, [prompt for _, prompt in requested], count)
+        return (
+            self.draw(requested, count, "completions", number) if result is None else self._written(requested, result)
+        )
+
+    def sends(self, number: int) -> bool:
+        return True
+
+    def claimed_weights(self, weights: str) -> str:
+        return weights
+
+    def draw(self, requested: Sequence[PromptedProblem], count: int, *purpose: object) -> list[list[Rollout]]:
+        """Draw ``count`` completions per problem, deterministically per purpose."""
+        policy, sampling = self._policy, self._config.sampling
+        result = policy.sample(
+            [prompt for _, prompt in requested],
+            count,
+            sampling.max_new,
+            sampling.temperature,
+            sampling.support(policy.vocab),
+            generator(self._config.seed, self._name, *purpose),
+        )
+        return self._written(requested, result)
+
+    def _written(
+        self, requested: Sequence[PromptedProblem], items: Sequence[Sequence[SampledCompletion]]
+    ) -> list[list[Rollout]]:
+        policy = self._policy
+        return [
+            [
+                Rollout(
+                    *each,
+                    text=policy.decode(drawn.ids),
+                    ids=(*drawn.ids, policy.end) if drawn.ended else drawn.ids,
+                    ended=drawn.ended,
+                    logps=drawn.logps or None,
+                )
+                for drawn in draws
+            ]
+            for each, draws in zip(requested, items, strict=True)
+        ]

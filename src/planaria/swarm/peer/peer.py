@@ -1,0 +1,348 @@
+"""One peer: generate, publish, gather, examine and learn in each round."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from planaria.swarm.attacks import HONEST
+from planaria.swarm.attacks.attacker import Attacker
+from planaria.swarm.board.attendance import RoundMessages
+from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
+from planaria.swarm.board.quorum import PeerBoard
+from planaria.swarm.checks.base import Check, Context
+from planaria.swarm.checks.consensus import rewarded
+from planaria.swarm.checks.defence import Defence, Report, warnings
+from planaria.swarm.config import CONSENSUS, SwarmConfig
+from planaria.swarm.learning.advantages import Advantages, round_advantages, with_length_penalty
+from planaria.swarm.learning.learner import Learner
+from planaria.swarm.learning.mixing import mix
+from planaria.swarm.peer.completion_authors import Author, HonestAuthor
+from planaria.swarm.peer.completion_intake import (
+    NO_REWARDS,
+    CompletionScore,
+    EarlyRejection,
+    RoundAllowance,
+    Scoring,
+    admit_completions,
+    with_reading,
+)
+from planaria.swarm.peer.evaluation import EvaluationResult, Examiner
+from planaria.swarm.peer.random_draws import derived, of_messages, shared_problems
+from planaria.swarm.peer.recovery import PeerRecovery
+from planaria.swarm.peer.rollout import PromptByNumber, PromptedProblem, Rollout, ask
+from planaria.swarm.policy.base import Policy, likelihood_digest, weights_digest, weights_fingerprint
+from planaria.swarm.policy.reading import read_completions
+from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
+from planaria.swarm.records.round_records import RoundResult, agreed, sample_records
+from planaria.swarm.records.saved_state import PEER, SHADOW
+from planaria.swarm.serving.remote_sampling import PeerServer
+from planaria.swarm.tasks.base import Task
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Stopwatch:
+    """Seconds of each phase of a round."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.perf_counter)
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+
+class Peer:
+    """A peer of a run. ``config`` is its own: peers may differ in all but the rules of the run."""
+
+    def __init__(
+        self,
+        config: SwarmConfig,
+        name: str,
+        folder: Path,
+        board: PeerBoard,
+        task: Task,
+        policy: Policy,
+        checks: Sequence[Check],
+        first: int = 0,
+        known: Set[str] = frozenset(),
+        server: PeerServer | None = None,
+    ) -> None:
+        """``first``: first round of this peer. ``known``: the run's own peers. ``server``: draws instead of the
+        policy."""
+        self.config = config
+        self.name = name
+        self.board = board
+        self.task = task
+        self.policy = policy
+        self.id = board.me
+        self.first = first
+        context = Context(task, config.seed, config.sampling.support(policy.vocab), policy.vocab)
+        self.warnings = warnings(checks, context, config.size if config.rounds.gather else 1)
+        self.warnings += _committee_warnings(board)
+        self.defence = Defence(config.defence, checks, context, known, config.size)
+        honest = config.attack.kind == HONEST
+        self.server = server
+        if server is not None:
+            server.begin(first)
+        self.author: Author = (
+            HonestAuthor(config, name, task, policy, server) if honest else Attacker(config, name, task, policy, checks)
+        )
+        self.scoring = Scoring(task, config=config)
+        self.examiner = Examiner(task, config, name)
+        self.learner = Learner(policy, config.loss, config.optim, config.sampling.temperature, config.rounds.count)
+        self.log = Log(folder / LOG)
+        self.samples = Log(folder / SAMPLES)
+        self.poison = None if honest else Log(folder / POISON)
+        self.shadow = Shadow(config, name, task, policy) if config.shadow else None
+        learners = {PEER: self.learner} | ({} if self.shadow is None else {SHADOW: self.shadow.learner})
+        self.recovery = PeerRecovery(config, name, folder, board, learners, self.defence)
+
+    def run(self, after_each: Callable[[], None] = lambda: None) -> None:
+        """Run all rounds, from the first or the last saved state; call ``after_each`` after every round."""
+        rounds, every = self.config.rounds, self.config.evaluate.every
+        start = self.recovery.resume(self.first)
+        self.log.note(self._started())
+        log.info("starts with round %d of %d", start, rounds.count)
+        if start == self.first:
+            self._evaluate(self.first)
+        self.recovery.stop_on_accuracy_drop(start)
+        number = start
+        while number < rounds.count:
+            self.round(number)
+            number += 1
+            last = number == rounds.count
+            if last or (every and number % every == 0):
+                self._evaluate(number)
+            kept = self.recovery.save(number)
+            self.recovery.stop_on_accuracy_drop(number)
+            after_each()
+            done, number = number, self.recovery.roll_back_if_overruled(number)
+            if (last or kept) and number == done and not self.board.unsettled:
+                self.board.receipts.publish_receipt("weights", number, weights_digest(self.policy.module))
+        self.log.note(Finished())
+
+    def round(self, number: int) -> None:
+        """Take part in round ``number``, or catch up if the others have closed it."""
+        watch = Stopwatch()
+        requested = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # encode each once
+        problems = [requested(problem) for problem in self._problems(number)]
+        weights = likelihood_digest(self.policy)
+        closed = self.board.closed(number)
+        if not closed and self.author.sends(number):
+            self._publish(number, problems, weights)
+        watch.lap("write")
+        messages = self.board.gather(number, closed)
+        self.recovery.remember(number)
+        watch.lap("wait")
+        arrived, rejected = self._admit(number, messages, closed, requested, weights)
+        report = self.defence.examine(number, self._read(arrived))
+        watch.lap("read")
+        advantages = self._advantages(number, report)
+        update = self.learner.learn(number, advantages.taken, self.config.defence.share)
+        if self.shadow is not None:
+            self.shadow.round(number, problems, self.count)
+        watch.lap("learn")
+        self._record(
+            RoundResult(
+                number=number,
+                seconds=watch.seconds,
+                peer=self.id,
+                report=report,
+                advantages=advantages,
+                update=update,
+                weights=weights_fingerprint(self.policy.module),
+                early_rejections=rejected,
+                refused_messages=messages.refused,
+                missing=messages.missing,
+                certified=self.board.receipts.signers("round", number),
+                serving=None if self.server is None or closed else self.server.found,
+            )
+        )
+        received = len(messages.found)
+        log.debug("round %d: messages of %d peers, %d completions rejected unread", number, received, len(rejected))
+
+    def _admit(
+        self, number: int, messages: RoundMessages, closed: bool, requested: PromptByNumber, weights: str
+    ) -> tuple[list[Rollout], list[EarlyRejection]]:
+        """Return the scored completions of a round's messages and the rejected ones.
+
+        Rewards of a ``closed`` round come from its certificate, if there is one; otherwise this peer signs its own.
+        """
+        votes = self.scoring.votes
+        # Certified rewards do not contain the behaviour that peers vote on.
+        certified = self.board.rewards(number, messages) if closed and not votes else NO_REWARDS
+        self.scoring.begin(certified, of_messages(self.config.seed, number, messages.texts) if votes else 0)
+        accounts = self.defence.accounts.record_senders(number, messages.found.keys())
+        admitted = admit_completions(
+            messages.found,
+            self._schedule(number),
+            self.scoring,
+            self.policy,
+            self.config.sampling.max_new,
+            requested,
+            weights,
+            accounts,
+        )
+        if not certified and not votes:
+            self.board.vouch(number, messages, self.scoring.rewards)
+        return admitted
+
+    def _problems(self, number: int) -> list[int]:
+        rounds, training = self.config.rounds, self.task.training
+        if rounds.mode == "horizontal":
+            return shared_problems(self.config.seed, number, training, rounds.prompts)
+        return self.author.choose(number, rounds.prompts // self.config.size)
+
+    def _schedule(self, number: int) -> RoundAllowance:
+        rounds = self.config.rounds
+        size = self.config.size
+        training = self.task.training
+        if rounds.mode == "vertical":
+            return RoundAllowance(None, training, rounds.prompts // size, rounds.group)
+        chosen = shared_problems(self.config.seed, number, training, rounds.prompts)
+        return RoundAllowance(frozenset(chosen), training, len(chosen), rounds.group // size)
+
+    @property
+    def count(self) -> int:
+        """Completions that one peer sends per problem."""
+        rounds = self.config.rounds
+        return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
+
+    def _publish(self, number: int, requested: Sequence[PromptedProblem], weights: str) -> None:
+        written = self.author.write(number, requested, self.count)
+        if self.poison is not None:
+            self.poison.note(
+                *(
+                    PoisonRecord(round=number, problem=rollout.problem.number, index=index)
+                    for rollouts in written
+                    for index, rollout in enumerate(rollouts)
+                    if rollout.poison
+                )
+            )
+        drew = self.server is not None and not self.server.found.local
+        claimed = "" if drew else self.author.claimed_weights(weights)  # no claim about a server's weights
+        self.board.publish(self._message(number, written, claimed))
+
+    def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
+        groups = tuple(
+            ProblemCompletions(
+                problem=rollouts[0].problem.number,
+                completions=tuple(Completion(text=r.text, ended=r.ended, ids=r.ids, logps=r.logps) for r in rollouts),
+            )
+            for rollouts in written
+        )
+        return Rollouts(
+            run=self.board.run,
+            peer=self.id,
+            round=number,
+            tokenizer=self.policy.tokenizer_fingerprint,
+            weights=weights,
+            groups=groups,
+        )
+
+    def _read(self, arrived: Sequence[Rollout]) -> list[Rollout]:
+        readings = read_completions(
+            self.policy,
+            [(rollout.prompt, rollout.ids) for rollout in arrived],
+            self.config.sampling.temperature,
+            self.config.sampling.support(self.policy.vocab),
+        )
+        limit, margin = self.config.sampling.max_new, self.config.loss.overlong
+        return [
+            with_length_penalty(with_reading(r, reading), limit, margin)
+            for r, reading in zip(arrived, readings, strict=True)
+        ]
+
+    def _advantages(self, number: int, report: Report) -> Advantages:
+        config = self.config
+        rollouts = report.accepted
+        if config.defence.refused == "zero":
+            rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
+        result = round_advantages(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
+        return (
+            mix(result, rollouts, self.id, config.rounds, config.seed, self.name, number)
+            if config.rounds.draws_groups
+            else result
+        )
+
+    def _started(self) -> Started:
+        return Started(
+            name=self.name,
+            id=self.id,
+            attack=self.config.attack.kind,
+            model=describe(self.policy),
+            parameters=sum(p.numel() for p in self.policy.module.parameters()),
+            vocab=self.policy.vocab,
+            first_round=self.first,
+            run=self.board.run,
+            warnings=self.warnings,
+        )
+
+    def _record(self, result: RoundResult) -> None:
+        """Record a round, with its completions and votes."""
+        votes = agreed(result.report, self.task) if self.scoring.votes else None
+        self.samples.note(*sample_records(result.report, result.advantages, result.early_rejections, result.number))
+        self.log.note(replace(result, votes=votes, flawed=self.scoring.flawed).record())
+
+    def _evaluate(self, after: int) -> None:
+        result = self.examiner.examine(self.policy)
+        self.recovery.record_accuracy(after, result.accuracy.rate or 0.0)
+        alone = self.shadow.examined(self.examiner).accuracy if self.shadow is not None else None
+        self.log.note(
+            Evaluated(round=after, accuracy=result.accuracy, alone=alone, tokens=result.tokens, watch=result.watch)
+        )
+
+
+def _committee_warnings(board: PeerBoard) -> list[str]:
+    committee = board.receipts.committee
+    if committee is None or committee.faulty:
+        return []
+    return [f"a committee of {len(committee.members)} tolerates no Byzantine member; name at least 4 members"]
+
+
+def describe(policy: Policy) -> str:
+    """Describe a policy in a line."""
+    numbers = [p.numel() for p in policy.module.parameters()]
+    trained = sum(p.numel() for p in policy.module.parameters() if p.requires_grad)
+    adapters = "" if trained == sum(numbers) else f", {trained:,} of them trained"
+    return f"{type(policy.module).__name__}, {sum(numbers):,} parameters{adapters}, {policy.vocab:,} tokens"
+
+
+class Shadow:
+    """A copy of the policy that generates as many completions as its peer and learns from its own only."""
+
+    def __init__(self, config: SwarmConfig, name: str, task: Task, policy: Policy) -> None:
+        self._config, self._policy = config, policy.clone()
+        self._scoring = Scoring(task, config=config)
+        self._author = HonestAuthor(config, name, task, self._policy)
+        self.learner = Learner(
+            self._policy, config.loss, config.optim, config.sampling.temperature, config.rounds.count
+        )
+
+    def round(self, number: int, requested: Sequence[PromptedProblem], count: int) -> None:
+        """Generate ``count`` completions per problem and learn from them."""
+        loss, limit = self._config.loss, self._config.sampling.max_new
+        self._scoring.begin(draw=derived("shadow", self._config.seed, number))
+        own = [
+            replace(
+                r, peer="alone", **(self._scoring.scored(r.problem, r.text) if r.ended else CompletionScore())._asdict()
+            )
+            for drawn in self._author.draw(requested, count, "shadow", number)
+            for r in drawn
+        ]
+        own = [with_length_penalty(r, limit, loss.overlong) for r in own]
+        if self._config.task.reward == CONSENSUS:  # alone, its own most frequent behaviour is the label
+            own = rewarded(own, self._config.task.agreement)
+        result = round_advantages(own, "horizontal", loss.kind != "dr_grpo")
+        self.learner.learn(number, result.taken)
+
+    def examined(self, examiner: Examiner) -> EvaluationResult:
+        return examiner.examine(self._policy)

@@ -1,0 +1,156 @@
+"""Saved states that a peer returns to: after a restart, a loss of accuracy, or a contradicting certificate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from planaria.common.errors import RunStopped
+from planaria.swarm.board.quorum import PeerBoard
+from planaria.swarm.checks.defence import Defence, DefenceState
+from planaria.swarm.config import RoundsConfig, SwarmConfig
+from planaria.swarm.learning.learner import Learner
+from planaria.swarm.records.lines import LOG, Evaluated, read_log
+from planaria.swarm.records.saved_state import BEST, restore_peer, save_peer, take_back
+
+
+class PeerRecovery:
+    """Saved states of a peer's learners and defence: on disk, in ``folder``, and in memory."""
+
+    def __init__(
+        self,
+        config: SwarmConfig,
+        name: str,
+        folder: Path,
+        board: PeerBoard,
+        learners: Mapping[str, Learner],
+        defence: Defence,
+    ) -> None:
+        self._config = config
+        self._name = name
+        self._folder = folder
+        self._board = board
+        self._learners = learners
+        self._defence = defence
+        self._evaluations: list[Evaluation] = []
+        self._before: StateBefore | None = None
+
+    def resume(self, first: int) -> int:
+        """Restore the last saved state; return the round to begin with: ``first`` if there is none."""
+        start, result = first, restore_peer(self._folder, self._board.run, self._learners)
+        if result is not None:
+            start, memory = result
+            self._defence.load_state(memory)
+        evaluated = [r for r in read_log(self._folder / LOG) if isinstance(r, Evaluated) and r.round <= start]
+        self._evaluations = [Evaluation(r.round, r.accuracy.rate or 0.0) for r in evaluated]
+        return start
+
+    def record_accuracy(self, after: int, accuracy: float) -> None:
+        """Record the held-out accuracy after ``after`` rounds."""
+        self._evaluations.append(Evaluation(after, accuracy))
+
+    def save(self, after: int) -> bool:
+        """Save the state after ``after`` rounds if that is due; return whether it was."""
+        rounds = self._config.rounds
+        if due := is_save_due(rounds, after):
+            memory = self._defence.state()
+            save_peer(self._folder, self._board.run, after, self._learners, memory, rounds.kept, rounds.trusted)
+        return due
+
+    def stop_on_accuracy_drop(self, after: int) -> None:
+        """Keep the state after ``after`` rounds if it is the best so far; stop if accuracy fell too far below the best.
+
+        :raises RunStopped: if it fell; only the best state is kept.
+        """
+        limit = self._config.task.max_accuracy_drop
+        if not limit or not self._evaluations or self._evaluations[-1].round != after:
+            return
+        best_folder = self._folder / BEST
+        if best_evaluation(self._evaluations).round == after:
+            best_folder.mkdir(exist_ok=True)
+            save_peer(best_folder, self._board.run, after, self._learners, self._defence.state())
+        if why := accuracy_drop(self._evaluations, limit):
+            self._board.leave(after)
+            kept = take_back(self._folder, best_folder)
+            raise RunStopped(f"{self._name}: {why}; {kept}")
+
+    def remember(self, number: int) -> None:
+        """Before learning from round ``number``: keep a state to return to, while a certificate is pending."""
+        if self._board.unsettled and self._before is None:
+            self._before = StateBefore(number, self._learners, self._defence.state())
+
+    def roll_back_if_overruled(self, number: int) -> int:
+        """Return the next round: ``number``, or an earlier one, with its state restored, if a certificate contradicts
+        what the peer learned from."""
+        back = self._board.overruled(number)
+        if back is not None and self._before is not None:
+            self._before.restore(self._learners)
+            self._defence.load_state(self._before.memory)
+        if not self._board.unsettled:
+            self._before = None
+        return number if back is None else back
+
+
+def is_save_due(rounds: RoundsConfig, done: int) -> bool:
+    """Whether a peer saves its state after ``done`` rounds, 1 or more."""
+    if done == rounds.trusted:
+        return True
+    return bool(rounds.keep) and (done % rounds.keep == 0 or done == rounds.count)
+
+
+class StateBefore:
+    """A peer's state before a round, in memory, to return to if a certificate lists other messages.
+
+    Holds trained weights, optimizer moments and the defence's memory.
+    """
+
+    def __init__(self, round: int, learners: Mapping[str, Learner], memory: DefenceState) -> None:
+        self.round, self.memory = round, memory
+        self._held = {
+            name: (
+                [parameter.detach().clone() for parameter in learner.parameters],
+                copy.deepcopy(learner.optimizer.state_dict()),
+            )
+            for name, learner in learners.items()
+        }
+
+    @torch.no_grad()
+    def restore(self, learners: Mapping[str, Learner]) -> None:
+        """Restore the learners."""
+        for name, learner in learners.items():
+            weights, moments = self._held[name]
+            for parameter, saved in zip(learner.parameters, weights, strict=True):
+                parameter.copy_(saved)
+            learner.optimizer.load_state_dict(copy.deepcopy(moments))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation: held-out accuracy after a number of rounds."""
+
+    round: int
+    accuracy: float
+
+
+def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Return the first evaluation with the highest accuracy."""
+    return max(evaluations, key=lambda look: look.accuracy)
+
+
+def accuracy_drop(evaluations: Sequence[Evaluation], most: float) -> str:
+    """Return why the run stops after the last evaluation, in a clause; empty if its accuracy is at most ``most`` below
+    the best, or ``most`` is 0.
+
+    Agreement can drift from truth unnoticed; held-out problems with known labels show it.
+    """
+    if not evaluations or not most or best_evaluation(evaluations).accuracy - evaluations[-1].accuracy <= most:
+        return ""
+    high, now = best_evaluation(evaluations), evaluations[-1]
+    return (
+        f"held-out accuracy fell from {high.accuracy:.3f} after round {high.round} to {now.accuracy:.3f} after round "
+        f"{now.round}, by more than task.max_accuracy_drop = {most:g}"
+    )
