@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -23,7 +24,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control import state_file
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.logs import EVENTS, RunRecord, read_run
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.engine import run_folders
 
@@ -79,7 +80,7 @@ def run_machines(given: Namespace) -> Measurement:
     gaps, differing, unproven = list[float](), 0, 0
     for number in range(given.kills):
         config = _shared(real_stages(given, f"standby-{number}", steps, spares=0, save_every=0))
-        killed_at, record = _led_elsewhere(config, rng)
+        killed_at, record = _lost_and_led_elsewhere(config, rng)
         (led_at, started), *_ = [(t, f) for t, f in record.history if isinstance(f, e.LeaderStarted)]
         committed = next(t for t, f in record.history if t > led_at and isinstance(f, d.Commit))
         gaps.append(started.wall_time + committed - led_at - killed_at)
@@ -87,6 +88,29 @@ def run_machines(given: Namespace) -> Measurement:
         unproven += len(prove_exactly_once(record))
     return [
         Row("kill to the next committed step, s", gaps, "0", Claim(high=3.0), {"max": max(gaps), "kills": len(gaps)}),
+        Row("steps with another loss", [differing], "0", Claim(high=0)),
+        Row("samples lost or used twice", [unproven], "0", Claim(high=0)),
+    ]
+
+
+@benchmark("standby_frozen", stops=Flag(10), seed=1, **MODEL_FLAGS)
+def run_frozen(given: Namespace) -> Measurement:
+    """Stop the controller of a run (SIGSTOP) on machines as in standby_machines, and wake it once another one leads.
+
+    Claims: each woken controller exits with one line; the losses equal an undisturbed run's to the last bit, so that no
+    order of its was obeyed; no sample is lost or used twice.
+    """
+    rng, steps = random.Random(given.seed), 160
+    calm = finished(_named(real_stages(given, "standby-calm", steps, spares=0, save_every=0), "standby-calm"))
+    exited, differing, unproven = 0, 0, 0
+    for number in range(given.stops):
+        config = _shared(real_stages(given, f"standby-{number}", steps, spares=0, save_every=0))
+        left, record = _frozen_and_led_elsewhere(config, rng)
+        exited += left
+        differing += sum(a.loss != b.loss for a, b in zip(calm.trained, record.trained, strict=True))
+        unproven += len(prove_exactly_once(record))
+    return [
+        Row("woken controllers that exited / all", [exited / given.stops], "1", Claim(low=1), {"stops": given.stops}),
         Row("steps with another loss", [differing], "0", Claim(high=0)),
         Row("samples lost or used twice", [unproven], "0", Claim(high=0)),
     ]
@@ -122,29 +146,71 @@ def _shared(config: RunConfig, local: bool = False) -> RunConfig:
     return _named(config.model_copy(update={"fleet": type(config.fleet).model_validate(given)}), config.name)
 
 
-def _led_elsewhere(config: RunConfig, rng: random.Random) -> tuple[float, RunRecord]:
-    """Train, and kill the controller at a random moment; return when (s since 1970), and the next one's record."""
+@dataclass(frozen=True)
+class _Machines:
+    """A run on three machines of its own, each a process group of this machine."""
+
+    leader: subprocess.Popen[str]
+    worker: subprocess.Popen[str]
+    standby: subprocess.Popen[str]
+    record: Path
+    """folder from which the standby leads"""
+
+    def end(self) -> RunRecord:
+        """Wait for the end of the run; return the standby's record."""
+        self.standby.communicate()
+        self.worker.wait()
+        self.leader.wait()
+        return read_run(self.record)
+
+
+def _trained_for_a_while(config: RunConfig, rng: random.Random) -> _Machines:
+    """Start the run, its workers and its standby, and return at a random moment after twenty steps."""
     place, at, name = (RUNS / f"{config.name}-shared").absolute(), config.fleet.standby_at, config.name
     file, folder = place / "run.toml", Path(config.out) / name
     file.write_text(recipe.dump(config))
     words, key = [sys.executable, "-m", "planaria"], ["--key-file", str(config.fleet.key)]
-    leader = subprocess.Popen([*words, "train", str(file), "--quiet"], start_new_session=True)
+    train = [*words, "train", str(file), "--quiet"]
+    leader = subprocess.Popen(train, start_new_session=True, stderr=subprocess.PIPE, text=True)
     while not (place / "log" / name / "files" / run_folders.CONFIG).exists():
         time.sleep(0.2)
     join = [*words, "join", f"127.0.0.1:{config.fleet.port}", "--workers", str(config.pipeline.stages + 1)]
-    worker = subprocess.Popen([*join, *key], cwd=place, stdout=subprocess.DEVNULL)
+    worker = subprocess.Popen([*join, *key], cwd=place, stdout=subprocess.DEVNULL, text=True)
     lead = [*words, "join", str(place / "log" / name), "--standby", "--at", at, *key]
     standby = subprocess.Popen(lead, cwd=place, stdout=subprocess.PIPE, text=True)
     assert standby.stdout is not None and "ready to lead" in standby.stdout.readline()
     while len([*read_run(folder).trained]) < 20:
         time.sleep(0.2)
     time.sleep(rng.uniform(0.0, 2.0))
+    return _Machines(leader, worker, standby, place / "runs" / name)
+
+
+def _lost_and_led_elsewhere(config: RunConfig, rng: random.Random) -> tuple[float, RunRecord]:
+    """Train, and kill the controller at a random moment; return when (s since 1970), and the next one's record."""
+    machines = _trained_for_a_while(config, rng)
     killed_at = time.time()
-    os.killpg(leader.pid, signal.SIGKILL)
-    standby.communicate()
-    worker.wait()
-    leader.wait()
-    return killed_at, read_run(place / "runs" / name)
+    os.killpg(machines.leader.pid, signal.SIGKILL)
+    return killed_at, machines.end()
+
+
+def _frozen_and_led_elsewhere(config: RunConfig, rng: random.Random) -> tuple[bool, RunRecord]:
+    """Train, stop the controller at a random moment, and wake it once another one has committed a step.
+
+    Returns whether it then exited with one line, and the other one's record.
+    """
+    machines = _trained_for_a_while(config, rng)
+    os.killpg(machines.leader.pid, signal.SIGSTOP)
+    while not (machines.record / EVENTS).exists() or not _has_committed(read_run(machines.record)):
+        time.sleep(0.2)
+    os.killpg(machines.leader.pid, signal.SIGCONT)
+    _, errors = machines.leader.communicate(timeout=60.0)
+    return machines.leader.returncode == 1 and errors.count("\n") == 1, machines.end()
+
+
+def _has_committed(record: RunRecord) -> bool:
+    """Return whether a controller other than the first has committed a step."""
+    kinds = [type(fact) for _, fact in record.history if isinstance(fact, e.LeaderStarted | d.Commit)]
+    return e.LeaderStarted in kinds and d.Commit in kinds[kinds.index(e.LeaderStarted) :]
 
 
 def _with_standby(config: RunConfig, standby: str) -> RunConfig:
@@ -203,4 +269,4 @@ def _left(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    start(kills=run_kills, cost=run_cost, machines=run_machines, log=run_shared_log)
+    start(kills=run_kills, cost=run_cost, machines=run_machines, frozen=run_frozen, log=run_shared_log)

@@ -25,7 +25,7 @@ MSGC = 'coded = { scheme = "msgc", burst = 1, window = 2, stragglers = 1, jobs =
         (f'{GC}\ncompress = "econtrol:top1%"', ["exchange.coded", "exchange.compress", "rounds single ones"]),
         (f"{GC}\noptions.bits = 8", ["exchange.coded", "options.bits", "rounds single ones"]),
         (f'{GC}\nrobust = "median"', ["exchange.coded", "exchange.robust needs single ones"]),
-        (f"{GC}\n[routing]\nmixed = true", ["exchange.coded", "leave routing.mixed out"]),
+        (f"{GC}\n[routing]\nmixed = true", ["exchange.coded", "does not support routing.mixed; remove it"]),
         (f'{GC}\n[recovery]\nmeanwhile = "skip"', ["exchange.coded", "recovery.meanwhile = 'wait'"]),
         (f"{GC}\nreplicas = 2", ["exchange.replicas = 3 or more", "here are 2"]),
     ],

@@ -20,6 +20,7 @@ from simulation import DECISIONS, DISK
 
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.control.apply import apply
 from planaria.control.failover import failover_state
 from planaria.control.replay import replay
 from planaria.control.state import RunState
@@ -68,6 +69,7 @@ class MortalFleet(OpenFleet):
 
     def on_event(self, event: e.Event) -> None:
         if isinstance(event, e.LeaderStarted):
+            self._lose_workers()
             self._complete()
         elif self._dies_here():
             raise Lost
@@ -115,12 +117,15 @@ class MortalFleet(OpenFleet):
         leader = {"term": self.run.term + 1, "pid": 1, "cause": "machine", "silent_s": 0, "lost_s": 0, "wall_time": 0}
         self.sound = True
         self.happened(e.LeaderStarted.model_validate(leader))
-        starting = [
-            (name, worker.incarnation) for name, worker in self.run.workers.items() if worker.status == "starting"
-        ]
-        for name, number in starting:
-            self.alive.pop(name, None)
-            self.happened(e.WorkerLost(worker=name, incarnation=number, cause="controller", detail="had not started"))
+
+    def _lose_workers(self) -> None:
+        """Lose the workers of the controller's machine and those that had not started, before anything is decided."""
+        for name, worker in [*self.run.workers.items()]:
+            if worker.status == "starting" or (worker.status != "dead" and not worker.host):
+                self.alive.pop(name, None)
+                lost = e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="controller", detail="lost")
+                self.history.append(lost)
+                self.run = apply(lost, self.run)
 
     def _complete(self) -> None:
         for order in self._unfinished:
@@ -132,7 +137,7 @@ class MortalFleet(OpenFleet):
 def calm(**changed: Any) -> MortalFleet:
     """Return the run before its first worker starts."""
     sim = MortalFleet(started(**changed))
-    sim.join(WORKERS)
+    sim.join(WORKERS - sim.started.own_workers)
     return sim
 
 
@@ -169,14 +174,17 @@ def finished(sim: MortalFleet) -> None:
     if any(isinstance(fact, d.Finish) for fact in sim.history[:-1]):
         return  # it was over when the controller died
     assert sim.ending is not None and sim.ending.outcome == "finished", sim.history
-    assert Counter(fact.step for fact in sim.history if isinstance(fact, d.Commit)) == {0: 1, 1: 1}
+    if not sim.started.own_workers:  # nothing was lost but the controller
+        assert Counter(fact.step for fact in sim.history if isinstance(fact, d.Commit)) == {0: 1, 1: 1}
     stages = {(fact.stage, fact.step) for fact in sim.history if isinstance(fact, e.StageCommitted)}
     assert stages == {(stage, step) for stage in range(WORKERS) for step in range(2)}
     again = replay(sim.history)
     assert again.problems == [] and again.state == sim.run
 
 
-SETTINGS = [{}, {"save_every": 1}, {"save_every": 1, "save_in_background": True}, {"eval_every": 1}]
+LOSING = {"local_workers": 1, "save_every": 1, "recovery": {"strategy": "checkpoint"}}
+"""a run that loses the worker of stage 0 with its controller"""
+SETTINGS = [{}, {"save_every": 1}, {"save_every": 1, "save_in_background": True}, {"eval_every": 1}, LOSING]
 
 
 @pytest.mark.parametrize("changed", SETTINGS, ids=str)

@@ -101,7 +101,7 @@ def _go_back(
     if answer.rollback == "memory" and _is_snapshot_newer(replica, run.durable):
         return _recall(run, replica, holders, answer)
     if not run.durable.sources:
-        reason = "its checkpoints were on the controller's machine, which was lost; give the run a checkpoint.store"
+        reason = "its newest checkpoint was only on the controller's machine, which was lost (see checkpoint.store)"
         return end_replica(run, replica, reason, sorted(lost))
     return _roll_back(run, replica, holders, run.durable)
 

@@ -12,6 +12,9 @@ from planaria.control.decide import decide
 from planaria.control.decisions import Decision, is_decision
 from planaria.control.state import RunState
 
+_LOSSES = e.WorkerLost, e.HostLeft
+"""logged by a new controller before it decides"""
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -33,6 +36,7 @@ def replay(history: Iterable[e.Event | Decision]) -> Replay:
     state: RunState | None = None
     expected: Decision | None = None
     events = decisions = 0
+    taking_over = False
     problems: list[str] = []
     for number, fact in enumerate(history, 1):
         if isinstance(fact, e.RunStarted):
@@ -42,16 +46,13 @@ def replay(history: Iterable[e.Event | Decision]) -> Replay:
         if state is None:
             raise ValueError("the log does not begin with run_started")
         if is_decision(fact):
-            decisions += 1
+            decisions, taking_over = decisions + 1, False
             if fact != expected:
                 problems.append(f"record {number}: logged {fact!r}, decided again: {expected!r}")
         else:
             events += 1
-            # Failures during a decision (a seal on a full disk), and a new controller, come before the next decision.
-            unlogged = isinstance(fact, e.FaultInjected | e.Trouble | e.LeaderStarted) or (
-                isinstance(fact, e.SaveFailed) and fact.worker == e.CONTROLLER
-            )
-            if expected is not None and not unlogged:
+            taking_over = isinstance(fact, e.LeaderStarted) or (taking_over and isinstance(fact, _LOSSES))
+            if expected is not None and not (taking_over or _comes_first(fact)):
                 problems.append(f"record {number}: {fact.kind} was logged where {expected!r} was due")
         state = apply(fact, state)
         expected = decide(state)
@@ -60,3 +61,10 @@ def replay(history: Iterable[e.Event | Decision]) -> Replay:
     if state is None:
         raise ValueError("the log is empty")
     return Replay(state, events, decisions, problems)
+
+
+def _comes_first(fact: e.Event | Decision) -> bool:
+    """Return whether an event is logged before a decision that is due, such as a failure while it is carried out."""
+    return isinstance(fact, e.FaultInjected | e.Trouble) or (
+        isinstance(fact, e.SaveFailed) and fact.worker == e.CONTROLLER
+    )

@@ -6,8 +6,9 @@ import random
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ class Workers:
     def __init__(self) -> None:
         self.started: list[tuple[str, int]] = []
         self.orders: dict[str, list[str]] = {}
-        self.notices: list[Notice] = []
+        self.notices: deque[Notice] = deque()
         self.closed = False
         self._wakeup, self._waker = socket.socketpair()
+        self._wakeup.setblocking(False)
 
     def put(self, notice: Notice) -> None:
         self.notices.append(notice)
@@ -51,10 +53,9 @@ class Workers:
         return [self._wakeup]
 
     def poll(self, timeout_s: float) -> list[Notice]:
-        notices, self.notices = self.notices, []
-        if notices:
-            self._wakeup.recv(1 << 12)
-        return notices
+        with suppress(BlockingIOError):
+            self._wakeup.recv(1 << 12)  # before the notices: a later one wakes again
+        return [self.notices.popleft() for _ in range(len(self.notices))]
 
     def close(self) -> None:
         self.closed = True

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -130,21 +130,21 @@ class Controller:
         for replica in self.state.live.values():
             self._deadlines.record_order(now, replica.waiting)
         self._observer.secure()
-        if failover.elsewhere:
-            lost = self._lost_workers()
-            self._complete(failover.unfinished, {event.worker for event in lost})
-            self._decide_all([*lost])
-            return
-        for decision in failover.repeat:
+        for decision in () if failover.elsewhere else failover.repeat:
             self._carry_out(decision)
-        self._decide_all(self._lost_machines())
+        # All losses before the first decision: no order may go to a lost worker.
+        for lost in self._lost_workers() if failover.elsewhere else self._lost_machines():
+            self._record(now, lost)
+        if failover.elsewhere:
+            self._complete(failover.unfinished)
+        self._decide_all([])
 
-    def _complete(self, unfinished: Iterable[d.Commit | d.Settle], lost: Collection[str]) -> None:
-        """Send durable orders again to the workers that may not have carried them out, except ``lost`` ones."""
+    def _complete(self, unfinished: Iterable[d.Commit | d.Settle]) -> None:
+        """Send durable orders again to the living workers that may not have carried them out."""
         for order in unfinished:
             numbers = [order.replica] if isinstance(order, d.Commit) else order.members
             waiting = {worker for number in numbers for worker in self.state.replicas[number].waiting}
-            self._order(order, sorted(waiting - {*lost}))
+            self._order(order, sorted(name for name in waiting if self.state.workers[name].status != "dead"))
 
     def _lost_machines(self) -> list[e.Event]:
         """Return the loss of all joined machines: their connections ended with the former controller; they rejoin."""

@@ -21,7 +21,7 @@ class Trackio(Tracker):
     project: str = "planaria"
     """project of the run"""
     space: str = ""
-    """Space of Hugging Face that the run is sent to, such as user/name (created if absent)"""
+    """user/name of the Hugging Face Space that the run is sent to; created if absent"""
     server: str = ""
     """http(s) URL of a Trackio server that the run is sent to"""
     _run: Any = PrivateAttr()
