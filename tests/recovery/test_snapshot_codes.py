@@ -12,10 +12,13 @@ import pytest
 from stage_states import AT, assert_same, assert_same_state, state
 
 from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.models.state import StageState
 from planaria.recovery.base import Copy, DamagedReplica, Holder, MachineProperties
 from planaria.recovery.codes import CODES
 from planaria.recovery.snapshot import Snapshot
+from planaria.runtime.configuration import configure
+from planaria.runtime.resolved_config import ResolvedRun
 
 HAMMING = {"shards": 8, "distance": 4, "checks": [[0, 1, 2, 4], [0, 1, 3, 5], [0, 2, 3, 6], [1, 2, 3, 7]]}
 """the extended Hamming code: half of its shards are parities, and any three can be lost"""
@@ -102,6 +105,22 @@ def test_a_code_file_rebuilds_tolerated_losses(tmp_path: Path) -> None:
         for lost in sets_of(8, tolerate):
             group.lose(lost)
         assert strategy.sent(8) == 4 and not accepted(strategy, 8)
+
+
+def test_a_run_keeps_the_contents_of_its_code_file(tmp_path: Path) -> None:
+    """Decisions depend on the code, and other machines lack the file."""
+    file = tmp_path / "code.json"
+    file.write_text(json.dumps(HAMMING))
+    recipe = tmp_path / "mine.toml"
+    options = 'strategy = "snapshot, checkfree"\noptions = { code = "code.json", tolerate = 3 }'
+    recipe.write_text(f"[recovery]\n{options}\n[pipeline]\nstages = 7\n[model]\nlayers = 7\n")
+    config = configure(str(recipe))
+    file.unlink()
+    again = RunConfig.model_validate_json(config.model_dump_json())
+    (strategy,) = [s for s in ResolvedRun(again).recovery.strategies.values() if isinstance(s, Snapshot)]
+    assert json.loads(strategy.code) == HAMMING and strategy.sent(8) == 4
+    with pytest.raises(UserError, match=r"^recovery.options.code: not the contents of a code file \(shards"):
+        Snapshot(code='{"distance": 4, "checks": [[0, 1]]}', tolerate=3).sent(8)
 
 
 @pytest.mark.parametrize(("kind", "tolerate", "sent"), [("auto", 2, 2), ("local", 1, 2), ("local", 3, 4)])

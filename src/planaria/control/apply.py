@@ -165,7 +165,7 @@ def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
 
 
 def _save_requested(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFailed) -> ReplicaState | None:
-    """Return the replica that waits for this worker's part of a checkpoint; None if that was cancelled (-1)."""
+    """Return the replica that waits for this worker's part of a checkpoint, even if that save was cancelled (-1)."""
     replica = replica_answered_by(run, fact, "save")
     return replica if replica is not None and replica.saved in (fact.step, -1) else None
 

@@ -258,8 +258,8 @@ class CheckpointCadence:
                     self._steps.append(t - self._began[1])
                 if self._began and self._began[0] == "beside":
                     self._beside = self._began[1], t - self._began[1]
-                saving_affects_all = "beside" if isinstance(decision, d.Save) and decision.background else "save"
-                self._began = ("train" if isinstance(decision, d.RunStep) else saving_affects_all, t)
+                saving = "beside" if isinstance(decision, d.Save) and decision.background else "save"
+                self._began = ("train" if isinstance(decision, d.RunStep) else saving, t)
             case d.Seal(partial=False) if self._steps:
                 return self._choice(t)
             case d.Form() | d.RunStep():

@@ -22,10 +22,10 @@ from planaria.exchange.robust.suspicion import Suspicion
 
 
 class Replicas(Mapping[int, ReplicaState]):
-    """Replicas by number, in order; immutable. Replacing one takes constant time.
+    """Replicas by number, in order; immutable. Replacing one copies the index of all, but no replica.
 
-    ``troubled``: numbers of present incomplete ones (:attr:`ReplicaState.troubled`). ``gone``: numbers of those that
-    left or do not exist yet. ``generation``: the latest of all.
+    ``troubled``: numbers of present ones that are incomplete (:attr:`ReplicaState.troubled`). ``gone``: numbers of
+    those that left or do not exist yet. ``generation``: the latest of all.
     """
 
     def __init__(self, replicas: Mapping[int, ReplicaState]) -> None:

@@ -4,7 +4,7 @@ An exchange is pure: it maps tensors and numbers to tensors and numbers, without
 not depend on the number of inner steps since the previous round, so replicas may take different numbers. After
 arXiv 2506.10911, *fast* weights θ are those the inner optimizer trains and *slow* weights φ are those replicas share.
 
-A round takes place every ``every`` inner steps:
+A round takes place every ``interval`` inner steps:
 
 1. After the previous round, the group of this round is known (``groups``) and ``prefetched`` can be sent.
 2. After the inner steps, each replica makes its update (``update``) and sends the ``blocking`` part to its group.

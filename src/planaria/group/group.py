@@ -60,7 +60,7 @@ def host(
     seed: int = 0,
     notify: Notify = print,
 ) -> Group:
-    """Start a group and be its first member.
+    """Return a group whose first member this process is. Others can join once its loop draws the first batch.
 
     :param port: TCP port at which others join; 0: any free one.
     :param key: file with the group's key; created if it is missing. Others need a copy.

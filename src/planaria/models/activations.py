@@ -93,8 +93,8 @@ def ends_bytes(model: ModelConfig, passes: PassMode) -> PassBytes:
     residual, head = n * FP32 * dim, w * vocab * dim if passes.bf16 else 0
     kept, working = residual, 0
     if model.ends_layers:
-        ends_bytes = block_bytes(model, model.ends_layers, passes)
-        kept, working = kept + ends_bytes.kept, ends_bytes.working
+        layers = block_bytes(model, model.ends_layers, passes)
+        kept, working = kept + layers.kept, layers.working
     rows = chunk_rows(vocab, w, passes.device_bytes, passes.compiled)
     if n > rows:
         each = 2 * w if passes.compiled else EAGER_BYTES

@@ -51,6 +51,7 @@ class Redraw(Recovery):
 class IdentityStage(Redraw):
     """Start the stage as the identity: its output projections are zero."""
 
+    requirements: ClassVar[StrategyRequirements] = StrategyRequirements(unshared=True)
     caption: ClassVar[str] = "{stage} is set to the identity"
 
     def _drawn(self, at: RebuildInputs) -> dict[str, Tensor]:

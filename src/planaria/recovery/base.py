@@ -139,6 +139,10 @@ class StrategyRequirements(NamedTuple):
     """required ``recovery.meanwhile``; empty: any"""
     alike: bool = False
     """whether it combines block stages, which must then have equal sequences of layers"""
+    unshared: bool = False
+    """whether it changes single matrices, which layers must then not share (``model.share``)"""
+    one_array: bool = False
+    """whether every stage must have all weights (``model.share_over = 'model'``)"""
 
 
 class Recovery(Choice, ABC):

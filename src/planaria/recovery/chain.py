@@ -69,8 +69,8 @@ class Chain:
     ) -> RecoveryPlan:
         """Give each lost stage to the first strategy that can rebuild it; roll back if a strategy does so for the rest.
 
-        ``staleness`` and ``with_snapshot`` as in :class:`DamagedReplica`; by default all
-        stages with a known staleness hold a snapshot.
+        ``staleness`` and ``with_snapshot`` as in :class:`DamagedReplica`; by default, all stages that are not lost and
+        have committed a step since their last holder took over hold a snapshot.
         """
         left = lost
         if with_snapshot is None:

@@ -99,7 +99,8 @@ class Snapshot(CommonSnapshot):
     tolerate: int = Field(1, ge=1, le=127)
     """stages that may be lost together; a group has at least twice as many"""
     code: str = "auto"
-    """auto (XOR for one, Reed-Solomon for more), xor, reed_solomon, local, or a code file (.json)"""
+    """auto (XOR for one, Reed-Solomon for more), xor, reed_solomon, local, or a code file (.json), whose contents
+    become part of the run's recipe"""
 
     @property
     def quality_key(self) -> str:

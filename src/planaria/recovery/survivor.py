@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery, StrategyRequirements
 
 
 class Survivor(Recovery):
     """Copy the nearest surviving stage."""
 
+    requirements: ClassVar[StrategyRequirements] = StrategyRequirements(one_array=True)
     exact: ClassVar[bool] = True
     caption: ClassVar[str] = "{donors} has the same weights, and sends them"
 

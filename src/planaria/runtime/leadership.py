@@ -81,7 +81,7 @@ class Leadership:
         self.check()
 
     def _lose(self, why: RunStopped) -> None:
-        """Give up the right to lead for ever."""
+        """Give up the right to lead permanently."""
         with self._guarded:
             self._lost = self._lost or why
 

@@ -215,8 +215,6 @@ class MinimaxWeights:
     evaluations: int
     """row evaluations of the solver, without the certificate's"""
     solver: Solver
-    lipschitz: float
-    """the solver's last estimate of L"""
     certified: bool
     """whether the residual is within the tolerance"""
 
@@ -235,14 +233,12 @@ def worst_domain(
     chosen: Solver = solver or ("extragradient" if len(given.rows) < MANY else "halpern")
     most = passes * len(given.rows)
     if chosen == "extragradient":
-        u, evaluations, lipschitz = extragradient(given, tolerance, most)
+        u, evaluations, _ = extragradient(given, tolerance, most)
     else:
-        u, evaluations, lipschitz = halpern(given, tolerance, most, np.random.default_rng(seed))
+        u, evaluations, _ = halpern(given, tolerance, most, np.random.default_rng(seed))
     w, q = given.weights(u[: given.experts]), u[given.experts :]
     proof = certificate(given, w, q)
-    return MinimaxWeights(
-        w, q, proof, len(given.rows), evaluations, chosen, lipschitz, proof.residual <= tolerance * (1 + 1e-6)
-    )
+    return MinimaxWeights(w, q, proof, len(given.rows), evaluations, chosen, proof.residual <= tolerance * (1 + 1e-6))
 
 
 def extragradient(given: MinimaxProblem, tolerance: float, most: int) -> tuple[Array, int, float]:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from planaria.config.registry import Registry
 from planaria.recovery.codes.base import MAX_BYTES, MAX_SHARDS, CodeFamily, ErasureCode, LossError, refuse_sizes
 from planaria.recovery.codes.local import LocalCodes
 from planaria.recovery.codes.reed_solomon import ReedSolomon, XorParity
-from planaria.recovery.codes.sparse import SparseCode
+from planaria.recovery.codes.sparse import SparseCode, embedded_code, read_code
 
-__all__ = ["CODES", "MAX_BYTES", "MAX_SHARDS", "CodeFamily", "ErasureCode", "LossError", "SparseCode", "code"]
+__all__ = [
+    "CODES",
+    "MAX_BYTES",
+    "MAX_SHARDS",
+    "CodeFamily",
+    "ErasureCode",
+    "LossError",
+    "SparseCode",
+    "code",
+    "read_code",
+]
 
 CODES: Registry[CodeFamily] = Registry(
     "code",
@@ -22,7 +33,7 @@ CODES: Registry[CodeFamily] = Registry(
 
 
 def code(name: str, members: int, tolerate: int, options: Mapping[str, Any] | None = None) -> ErasureCode:
-    """Return the code of a group by its name in a recipe: a family, a code file (.json), or ``auto``.
+    """Return the code of a group by its name in a recipe: a family, ``auto``, a code file (.json) or its contents.
 
     ``auto`` is XOR for ``tolerate = 1`` and Reed–Solomon otherwise. ``options`` are the family's own (``group`` of
     ``local``).
@@ -32,6 +43,8 @@ def code(name: str, members: int, tolerate: int, options: Mapping[str, Any] | No
     refuse_sizes(members, tolerate)
     if name == "auto":
         name = "xor" if tolerate == 1 else "reed_solomon"
+    if name.startswith("{"):
+        return SparseCode(given=embedded_code(name)).code(members, tolerate)
     if name.endswith(".json"):
-        return SparseCode(file=name).code(members, tolerate)
+        return SparseCode(given=read_code(Path(name)), location=name).code(members, tolerate)
     return CODES.make(name, options or {}).code(members, tolerate)

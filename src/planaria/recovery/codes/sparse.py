@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from planaria.common import documents
 from planaria.common.errors import UserError
@@ -20,6 +20,7 @@ from planaria.recovery.codes.field import Bytes, solve_in_columns
 
 MAX_DATA, MAX_SHARDS = 16, 64
 """limits of a code file: all 2ᵏ words are counted, each in 64 bits"""
+MAX_FILE_BYTES = 1 << 20
 
 
 class CodeFile(documents.Record):
@@ -32,23 +33,36 @@ class CodeFile(documents.Record):
 
 
 class SparseCode(CodeFamily):
-    """A code from a file, for the group size in the file."""
+    """A code by its checks, for the group size that they are made for."""
 
-    file: str
-    """path of a code file"""
+    given: CodeFile
+    location: str = "recovery.options.code"
+    """where the checks are from, for messages"""
 
     def code(self, members: int, tolerate: int) -> ErasureCode:
         refuse_sizes(members, tolerate)
-        path = Path(self.file)
-        given = documents.model(path, CodeFile, 1 << 20, "make one with `python -m planaria.lab.codes`")
-        if given.shards != members:
-            raise UserError(f"{path}: a code of {given.shards} shards for a group of {members}; make one of {members}")
-        result = from_checks(given.checks, given.shards, path)
-        if (distance := weights(result)[1]) != given.distance:
-            raise UserError(f"{path}: distance = {given.distance}, but it is {distance}; create the file again")
+        at, shards = self.location, self.given.shards
+        if shards != members:
+            raise UserError(f"{at}: a code of {shards} shards for a group of {members}; make one of {members}")
+        result = from_checks(self.given.checks, shards, at)
+        if (distance := weights(result)[1]) != self.given.distance:
+            raise UserError(f"{at}: distance = {self.given.distance}, but it is {distance}; create the file again")
         if distance <= tolerate:
-            raise UserError(f"{path}: survives any {distance - 1} losses, not tolerate = {tolerate}; lower it")
+            raise UserError(f"{at}: survives any {distance - 1} losses, not tolerate = {tolerate}; lower it")
         return result
+
+
+def embedded_code(text: str) -> CodeFile:
+    """Return the contents of a code file that a recipe embeds; UserError if they are invalid."""
+    try:
+        return CodeFile.model_validate_json(text)
+    except ValidationError as error:
+        raise UserError(f"recovery.options.code: not the contents of a code file ({documents.first(error)})") from None
+
+
+def read_code(path: Path) -> CodeFile:
+    """Return the contents of a code file; UserError if it cannot be read."""
+    return documents.model(path, CodeFile, MAX_FILE_BYTES, "make one with `python -m planaria.lab.codes`")
 
 
 def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, location: object) -> ErasureCode:

@@ -83,7 +83,7 @@ class SharedHistory(Protocol):
         """Raise RunStopped if this process may not lead any more."""
 
     def when_lost(self, hang_up: Callable[[], object]) -> None:
-        """Call ``hang_up`` in another thread once that is so."""
+        """Call ``hang_up`` in another thread once this process may not lead."""
 
 
 class RunWatch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -112,7 +111,7 @@ def require_sound(resolved: ResolvedRun) -> None:
 
     :raises UserError: if a setting is invalid; the message names it and a valid value.
     """
-    config, chain = resolved.config, resolved.recovery
+    config = resolved.config
     optimizer(config.optim)
     _check_shared_steps(resolved)
     require_messages(config)
@@ -124,7 +123,7 @@ def require_sound(resolved: ResolvedRun) -> None:
         why := family(config.model).stage_difference(config.model, config.pipeline.stages)
     ):
         raise UserError(f"routing.kind = 'swapped': stages exchange their places: {why}; or leave routing.kind out")
-    _check_shared(config, [*chain.strategies])
+    _check_shared(config)
     if config.pipeline.has_uneven_stages and resolved.schedule is not None:
         raise UserError("routing.schedule: requires block stages of equal size; leave pipeline.layers out")
     _check_model(config)
@@ -171,6 +170,16 @@ def _check_strategies(resolved: ResolvedRun) -> None:
                     f"recovery.strategy = {config.recovery.strategy!r}: {name} needs {setting} = {needed!r}, not "
                     f"{value!r}: {requirements.why}"
                 )
+        if requirements.unshared and config.model.share > 1:
+            raise UserError(
+                f"model.share = {config.model.share}: recovery {name!r} changes single matrices, and these are shared; "
+                "use 'random'"
+            )
+        if requirements.one_array and not config.model.one_array:
+            raise UserError(
+                f"recovery.strategy: {name!r} needs model.share_over = 'model', where every stage has all weights; "
+                "set it, or use another strategy"
+            )
         if requirements.alike and config.pipeline.has_uneven_stages:
             raise UserError(
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others of the "
@@ -206,21 +215,12 @@ def _check_model(config: RunConfig) -> None:
         check_shapes(config.model, config.pipeline.stages)
 
 
-def _check_shared(config: RunConfig, strategies: Sequence[str]) -> None:
+def _check_shared(config: RunConfig) -> None:
     """Check settings that interact with shared weights."""
     setting = f"model.share = {config.model.share}"
     if config.model.share > 1 and not optimizer(config.optim).elementwise:
         raise UserError(f"{setting}: optim.kind = {config.optim.kind!r} does not support shared matrices; use 'adamw'")
-    if config.model.share > 1 and "identity" in strategies:
-        raise UserError(
-            f"{setting}: recovery 'identity' sets single matrices to zero, and these are shared; use 'random'"
-        )
     if not config.model.one_array:
-        if "survivor" in strategies:
-            raise UserError(
-                "recovery.strategy: 'survivor' needs model.share_over = 'model', where every stage has all weights; "
-                "set it, or use another strategy"
-            )
         return
     setting = "model.share_over = 'model'"
     if config.exchange.replicas > 1 or config.exchange.max_replicas is not None:

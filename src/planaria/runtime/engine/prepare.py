@@ -21,6 +21,7 @@ from planaria.faults.trace import Trace
 from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.guidelines import find_violations
 from planaria.planner.schedule import read as read_schedule
+from planaria.recovery.codes import read_code
 from planaria.runtime.engine.config_checks import check, read_faults
 from planaria.runtime.engine.starting_weights import require_tokenizer, starting_weights, weight_warnings
 from planaria.runtime.engine.unused_settings import require_used, without_effect
@@ -97,13 +98,23 @@ def streams(config: RunConfig, dataset: Data) -> tuple[Stream, Stream | None]:
     return Stream(dataset, "train", context, seed), validation
 
 
-def with_absolute_paths(config: RunConfig, recipe: Path | None) -> RunConfig:
-    """Return the recipe with numbers for 'best' settings, and absolute paths of the trace and schedule beside the file
-    ``recipe``.
+def _with_code_embedded(config: RunConfig, recipe: Path | None) -> RunConfig:
+    """Replace the path of a code file by its contents: decisions depend on them, and other machines lack the file."""
+    name = config.recovery.options.get("code")
+    if not isinstance(name, str) or not name.endswith(".json"):
+        return config
+    code = read_code(relative_to_recipe(recipe, name)).model_dump_json()
+    recovery = config.recovery.model_copy(update={"options": {**config.recovery.options, "code": code}})
+    return config.model_copy(update={"recovery": recovery})
 
-    :raises UserError: if the schedule is invalid or does not match the recipe.
+
+def with_absolute_paths(config: RunConfig, recipe: Path | None) -> RunConfig:
+    """Return the recipe with numbers for 'best' settings, absolute paths of the trace and schedule beside the file
+    ``recipe``, and the contents of a code file.
+
+    :raises UserError: if the schedule is invalid or does not match the recipe, or the code file cannot be read.
     """
-    config = settle(config)
+    config = settle(_with_code_embedded(config, recipe))
     config = config.model_copy(update={"data": resolved(config.data)})
     if config.chaos.trace is not None and (file := relative_to_recipe(recipe, config.chaos.trace)) != Path(
         config.chaos.trace

@@ -199,5 +199,5 @@ class Takeover:
         fixed = config.model.one_array or not family(config.model).interchangeable
         if fixed or (self.runner.stage == 0) != (stage == 0) or len(current) != len(wanted):
             self.runner.release()
-            self.runner = new_runner(config, stage, initialise=False)
+            self.runner = self.make_runner(config, stage, False)
         self.runner.stage = stage

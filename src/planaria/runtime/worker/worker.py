@@ -46,7 +46,8 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One worker. In its own process, everything except frames and heartbeats runs on the main thread."""
+    """One worker. In its own process, orders and passes run on the main thread; frames, heartbeats, background writes,
+    checksums and copies from a device have threads of their own."""
 
     def __init__(
         self,

@@ -56,10 +56,6 @@ class Censor:
         ]
         self._texts = [(closed_up(text), number) for number, (*_, one) in enumerate(self._known) for text in one.texts]
 
-    def touched(self, text: str) -> list[Question]:
-        """Return the questions that a text asks for, whole or in part, in the words of the list."""
-        return [self._known[number][2] for number in self._numbers(text)]
-
     def given(self, text: str, count: int) -> list[bool]:
         """Decide which of ``count`` replies to a text are given; all that touch a question are charged.
 
