@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,11 @@ def test_the_section_has_a_row_per_failover_and_is_left_out_without_one() -> Non
     assert not [*section(record((1.0, step(0)), (1.5, commit(0))))]
     (html,) = section(record((1.0, step(0)), (2.0, led(2, "stopped")), (2.5, commit(0)), (3.0, led(3))))
     assert "Lost controllers" in html and "was stopped" in html and "term 3" in html
+
+
+def test_steps_repeated_on_another_machine_are_unknown() -> None:
+    """The shared log has no order of a step that was not committed."""
+    history = (1.0, step(0)), (2.0, led(2)), (2.1, step(0)), (3.0, led(3, "machine"))
+    (html,) = section(record(*history))
+    _, here, elsewhere = (re.findall(r"<t[dh][^>]*>([^<]*)", row) for row in html.split("<tr>")[1:])
+    assert (here[2], elsewhere[2]) == ("1", "–")

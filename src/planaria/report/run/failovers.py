@@ -100,9 +100,10 @@ _ENDS = {"exited": "exited", "stopped": "was stopped", "machine": "was lost with
 
 def _row(failover: Failover) -> list[str]:
     seconds = (*failover.parts.values(), failover.total)
+    elsewhere = failover.started.cause == "machine"  # the shared log lacks the order of a step in progress
     return [
         f"term {failover.started.term}",
         _ENDS[failover.started.cause],
-        str(len(failover.repeated)),
+        "–" if elsewhere else str(len(failover.repeated)),
         *("–" if value is None else f"{1000 * value:.0f}" for value in seconds),
     ]
