@@ -148,7 +148,7 @@ def _shared(config: RunConfig, local: bool = False) -> RunConfig:
 
 @dataclass(frozen=True)
 class _Machines:
-    """A run on three machines of its own, each a process group of this machine."""
+    """A run on three machines, each a process group of this one."""
 
     leader: subprocess.Popen[str]
     worker: subprocess.Popen[str]

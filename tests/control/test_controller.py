@@ -266,7 +266,7 @@ def test_reports_of_dead_workers_are_ignored_and_answered_with_leave(scene: Scen
 
     scene.fleet.send = send  # type: ignore[method-assign]
     assert scene.run() == d.Finish(outcome="finished")
-    assert scene.log.all(e.ZombieIgnored) == [e.ZombieIgnored(worker="w1", incarnation=1, said="linked")]
+    assert scene.log.all(e.ZombieIgnored) == [e.ZombieIgnored(worker="w1", incarnation=1, report="linked")]
     assert scene.fleet.dismissed == [("w1", 1)] * 2
     assert [f.incarnation for f in scene.log.all(e.WorkerLost)] == [1]  # type: ignore[attr-defined]
 

@@ -19,7 +19,7 @@ _LOOK_S = 0.25
 _END_S = 5.0
 """limit for a standby to exit once asked"""
 _SHORT_S, _MAX_SHORT = 10.0, 3
-"""a standby that ends within so many seconds failed; after so many failures in a row, no other one is started"""
+"""a standby that ends within the first failed; after the second number of failures in a row, no other is started"""
 
 
 class StandbyProcess:
@@ -54,7 +54,7 @@ class StandbyProcess:
             failures = failures + 1 if time.monotonic() - began < _SHORT_S else 1
             how = self._process.failure or f"exit code {code}"
             if failures > _MAX_SHORT:
-                log.warning("the standby ended (%s), as did those before it; the run goes on without a standby", how)
+                log.warning("the standby ended (%s), as did those before it; the run continues without a standby", how)
                 return
             log.warning("the standby ended (%s); starting another", how)
             self._process, began = self._spawned(), time.monotonic()

@@ -147,7 +147,7 @@ def test_every_kind_of_problem_has_a_line() -> None:
     assert line_texts(form("started"), WorkerFailed(worker="b", stage=1, generation=1, detail="disk full")) == [
         "worker b (stage 1) failed: disk full"
     ]
-    assert line_texts(ZombieIgnored(worker="b", incarnation=1, said="ready")) == [
+    assert line_texts(ZombieIgnored(worker="b", incarnation=1, report="ready")) == [
         "worker b (incarnation 1) woke up and was ignored"
     ]
     assert line_texts(Unrecoverable(lost=[], reason="20 generations in a row")) == [

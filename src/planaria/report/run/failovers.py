@@ -1,4 +1,4 @@
-"""Failovers of a run: how long each loss of the controller took until training went on."""
+"""Failovers of a run: the time from each loss of the controller until training continued."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def streams(config: RunConfig, dataset: Data) -> tuple[Stream, Stream | None]:
     return Stream(dataset, "train", context, seed), validation
 
 
-def _with_code_embedded(config: RunConfig, recipe: Path | None) -> RunConfig:
+def with_code_embedded(config: RunConfig, recipe: Path | None) -> RunConfig:
     """Replace the path of a code file by its contents: decisions depend on them, and other machines lack the file."""
     name = config.recovery.options.get("code")
     if not isinstance(name, str) or not name.endswith(".json"):
@@ -114,7 +114,7 @@ def with_absolute_paths(config: RunConfig, recipe: Path | None) -> RunConfig:
 
     :raises UserError: if the schedule is invalid or does not match the recipe, or the code file cannot be read.
     """
-    config = settle(_with_code_embedded(config, recipe))
+    config = settle(with_code_embedded(config, recipe))
     config = config.model_copy(update={"data": resolved(config.data)})
     if config.chaos.trace is not None and (file := relative_to_recipe(recipe, config.chaos.trace)) != Path(
         config.chaos.trace

@@ -25,7 +25,7 @@ from planaria.runtime.checkpoint.cut import CUT, RunCut, require_alike
 from planaria.runtime.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.prepare import PreparedRun, on_schedule, with_absolute_paths
+from planaria.runtime.engine.prepare import PreparedRun, on_schedule, with_absolute_paths, with_code_embedded
 from planaria.runtime.engine.run_start import Origin
 from planaria.runtime.engine.snapshot_recall import recall_point
 from planaria.runtime.resolved_config import ResolvedRun
@@ -112,7 +112,7 @@ def with_flags(before: RunConfig, flags: Mapping[str, object], folder: Path) -> 
             f"its weights: --train.start {folder}"
         )
     require_same_feedback(before, config, folder)
-    config = _with_tokenizer(config, before, folder)
+    config = with_code_embedded(_with_tokenizer(config, before, folder), None)
     if config.engine == "simulate":
         raise UserError("--engine simulate: a simulation cannot be resumed; see `planaria plan`")
     if config.routing.schedule is not None:

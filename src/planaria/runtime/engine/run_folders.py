@@ -215,9 +215,20 @@ def is_held(folder: Path) -> bool:
 
 def waiting_standbys(folder: Path) -> list[int]:
     """Return the processes of this machine that wait for the run's lock."""
-    inode = f":{(folder / LOCK).stat().st_ino}"
+    lock = (folder / LOCK).stat()
     entries = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    return [int(entry[5]) for entry in entries if entry[1] == "->" and entry[6].endswith(inode)]
+    waiting = [int(entry[5]) for entry in entries if entry[1] == "->" and entry[6].endswith(f":{lock.st_ino}")]
+    return [pid for pid in waiting if _has_open(pid, lock)]  # inodes of two file systems may be equal
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    """Return whether a process of this user has the file open."""
+    with suppress(OSError):
+        for handle in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                if os.path.samestat(handle.stat(), file):
+                    return True
+    return False
 
 
 LOCK = "lock"
