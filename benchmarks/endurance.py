@@ -35,7 +35,7 @@ from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.fleet.joining import read_door
+from planaria.runtime.fleet.joining import read_run_address
 
 ENDURANCE_NAME = "endurance"
 STAGES = 3
@@ -408,7 +408,7 @@ def strangers(given: Namespace) -> list[Row]:
     """Alternate windows with and without strangers in one run."""
     ratios, lost = [], 0
     with training(hardships_recipe(f"{HARDSHIPS_NAME}-strangers", 10**6)) as run:
-        ports = [read_door(run.folder).at, *(f.at for f in run.facts() if isinstance(f, e.WorkerJoined))]
+        ports = [read_run_address(run.folder).at, *(f.at for f in run.facts() if isinstance(f, e.WorkerJoined))]
         for _ in range(given.windows):
             alone = run.pace(given.seconds)
             with ExitStack() as ending:

@@ -18,7 +18,7 @@ from statistics import median
 from benchmarks.field_systems import free_port
 from benchmarks.fleet_run import MODEL_FLAGS, finished, real_stages, step_seconds
 from benchmarks.harness import RUNS, Claim, Flag, Measurement, Row, benchmark, interleaved, ratios, start
-from planaria.common.errors import UserError
+from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
@@ -233,25 +233,41 @@ def _killed(config: RunConfig, kills: int, rng: random.Random) -> tuple[list[flo
     last = -1
     while len(killed_at) < kills:
         time.sleep(0.02)
-        if not _is_led(folder, last):
+        if killed_at and _has_ended(folder):
+            raise RunStopped(f"{folder}: the run ended after {len(killed_at)} of {kills} kills; give a larger --dim")
+        if not _is_led(folder, last) or not (killed_at or _has_begun(folder)):
             continue
         time.sleep(rng.uniform(0.0, 1.0))
         last = int((folder / run_folders.LOCK).read_text())
         killed_at.append(time.monotonic())
         os.kill(last, signal.SIGKILL)
     process.wait()
-    while not any(isinstance(fact, d.Finish) for _, fact in read_run(folder).history) or run_folders.is_held(folder):
+    while not _has_ended(folder):
         time.sleep(0.5)
     return killed_at, read_run(folder)
+
+
+def _has_ended(folder: Path) -> bool:
+    """Return whether no controller leads the run any more, because it has ended."""
+    if run_folders.is_held(folder):
+        return False
+    return any(isinstance(fact, d.Finish) for _, fact in read_run(folder).history)
+
+
+def _has_begun(folder: Path) -> bool:
+    """Return whether a few steps are made."""
+    try:
+        return any(metric.step > 2 for metric in read_run(folder).trained)
+    except UserError:
+        return False
 
 
 def _is_led(folder: Path, last: int) -> bool:
     """Return whether a new controller leads the run, and a standby waits."""
     try:
         pid = (folder / run_folders.LOCK).read_text().strip()
-        led = pid.isdigit() and int(pid) != last and len(run_folders.waiting_standbys(folder)) > 0
-        return led and any(metric.step > 2 for metric in read_run(folder).trained)
-    except (OSError, ValueError, UserError):
+        return pid.isdigit() and int(pid) != last and len(run_folders.waiting_standbys(folder)) > 0
+    except OSError:
         return False
 
 

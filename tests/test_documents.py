@@ -20,7 +20,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.common.request_body import read_body
 from planaria.control.logs import identity
-from planaria.runtime.fleet.joining import read_door, read_key
+from planaria.runtime.fleet.joining import read_key, read_run_address
 
 
 class Letter(BaseModel):
@@ -37,7 +37,11 @@ def test_reading_takes_memory_for_the_content_within_the_bound(size: int, tmp_pa
     for path in (file, door):
         path.touch(0o600)
         os.truncate(path, size)
-    readers: list[Callable[[], object]] = [lambda: read_key(file), lambda: read_door(tmp_path), lambda: token_in(file)]
+    readers: list[Callable[[], object]] = [
+        lambda: read_key(file),
+        lambda: read_run_address(tmp_path),
+        lambda: token_in(file),
+    ]
     readers.append(lambda: documents.data(file, 1 << 12) if size > 32 else documents.data(file))
     if size == 32:
         readers.append(lambda: identity(tmp_path))

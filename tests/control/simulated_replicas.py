@@ -16,6 +16,7 @@ from planaria.control import events as e
 from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.rounds import round_wait_key
 from planaria.control.state import RunState
+from planaria.control.wait_deadlines import stop_blockers
 
 Mail = tuple[str, int, str]
 """an update in transit: link, sending replica, receiving worker"""
@@ -142,6 +143,8 @@ class SimulatedReplicas(Simulation):
                 self.lose_patience(impatient[0])
             elif save_awaiting_retry(self.run) is not None:
                 self.retry_save()
+            elif self.run.stops_before_repair and not (self.run.overdue or self.run.over) and stop_blockers(self.run):
+                self.expire_stop()
             elif not self.on_exhausted():
                 return
         raise AssertionError(f"still busy after {most} things: {self.run}")
@@ -212,6 +215,9 @@ class SimulatedReplicas(Simulation):
             if isinstance(
                 order, d.RunStep | d.Commit | d.BeginRound | d.Settle
             ):  # a waiting worker would not receive it
+                if isinstance(order, d.BeginRound) and self.run.rule.decoupled and not me.forming:
+                    me.orders.append(order)
+                    continue
                 busy = [o for o in me.orders if not isinstance(o, d.Donate | d.BeginRound)]
                 assert not busy and not me.forming, f"{order.kind} for {me.name}, which is at {busy or 'Form'}"
             me.orders.append(order)
@@ -352,7 +358,8 @@ class SimulatedReplicas(Simulation):
                     self.mail += [(link, me.replica, other.name), (link, other.replica, me.name)]
 
     def _settle(self, me: ReplicaWorker, order: d.Settle) -> None:
-        others = {member for member in order.members if member != me.replica}
+        counted = order.contributors or order.members
+        others = {member for member in counted if member != me.replica}
         assert not others or me.round == order.round, "a round is settled with updates that were dropped"
         assert others <= me.received.keys(), "a round is settled with an update that was not received"
         if self.run.rule.detects_equivocation(len(order.members)):
@@ -363,7 +370,7 @@ class SimulatedReplicas(Simulation):
             me.inner = 0
         elif not others:  # perhaps of a cancelled round, which starts with this
             me.inner = None
-        me.content = replace(me.content, outer=(*me.content.outer, (order.round, *order.members)))
+        me.content = replace(me.content, outer=(*me.content.outer, (order.round, *counted)))
         me.rounds = order.round + 1
         me.drop_round()
         self.report(me, e.RoundApplied, round=order.round, blocking_bytes=0, prefetched_bytes=0, spread=0.0)

@@ -27,6 +27,8 @@ EXCHANGES: list[dict[str, Any]] = [
     {"kind": "noloco", "options": {"every": 1}, "strikes": 2},
     {"kind": "streaming_diloco", "options": {"every": 4, "fragments": 2, "delay": 1}},
     {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}},
+    {"kind": "decoupled", "options": {"every": 2, "fragments": 1, "delay": 1}},
+    {"kind": "decoupled", "options": {"every": 6, "fragments": 2, "delay": 2, "min_due": 2}},
     {"kind": "eager", "options": {"every": 2}},
     {"kind": "local"},
 ]

@@ -18,7 +18,7 @@ from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
 from planaria.models.families import build_stage
 from planaria.runtime.engine.process_engine import PRELOAD
-from planaria.runtime.fleet.joining import read_door
+from planaria.runtime.fleet.joining import read_run_address
 from planaria.runtime.fleet.spawner import spawner
 from tiny_recipe import written
 
@@ -105,7 +105,9 @@ def test_two_hundred_steps_are_equal(kind: str, options: dict[str, Any], tmp_pat
     while not (folder := tmp_path / "groups" / "group").joinpath("door.json").exists():
         assert time.monotonic() < until
         time.sleep(0.05)
-    other = spawner().spawn("member", partial(member, config, exchange, read_door(folder).at, key, results[1]), preload)
+    other = spawner().spawn(
+        "member", partial(member, config, exchange, read_run_address(folder).at, key, results[1]), preload
+    )
     try:
         assert (first.join(180), other.join(180)) == (0, 0)
     finally:

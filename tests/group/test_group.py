@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from planaria.control import decisions as d
 from planaria.group.shard import MappedBlocks
 from planaria.report.run.ledger import require_exactly_once
-from planaria.runtime.fleet.joining import read_door
+from planaria.runtime.fleet.joining import read_run_address
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_shared_gradient_does_not_depend_on_the_members(members: Members, dies
 def _address_of_waiting_host(members: Members) -> str:
     """Return the address at which a host that waits for others listens."""
     door = members.folder / "runs" / "group" / "door.json"
-    return waited_for(lambda: read_door(door.parent).at if door.exists() else "")
+    return waited_for(lambda: read_run_address(door.parent).at if door.exists() else "")
 
 
 def waited_for(found: Callable[[], str], patience_s: float = 90.0) -> str:

@@ -83,12 +83,12 @@ def out_of_round(replica: ReplicaState) -> ReplicaState:
 def leave_open_round(run: RunState, open_round: OpenRound | None) -> RunState:
     """Remove a departed replica from its round and notify the rest.
 
-    A synchronised replica that remains alone joins a later round.
+    A synchronised replica that remains alone joins a later round, unless others have settled this one.
     """
     if open_round is None:
         return run
     left = [r for r in run.live.values() if r.open_round and r.open_round.round == open_round.round]
-    if len(left) == 1 and run.rule.synchronised:
+    if len(left) == 1 and run.rule.synchronised and not open_round.contributors:
         return with_replica(run, out_of_round(left[0]))
     return reconsider(run, left)
 
@@ -138,6 +138,8 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
         allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)
     if undecided is not None:
         undecided |= {replica.number}
+    if run.settings.most_replicas > 1 and run.rule.decoupled:
+        undecided = None  # whether a round begins depends on all
     return fast_replace(run, replicas=run.replicas.with_replica(replica), allotment=allotment, undecided=undecided)
 
 

@@ -94,11 +94,15 @@ def _(fact: d.Commit, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.BeginRound, run: RunState) -> RunState:
-    delay = run.rule.overlap
+    rule = run.rule
     for number in fact.members:
         replica = run.replicas[number]
-        open_round = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
-        run = with_replica(run, updated(replica, open_round=open_round, rounds=fact.round + 1, steps_since_round=0))
+        ordered = int(replica.phase == "commit")  # a step that its workers commit before they begin the round
+        inner = replica.steps_since(fact.round, rule.cycle, rule.interval or 0) + ordered if rule.decoupled else 0
+        settle_at = replica.step + ordered + rule.overlap
+        open_round = OpenRound(fact.round, tuple(fact.members), settle_at, inner=inner)
+        begun = updated(replica, open_round=open_round, rounds=fact.round + 1, steps_since_round=-ordered)
+        run = with_replica(run, begun)
     # Some may have been in this round before and timed out.
     over = {(number, fact.round) for number in fact.members}
     return replace(run, expired_round_waits=frozenset(key for key in run.expired_round_waits if key[:2] not in over))
@@ -119,7 +123,21 @@ def _(fact: d.Settle, run: RunState) -> RunState:
         inner = replica.steps_since_round if replica.open_round else 0
         settling = updated(replica, phase="settle", waiting=WorkerSet(replica.holders.values()), open_round=None)
         run = with_replica(run, updated(settling, rounds=fact.round + 1, steps_since_round=inner))
-    return _forget_rounds(run)
+    return _forget_rounds(_settled_decoupled(run, fact) if run.rule.decoupled else run)
+
+
+def _settled_decoupled(run: RunState, fact: d.Settle) -> RunState:
+    """Record when members received the round's weights, and what the others of the round will settle with."""
+    weights = freeze(next(iter(fact.counted.values()), {}))
+    for number in fact.members:
+        replica = run.replicas[number]
+        recent = {round: step for round, step in replica.settled_at.items() if round > fact.round - run.rule.cycle}
+        run = with_replica(run, updated(replica, settled_at=freeze({**recent, fact.round: replica.step})))
+    for replica in run.live.values():
+        if replica.open_round is not None and replica.open_round.round == fact.round:
+            open_round = replace(replica.open_round, contributors=weights)
+            run = with_replica(run, updated(replica, open_round=open_round))
+    return run
 
 
 def _forget_rounds(run: RunState) -> RunState:
@@ -146,7 +164,9 @@ def _(fact: d.OpenPrefetchLinks, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.Adopt, run: RunState) -> RunState:
-    return with_replica(run, invalidate_states(run.replicas[fact.replica]))
+    replica = run.replicas[fact.replica]
+    behind = {node: replica.holders[node] for node in replica.stateful.stage} if run.rule.decoupled else {}
+    return with_replica(run, replace(invalidate_states(replica), behind=freeze(behind)))
 
 
 @handles

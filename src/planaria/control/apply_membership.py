@@ -84,11 +84,13 @@ def _without_holder(replica: ReplicaState, worker: str, missing: frozenset[int])
     left = {n: o for n, o in replica.origins.items() if n not in missing or not isinstance(o, d.Recall)}
     origins = {**left, **{n: known[n] for n in missing if n in known}}
     lost = (replica.lost | missing) - origins.keys()
+    behind = {node: holder for node, holder in replica.behind.items() if node not in missing}
     replica = replace(
         out_of_round(replica),
         holders=freeze({n: w for n, w in replica.holders.items() if w != worker}),
         origins=freeze(origins),
         lost=frozenset(lost),
+        behind=freeze(behind),
         links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(missing)}),
         memory=replica.memory and replica.memory.without(missing),
     )
@@ -217,7 +219,7 @@ def _roll_back_dependents(run: RunState, leader: ReplicaState) -> RunState:
 def invalidate_states(replica: ReplicaState) -> ReplicaState:
     """Mark all states of the replica as to be copied from another one."""
     nodes = frozenset(replica.arrangement.stage)
-    return replace(replica, lost=nodes, leavers=freeze({}), origins=freeze({}), open_round=None)
+    return replace(replica, lost=nodes, leavers=freeze({}), origins=freeze({}), open_round=None, behind=freeze({}))
 
 
 def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
@@ -256,8 +258,18 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         evaluated=min(replica.evaluated, form.step),
         rounds=form.rounds,
         steps_since_round=form.inner,
+        behind=freeze({}),
+        settled_at=_settled_at(run, replica, form),
         memory=replica.memory and _nodes_with_snapshot(replica.memory, form),
     )
+
+
+def _settled_at(run: RunState, replica: ReplicaState, form: d.Form) -> Mapping[int, int]:
+    """Return :attr:`ReplicaState.settled_at` after the replica received the rounds that it had missed."""
+    if not run.rule.decoupled:
+        return replica.settled_at
+    received = range(max(replica.rounds, form.rounds - run.rule.cycle), form.rounds)
+    return freeze({**replica.settled_at, **dict.fromkeys(received, form.step)})
 
 
 def _nodes_with_snapshot(memory: MemorySnapshot, form: d.Form) -> MemorySnapshot:

@@ -18,6 +18,7 @@ from planaria.control.members import PEER as PEER
 from planaria.control.members import PREDECESSOR as PREDECESSOR
 from planaria.control.members import Adopt as Adopt
 from planaria.control.members import BeginRound as BeginRound
+from planaria.control.members import CatchUp as CatchUp
 from planaria.control.members import DrawGroups as DrawGroups
 from planaria.control.members import Fresh as Fresh
 from planaria.control.members import Handover as Handover
@@ -238,6 +239,8 @@ class Donate(Fact):
     link: str
     at: str = ""
     """address to connect to"""
+    only_outer: bool = False
+    """whether the outer state is enough, since the receiver keeps its weights"""
 
 
 class InjectFault(Fact):

@@ -182,7 +182,8 @@ def _sources(
             copies = isinstance(source, d.Recall) or replica.settings.start_from_first_worker
             sources[node] = d.Rebuild(by=d.PEER, donors=[first]) if copies else source
         elif stage in lent:
-            sources[node] = d.Rebuild(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])
+            kind = d.CatchUp if replica.behind.get(node) == holders[node] else d.Rebuild
+            sources[node] = kind(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])
         else:
             by, donors = rebuilt.get(stage, (d.PEER, (stage,)))
             sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or there.nodes(s))[0] for s in donors])

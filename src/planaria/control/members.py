@@ -53,6 +53,13 @@ class Rebuild(Fact):
     donors: list[int]
 
 
+class CatchUp(Rebuild):
+    """The member keeps its state, and receives the rounds of a decoupled exchange that it missed from a node of another
+    replica."""
+
+    origin: Literal["catch_up"] = "catch_up"  # type: ignore[assignment]
+
+
 class Handover(Fact):
     """The member receives the state unchanged from the previous holder of its node."""
 
@@ -66,7 +73,7 @@ PREDECESSOR = -1
 """stands for a node's previous holder where an edge expects a node"""
 
 
-Source = Annotated[Keep | Fresh | Load | Recall | Rebuild | Handover, Field(discriminator="origin")]
+Source = Annotated[Keep | Fresh | Load | Recall | Rebuild | CatchUp | Handover, Field(discriminator="origin")]
 
 
 class Member(Fact):
@@ -151,12 +158,15 @@ class Settle(Fact):
     """those of them with proof"""
     counted: dict[int, dict[int, float]] = Field(default_factory=dict)
     """if updates are weighted over all stages: member → weight of each update in its result"""
+    contributors: list[int] = Field(default_factory=list)
+    """replicas whose updates they combine; empty: the members themselves"""
     rivals: dict[str, dict[int, float]] = Field(default_factory=dict)
     """another rule → its weights for the first member, of updates with small weights"""
 
 
 class Adopt(Fact):
-    """A replica missed an agreement of the others and continues with a copy of one of them."""
+    """A replica missed an agreement of the others and continues with a copy of one of them; in a decoupled exchange, of
+    the rounds that it missed."""
 
     kind: Literal["adopt"] = "adopt"
     replica: int

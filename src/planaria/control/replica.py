@@ -98,6 +98,10 @@ class OpenRound:
     """(own node, replica) of updates received or made there → digest, empty if not compared"""
     refused: frozenset[tuple[int, int]] = frozenset()
     """those of them that were invalid"""
+    inner: int = 0
+    """steps of a decoupled replica since it received the weights of this round"""
+    contributors: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    """replica → weight of its update, once others have settled a decoupled round"""
     products: Mapping[tuple[int, int], Mapping[int, float]] = field(default_factory=lambda: MappingProxyType({}))
     """the same keys → inner products, if updates are weighted over all stages"""
 
@@ -183,6 +187,10 @@ class ReplicaState:
     steps_since_round: int = 0
     """steps since the last round"""
     open_round: OpenRound | None = None
+    behind: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """nodes that lack only missed rounds of a decoupled exchange → their workers"""
+    settled_at: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """round → ``step`` when it was settled, for the last rounds of a decoupled exchange"""
     progress: Any = None
     """a feature's state of the current step (``feature_state.py``)"""
     received: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
@@ -287,6 +295,12 @@ class ReplicaState:
     def is_stateless(self) -> bool:
         """Whether it has no state and none to start from."""
         return self.lost - self.leavers.keys() >= self.arrangement.stage.keys()
+
+    def steps_since(self, round: int, cycle: int, interval: int) -> int:
+        """Return the steps since the replica received the weights of a decoupled ``round``, if known, or else the usual
+        number."""
+        last = self.settled_at.get(round - cycle)
+        return cycle * interval if last is None else max(1, self.step - last)
 
     def has_received(self, other: int) -> bool:
         """Return whether every node has received another replica's update in the current round."""

@@ -24,13 +24,24 @@ HELP_LAG_STEPS_AFTER_LOSS = 1
 
 
 def is_round_due(run: RunState, replica: ReplicaState) -> bool:
-    """Return whether the replica has made its steps since the last round."""
+    """Return whether the replica has made its steps since the last round.
+
+    A decoupled replica that need not wait for all makes up to ``overlap`` more until all others can take part; one that
+    has missed a round catches up at once.
+    """
     if replica.open_round or run.settings.most_replicas == 1:
         return False
     rule, config = run.rule, run.settings.exchange
+    if rule.decoupled and any(settled_rounds(other) > replica.rounds for other in run.live.values()):
+        return True
     own = config.steps_between_rounds[replica.number : replica.number + 1]  # replicas that join later have none
     every = own[0] if rule.interval and own else rule.interval
-    return bool(every) and replica.steps_since_round >= (every or 0)
+    if not every or replica.steps_since_round < every:
+        return False
+    waits = not rule.decoupled or rule.quorum(len(run.live)) == len(run.live) - 1  # for all
+    if waits or replica.steps_since_round >= every + rule.overlap:
+        return True
+    return all(_can_join_round(run, other, replica.rounds) for other in run.live.values())
 
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
@@ -104,6 +115,8 @@ def has_quorum(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has received enough updates in its round to settle without silent members."""
     if replica.open_round is None:
         return False
+    if run.rule.decoupled:  # the first to settle need not wait; if the updates that count are lost, others catch up
+        return bool(replica.open_round.contributors)
     others = [n for n in replica.open_round.members if n != replica.number]
     enough = run.rule.quorum(len(others) + 1)
     return enough < len(others) and sum(map(replica.has_received, others)) >= enough
@@ -132,15 +145,39 @@ def _begin_round(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return _catch_up(replica, round, ahead)
     if round not in run.groups and not rule.synchronised:
         return _draw(run, round)
+    if rule.decoupled:
+        return _begin_decoupled(run, round)
     group = tuple(live) if rule.synchronised else _group(run.groups[round], replica.number)
     expected = [n for n in group if n in live and live[n].rounds <= round and _can_reach_round(run, live[n])]
     present = [n for n in expected if live[n].rounds == round and _has_reached_next_round(run, live[n])]
     if present != expected and not any((n, round, False) in run.expired_round_waits for n in present):
         return None
-    generations = [live[n].generation for n in present]
-    if len(present) == 1:
-        return d.Settle(round=round, members=present, generations=generations)
-    return d.BeginRound(round=round, members=present, generations=generations, links=_links(run, round, present))
+    return _begin(run, round, present)
+
+
+def _begin(run: RunState, round: int, members: list[int]) -> d.Decision:
+    """Let the ``members`` exchange updates; a single one settles alone."""
+    generations = [run.live[n].generation for n in members]
+    if len(members) == 1:
+        return d.Settle(round=round, members=members, generations=generations)
+    return d.BeginRound(round=round, members=members, generations=generations, links=_links(run, round, members))
+
+
+def _begin_decoupled(run: RunState, round: int) -> d.Decision | None:
+    """Start a decoupled round with all replicas that can take part, once enough of them have made their steps."""
+    ready = [n for n, replica in run.live.items() if _can_join_round(run, replica, round)]
+    due = [n for n in ready if _has_reached_next_round(run, run.live[n])]
+    if len(due) <= run.rule.quorum(len(run.live)) and not any(
+        (n, round, False) in run.expired_round_waits for n in due
+    ):
+        return None
+    return _begin(run, round, ready)
+
+
+def _can_join_round(run: RunState, replica: ReplicaState, round: int) -> bool:
+    """Return whether a replica can take part in a decoupled round, with the weights after its present orders."""
+    joins = replica.rounds == round and replica.open_round is None and run.can_save(replica)
+    return joins and replica.phase in ("idle", "run", "evaluate", "commit", "settle")
 
 
 def _open_prefetch_links(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -206,6 +243,8 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         for n in open_round.members
         if n in live and (m := live[n].open_round) is not None and m.round == open_round.round
     ]
+    if run.rule.decoupled:
+        return _settle_decoupled(run, replica, members)
     if run.rule.synchronised:
         rest = [live[n] for n in open_round.members if n in live and n not in members]
         if ahead := [r for r in rest if r.rounds > open_round.round and not r.is_stateless]:
@@ -233,6 +272,50 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         counted=coefficients,
         rivals=rivals,
     )
+
+
+def _settle_decoupled(run: RunState, replica: ReplicaState, members: list[int]) -> d.Decision | None:
+    """Let the ready members of a decoupled round settle; the first ones determine the updates that count.
+
+    :param members: the present members that have not settled it
+    """
+    open_round, live = replica.open_round, run.live
+    assert open_round is not None
+    round = open_round.round
+    late = (replica.number, round, True) in run.expired_round_waits
+    weights = dict(open_round.contributors) or _contributors(run, replica, members, late)
+    ready = [
+        n
+        for n in members
+        if _is_ready_to_settle(run, live[n]) and all(live[n].has_received(sender) for sender in weights.keys() - {n})
+    ]
+    if not weights or replica.number not in ready:
+        ahead = [other for other in live.values() if settled_rounds(other) > round]
+        return _catch_up(replica, round, ahead) if late and ahead else None
+    return d.Settle(
+        round=round,
+        members=ready,
+        generations=[live[n].generation for n in ready],
+        counted=dict.fromkeys(ready, weights),
+        contributors=sorted(weights),
+    )
+
+
+def _contributors(run: RunState, replica: ReplicaState, members: list[int], late: bool) -> dict[int, float]:
+    """Return the weights of the updates that all their senders have received; empty while they are too few.
+
+    :param late: whether the replica has waited long enough for others, and may settle alone
+    """
+    senders = _all_received(run, _accepted(run, members))
+    assert replica.open_round is not None
+    ends_early = replica.step < replica.open_round.settle_at  # it has no more samples, so it can wait for all
+    others = len(members) - 1 if ends_early else run.rule.quorum(len(members))
+    if late:
+        senders = senders if replica.number in senders else [replica.number]
+    elif replica.number not in senders or len(senders) <= others:
+        return {}
+    rounds = {n: open_round for n in senders if (open_round := run.live[n].open_round) is not None}
+    return run.rule.update_weights({n: open_round.inner for n, open_round in rounds.items()})
 
 
 def _accepted(run: RunState, members: list[int]) -> list[int]:

@@ -53,11 +53,11 @@ class StateFile(BaseModel):
     workers: list[LiveWorker]
 
 
-Births = Mapping[tuple[str, int], int | None]
+StartTicks = Mapping[tuple[str, int], int | None]
 """(worker, incarnation) → start time of its process"""
 
 
-def describe(state: RunState, known: Births = MappingProxyType({})) -> StateFile:
+def describe(state: RunState, known: StartTicks = MappingProxyType({})) -> StateFile:
     """Return the file's content for ``state``, written by this process; looks up start times that are not ``known``."""
     nodes, stage_of = {worker: node for node, worker in state.holders.items()}, state.settings.stage_of
     workers = [
@@ -92,7 +92,7 @@ class StateWriter:
         """the state last written"""
         self._ended = self._took = 0.0
         """end and duration of the last write"""
-        self._births: Births = {}
+        self._start_ticks: StartTicks = {}
 
     def due(self, state: RunState) -> float:
         """Return when ``state`` must be written, in monotonic seconds."""
@@ -111,8 +111,8 @@ class StateWriter:
         """
         began, self._written = self._clock(), state
         try:
-            file = describe(state, self._births)
-            self._births = {(w.worker, w.incarnation): w.start_ticks for w in file.workers}
+            file = describe(state, self._start_ticks)
+            self._start_ticks = {(w.worker, w.incarnation): w.start_ticks for w in file.workers}
             atomic.write_text(self._path, documents.sealed(file))
         finally:
             self._ended = self._clock()

@@ -134,7 +134,8 @@ LAST_ROBUST_VALUE = "centre"
 """the part of an outer state that holds the last value of an iterative robust rule"""
 
 
-def _known(name: str) -> str:
+def known_aggregator(name: str) -> str:
+    """Return the name of an aggregator; raise ValueError for another name."""
     if name not in AGGREGATORS:
         raise ValueError(f"no such aggregator; {nearest(name, AGGREGATORS)}")
     return name
@@ -148,7 +149,7 @@ class AggregatingExchange(Exchange, ABC):
 
     bits: Literal[4, 8, 16, 32] = 32
     """bits per number in blocking messages; the rounding error is sent later"""
-    aggregator: Annotated[str, AfterValidator(_known)] = "mean"
+    aggregator: Annotated[str, AfterValidator(known_aggregator)] = "mean"
     """rule that combines the values of a group: mean, rda, senders, clipped_senders"""
 
     _compressed: Compression | None = PrivateAttr(default=None)
@@ -193,12 +194,12 @@ class AggregatingExchange(Exchange, ABC):
 
         :raises UserError: if the exchange does not support this rule.
         """
+        if wrong := self.why_rule_unsupported(by, members):
+            raise UserError(f"exchange.robust: {wrong}")
         if self.aggregator != "mean":
             raise UserError(
                 f"exchange.robust replaces exchange.options.aggregator = {self.aggregator!r}; leave one of them out"
             )
-        if wrong := self.why_rule_unsupported(by, members):
-            raise UserError(f"exchange.robust: {wrong}")
         if self.compression.feedback.estimates:
             raise UserError(
                 "exchange.robust cannot compare messages of a compressor with estimates (exchange.compress): they "

@@ -207,6 +207,9 @@ class Exchange(Choice, ABC):
     }  # fmt: skip
     synchronised: ClassVar[bool] = False
     """whether all replicas share one outer state, so that a replica that missed a round must copy another's"""
+    decoupled: ClassVar[bool] = False
+    """whether a round begins when :meth:`quorum` others are due too, and all replicas take part within their steps;
+    needs an overlap, and ``synchronised``"""
     fixed_on_resume: ClassVar[tuple[str, ...]] = ()
     """options that define the outer state; they cannot change when a run resumes"""
 
@@ -222,6 +225,11 @@ class Exchange(Choice, ABC):
     def overlap(self) -> int:
         """Inner steps between ``update`` and ``settle`` while messages travel; fewer than the interval."""
         return 0
+
+    @property
+    def cycle(self) -> int:
+        """Number of rounds after which the same weights have a round again."""
+        return 1
 
     @property
     def prefetches(self) -> bool:
@@ -283,6 +291,13 @@ class Exchange(Choice, ABC):
         """Number of other members of a group that a member must receive before it may settle without the rest."""
         return members - 1
 
+    def update_weights(self, steps: Mapping[int, int]) -> dict[int, float]:
+        """Return the weight of each update in a decoupled round; empty: they are equal.
+
+        :param steps: member → inner steps since it received the weights of this round.
+        """
+        return {}
+
     def detects_equivocation(self, members: int) -> bool:
         """Whether members report digests of what they received, which exposes equivocation.
 
@@ -333,6 +348,13 @@ class Exchange(Choice, ABC):
             updates get bit-identical results. A single update is not rounded.
         :raises ValueError: if a message has the wrong size or dtype.
         """
+
+    def catch_up(self, outer: StageOuterState, fast: Weights, latest: StageOuterState) -> Settled:
+        """Return the fast weights and outer state of a decoupled replica after the rounds that it missed.
+
+        :param latest: another replica's shared state, at least as many rounds later
+        """
+        raise NotImplementedError
 
     def spread(self, outer: StageOuterState, updates: Updates) -> float:
         """Return the spread of these members' weights (``weight_message.rms_spread``), if updates determine it."""

@@ -61,13 +61,18 @@ class DiLoCo(AggregatingExchange):
         slow, settled = self._stepped(outer, updates, me)
         return {**fast, **weight_message.fast_copy(slow, fast)}, settled
 
+    @property
+    def uses_own_exactly(self) -> bool:
+        """Whether a single update is used without rounding, since no other member uses it."""
+        return True
+
     def _stepped(self, outer: StageOuterState, updates: Updates, me: int) -> Settled:
         """Return the round's slow weights after one outer step, and the outer state.
 
         If a robust rule has too few updates, no weights change and the outer state only counts the round.
         """
         part = self.slow_weights_before_round(outer)
-        decoded, kept = self.compression.receive(outer, updates, me, part)
+        decoded, kept = self.compression.receive(outer, updates, me, part, exact_alone=self.uses_own_exactly)
         try:
             drift = self.aggregate_with_rule(outer, decoded)
         except TooManyByzantine:

@@ -13,6 +13,7 @@ from planaria.exchange.allreduce import AllReduce, NoExchange
 from planaria.exchange.base import Exchange
 from planaria.exchange.coded.schemes import coded_of
 from planaria.exchange.compress.compression import compression_of
+from planaria.exchange.decoupled import Decoupled
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.eager import Eager
 from planaria.exchange.gasloc import Gasloc
@@ -31,6 +32,7 @@ EXCHANGES: Registry[Exchange] = Registry(
         "local": NoExchange,
         "diloco": DiLoCo,
         "streaming_diloco": Streaming,
+        "decoupled": Decoupled,
         "eager": Eager,
         "noloco": NoLoCo,
         "pair_mean": PairMean,

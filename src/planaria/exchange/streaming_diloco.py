@@ -60,6 +60,10 @@ class Streaming(DiLoCo):
     def overlap(self) -> int:
         return self.delay
 
+    @property
+    def cycle(self) -> int:
+        return self.fragments
+
     def slow_weights_before_round(self, outer: StageOuterState) -> Weights:
         slow = outer["slow"]
         return {name: slow[name] for name in fragments(slow, self.fragments)[outer.rounds % self.fragments]}

@@ -78,7 +78,11 @@ def group_config(host: HostSettings, agreed: ExchangeSettings, data: SharedData,
         config = RunConfig.model_validate(sections)
     except ValidationError as error:
         raise UserError(f"group: {first(error)}") from None
-    exchange(config.exchange)
+    if exchange(config.exchange).decoupled:
+        raise UserError(
+            f"group: exchange = {agreed.kind!r} needs weights that change only between steps, and a loop's optimizer "
+            "changes them within; use 'streaming_diloco'"
+        )
     return config
 
 

@@ -83,7 +83,7 @@ def test_events_of_whole_replicas_have_lines() -> None:
         r.form(0, "ab", 2, "rolled back", step=4),
         d.Unrecoverable(replica=0, lost=[1], reason="no worker has it"),
     ) == [
-        "replica 1 continues as a copy of another: others settled round 3 without it",
+        "replica 1 catches up with another: others settled round 3 without it",
         "replica 1 rebuilt as a copy of replica 2",
         "replica 1 disbanded: no worker is left; spares now: c, d",
         "replica 1 starts again as a copy of another",

@@ -34,7 +34,7 @@ from planaria.cli.commands.check import replay_run
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.runtime.fleet.joining import read_door
+from planaria.runtime.fleet.joining import read_run_address
 
 pytestmark = pytest.mark.timeout(300)
 FOREVER = 10_000
@@ -140,7 +140,7 @@ def test_a_host_that_is_cut_off_is_lost_and_rejoins(tmp_path: Path, hosts: list[
     home, abroad, stranger = hosts
     with live(three(tmp_path, home, missed_heartbeats=8), home.prefix) as run, joined(run, abroad) as guest:
         early = run.wait_until(lambda record: rounds(record, GUEST) >= 1, LONG_S)
-        door = read_door(run.folder)
+        door = read_run_address(run.folder)
         assert_no_stranger_gets_in(stranger, [door.at, *(j.at for j in facts(early, e.WorkerJoined))])
         before = run.wait_until(lambda record: rounds(record, GUEST) > rounds(early, GUEST))
         abroad.link(CUT_OFF)

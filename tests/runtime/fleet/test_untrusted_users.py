@@ -20,7 +20,7 @@ import stranger
 from harness import checked, ending, facts, live, tiny
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.runtime.fleet.joining import read_door
+from planaria.runtime.fleet.joining import read_run_address
 from planaria.runtime.transport.listener import MAX_UNPROVEN, EdgeListener, connect
 from planaria.runtime.transport.secure import new_key
 
@@ -91,7 +91,7 @@ def test_a_run_recovers_beside_strangers_at_every_port(tmp_path: Path) -> None:
     with live(tiny(tmp_path, stages=3, steps=200)) as run, ExitStack() as idle:
         record = run.wait_until(lambda record: len(facts(record, d.Commit)) > 2)
         joined = facts(record, e.WorkerJoined)
-        addresses = [read_door(run.folder).at, *(worker.at for worker in joined)]
+        addresses = [read_run_address(run.folder).at, *(worker.at for worker in joined)]
         for address in addresses:
             host, _, port = address.rpartition(":")
             for _ in range(IDLE):

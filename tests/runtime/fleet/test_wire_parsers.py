@@ -31,7 +31,7 @@ from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.fleet import files, joined_machine, joining
 from planaria.runtime.fleet.control_connections import Switchboard, call
 from planaria.runtime.fleet.files import FileServer
-from planaria.runtime.fleet.joining import RunAddress, read_door
+from planaria.runtime.fleet.joining import RunAddress, read_run_address
 from planaria.runtime.transport.edge import Edge, EdgeSpec
 from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.listener import (
@@ -299,7 +299,7 @@ def test_a_setup_is_read_or_refused_in_a_line(raw: bytes) -> None:
 def test_a_door_is_read_or_refused_in_a_line(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "door.json").write_bytes(raw)
     with contextlib.suppress(UserError):
-        door = read_door(tmp_path)
+        door = read_run_address(tmp_path)
         assert not answers(door.at, KEY, 0.05)
 
 

@@ -19,7 +19,7 @@ from planaria.faults.checks import require_edges, require_listeners, require_rea
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.control_connections import call
-from planaria.runtime.fleet.joining import Strike, read_door
+from planaria.runtime.fleet.joining import Strike, read_run_address
 from planaria.runtime.fleet.supervised_fleet import supervisor_pid
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.listener import VISITOR
@@ -83,14 +83,14 @@ def ask(folder: Path, target: str, fields: Mapping[str, Any]) -> str:
     resolved = ResolvedRun(config)
     require_edges(resolved, [fault], "planaria run chaos")
     require_readers(resolved, [fault], "planaria run chaos")
-    door = read_door(folder)
+    run_address = read_run_address(folder)
     try:
-        line = call(door.at, bytes.fromhex(door.key), "the owner", VISITOR, _PATIENCE_S)
+        line = call(run_address.at, bytes.fromhex(run_address.key), "the owner", VISITOR, _PATIENCE_S)
         line.send_bytes(Strike(fault=fault).model_dump_json().encode())
         if not line.poll(_PATIENCE_S):
             raise TimeoutError("no answer")
     except (OSError, EOFError, StrangerError) as error:
-        raise UserError(f"{folder}: the run's controller does not answer at {door.at} ({error})") from None
+        raise UserError(f"{folder}: the run's controller does not answer at {run_address.at} ({error})") from None
     line.close()
     return f"{fault.signal} for {worker.worker} (stage {worker.stage}), at its next {fault.moment}"
 

@@ -115,11 +115,12 @@ class Compression:
         return min((self.compressor.reached(v, outer.rounds) for v in judged), default=self.compressor.delta(count))
 
     def receive(
-        self, outer: StageOuterState, updates: Updates, me: int, like: Weights
+        self, outer: StageOuterState, updates: Updates, me: int, like: Weights, exact_alone: bool = True
     ) -> tuple[dict[int, dict[str, Tensor]], Mapping[str, Weights]]:
         """Return the members' decoded vectors in order of id, and what ``me`` keeps; nothing if its own update was
         rejected.
 
+        :param exact_alone: whether a single update is used exactly, since no other member uses it.
         :raises ValueError: if a message does not match the round's codec.
         """
         codec = self.codec(outer)
@@ -128,7 +129,7 @@ class Compression:
             decoded = weight_message.unpack(updates[member].blocking, like, codec, outer.rounds)
             vectors[member] = _scaled(decoded, self._scale(outer, member))
         kept = updates[me].kept if me in updates else {}
-        if len(updates) > 1 or not kept or codec.exact:
+        if len(updates) > 1 or not kept or codec.exact or not exact_alone:
             return vectors, kept
         value, kept = self.feedback.settle_alone(kept, vectors[me])
         return {me: dict(value)}, kept

@@ -106,6 +106,8 @@ class Captions:
             return Caption(
                 "rollback", f"All stages go back to step {form.step}, {_rollback_target(form)}: later steps are undone."
             )
+        if any(isinstance(member.source, d.CatchUp) for member in rebuilt.values()):
+            return Caption("recovery", f"Replica {form.replica} receives the rounds that it missed from another one.")
         if rebuilt:
             return Caption("recovery", " ".join(self._rebuilt(member) for member in rebuilt.values()))
         if form.outcome == "relinked":

@@ -151,7 +151,9 @@ class Narrator:
         self._rebuilding |= rebuilt | {m.node: m.source for m in form.members if isinstance(m.source, d.Handover)}
         lenders = {self._naming.replica(donor) for source in rebuilt.values() for donor in source.donors}
         if len(rebuilt) == len(form.members) and replica not in lenders:
-            self._copies[replica] = f"rebuilt as a copy of {replicas(lenders)}"
+            partly = any(isinstance(source, d.CatchUp) for source in rebuilt.values())
+            how = "received the rounds it missed from" if partly else "rebuilt as a copy of"
+            self._copies[replica] = f"{how} {replicas(lenders)}"
         broken = sorted(edge for edge in self._broken if replica in map(self._naming.replica, edge))
         self._broken.difference_update(broken)
         whose = f" of replica {replica}" if self._naming.several else ""
@@ -212,7 +214,7 @@ class Narrator:
         """Return a line for a round with missing members; a replica drawn alone gets none."""
         if not history.missing:
             return None
-        members, missing = replicas(history.members), replicas(history.missing)
+        members, missing = replicas(history.contributors), replicas(history.missing)
         why = "late or not received" if history.impatient else "absent"
         if history.refused:
             why = f"invalid update: {'; '.join(history.refused.values())}"
@@ -223,7 +225,7 @@ class Narrator:
     def _replica(self, fact: d.Adopt | d.Disband | d.ReplicaRestarted) -> EventLine:
         prefix = f"replica {fact.replica}"
         if isinstance(fact, d.Adopt):
-            return self._line("rollback", f"{prefix} continues as a copy of another: {fact.reason}", fact.replica)
+            return self._line("rollback", f"{prefix} catches up with another: {fact.reason}", fact.replica)
         if isinstance(fact, d.ReplicaRestarted):
             return self._line("recovery", f"{prefix} starts again as a copy of another", fact.replica)
         self._dismiss(fact.replica)

@@ -122,7 +122,8 @@ def waited(histories: Sequence[RoundHistory]) -> tuple[float, float, float, int]
 
 def rounds_together(histories: Sequence[RoundHistory], count: int) -> list[list[int]]:
     """Return [replica, replica] numbers of rounds settled together; on the diagonal, alone."""
-    pairs = Counter(pair for history in histories for pair in combinations(sorted(history.members), 2))
+    groups = {(history.part, history.round, history.contributors) for history in histories}
+    pairs = Counter(pair for *_, members in groups for pair in combinations(sorted(members), 2))
     alone = Counter(history.members[0] for history in histories if history.alone)
     return [[alone[a] if a == b else pairs[min(a, b), max(a, b)] for b in range(count)] for a in range(count)]
 

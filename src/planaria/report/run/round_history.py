@@ -20,10 +20,12 @@ class RoundHistory:
     """number of resumptions before it"""
     round: int
     members: tuple[int, ...]
+    contributors: tuple[int, ...]
+    """replicas whose updates were combined: in a decoupled exchange, maybe others than the members"""
     drawn: tuple[int, ...]
     """live replicas of the drawn group"""
     missing: tuple[int, ...]
-    """those of them that did not settle the round by then"""
+    """those of them that neither contributed nor settled the round by then"""
     refused: dict[int, str]
     """missing replica with an invalid update → reason"""
     impatient: bool
@@ -44,7 +46,7 @@ class RoundHistory:
 
     @property
     def alone(self) -> bool:
-        return len(self.members) == 1
+        return len({*self.members, *self.contributors}) == 1
 
 
 REMEMBERED = 1000
@@ -67,6 +69,8 @@ class Rounds:
         """round → replica with a rejected update → reason"""
         self._worked: dict[int, float] = {}
         """replica → time of its last work"""
+        self._stepping: set[int] = set()
+        """replicas within a step; some exchanges begin rounds meanwhile"""
         self._writing: set[str] = set()
         """workers that write a copy of their stage"""
         self._met: dict[int, tuple[int, float, float]] = {}
@@ -80,12 +84,17 @@ class Rounds:
             for table in (self._groups, self._settled, self._late, self._refused, self._worked, self._met, self._last):
                 table.clear()
             self._writing.clear()
+            self._stepping.clear()
         elif self._members.started is None or self._members.started.most_replicas == 1:
             return None
         elif isinstance(fact, d.Settle):
             return self._settle(t, fact)
         elif isinstance(fact, e.RoundApplied):
             self._made(t, fact)
+        elif isinstance(fact, d.RunStep):
+            self._stepping.add(fact.replica)
+        elif isinstance(fact, d.Commit | d.Form):
+            self._stepping.discard(fact.replica)
         elif isinstance(fact, d.DrawGroups):
             self._groups[fact.round] = fact.groups
         elif isinstance(fact, d.BeginRound):
@@ -108,7 +117,7 @@ class Rounds:
         return None
 
     def _idle(self, replica: int, t: float) -> float:
-        return t - self._worked.get(replica, t)
+        return 0.0 if replica in self._stepping else t - self._worked.get(replica, t)
 
     def _settle(self, t: float, fact: d.Settle) -> RoundHistory:
         groups = self._groups.get(fact.round, [sorted(self._members.live)])  # without a draw, all meet
@@ -124,13 +133,16 @@ class Rounds:
             waited_for_peers_s[replica], waited_for_updates_s[replica] = (
                 (waited, min(t - since, idle)) if met else (idle, 0.0)
             )
-        missing = tuple(n for n in drawn if n not in fact.members and n not in settled)
+        contributors = tuple(fact.contributors or fact.members)
+        present = {*drawn} if fact.contributors and settled else {*contributors, *fact.members, *settled}
+        missing = tuple(n for n in drawn if n not in present)
         reasons = {**self._refused.get(fact.round, {}), **fact.left_out}
         refused = {n: why for n, why in reasons.items() if n in missing}
         history = RoundHistory(
             part=self._part,
             round=fact.round,
             members=tuple(fact.members),
+            contributors=contributors,
             drawn=drawn,
             missing=missing,
             refused=refused,

@@ -372,7 +372,10 @@ class Controller:
             for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
                 if donor in self.state.replicas[form.replica].lenders:
                     link = state_link(form.generation, donor, member.node)
-                    order = d.Donate(donor=donor, to=member.node, stage=member.stage, link=link, at=member.at)
+                    order = d.Donate(
+                        donor=donor, to=member.node, stage=member.stage, link=link, at=member.at,
+                        only_outer=isinstance(member.source, d.CatchUp),
+                    )  # fmt: skip
                     self._order(order, [holders[donor]])
 
     def _collect(self, save: d.Save) -> None:

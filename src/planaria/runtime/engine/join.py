@@ -27,7 +27,7 @@ from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.devices import require_devices
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.fleet.joined_machine import Ending, Rejected, RunMembership
-from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, RunAddress, read_door, read_key
+from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, RunAddress, read_key, read_run_address
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from planaria.runtime.prediction.memory import require_room
 from planaria.runtime.transport.address import REACHABLE, Reach
@@ -69,9 +69,9 @@ class FolderEntrance:
     abandoned: Callable[[], bool]
     """returns whether no controller trains the run any more"""
 
-    def door(self) -> RunAddress:
+    def address(self) -> RunAddress:
         """Return the run's address and key; UserError if the run has ended."""
-        return read_door(self.folder)
+        return read_run_address(self.folder)
 
     @property
     def closed(self) -> bool:
@@ -104,7 +104,7 @@ class AddressEntrance:
     """HOST:PORT of the controller"""
     key: Path
 
-    def door(self) -> RunAddress:
+    def address(self) -> RunAddress:
         """Return the run's address and key; UserError if the key cannot be read."""
         return RunAddress(at=self.at, key=read_key(self.key).hex())
 
@@ -127,7 +127,7 @@ class NextEntrance(AddressEntrance):
 
     known: RunAddress
 
-    def door(self) -> RunAddress:
+    def address(self) -> RunAddress:
         return self.known
 
 
@@ -190,7 +190,7 @@ def _visit(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = Fa
         if lost and entrance.closed:
             return None
         try:
-            return RunMembership(entrance.door(), terms.workers, terms.reach)
+            return RunMembership(entrance.address(), terms.workers, terms.reach)
         except OSError as error:
             log.debug("%s: no answer: %s", entrance, error)
             if time.monotonic() >= until:
@@ -222,11 +222,11 @@ class _Stay:
         fleet = setup.config.fleet
         if not shared or fleet.shared_log is not None:  # the next controller has another folder
             setup = replace(setup, sign="")
-        settle = partial(local_workplace, setup, Path(visit.welcome.cwd), terms.cache, notify)
+        prepare = partial(local_workplace, setup, Path(visit.welcome.cwd), terms.cache, notify)
         wanted = device_needs(setup.config)
         start_s = setup.config.fleet.start_timeout_s
         orders = PoolConfiguration(
-            settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s,
+            prepare, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s,
             standbys=tuple(fleet.standby_addresses), orphan_s=0.0 if fleet.shared_log is None else fleet.orphan_s,
             silence_s=SILENT_PEER_S if fleet.shared_log is None else 2 * fleet.lease_s,
         )  # fmt: skip
@@ -266,11 +266,11 @@ class _Stay:
             if asked_to_leave() or time.monotonic() > until:
                 return False
             try:
-                door = RunAddress(at=address, key=before.key.hex())
-                self._visit = RunMembership(door, self._terms.workers, self._terms.reach, returning=host)
+                run_address = RunAddress(at=address, key=before.key.hex())
+                self._visit = RunMembership(run_address, self._terms.workers, self._terms.reach, returning=host)
             except Rejected as error:
                 self._notify(f"{address}: {error}; joining again")
-                self.next_entrance = NextEntrance(address, Path(), door)
+                self.next_entrance = NextEntrance(address, Path(), run_address)
                 return False
             except (OSError, UserError) as error:
                 log.debug("%s: does not lead: %s", address, error)

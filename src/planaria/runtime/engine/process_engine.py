@@ -213,10 +213,10 @@ def _open(
     def home(relay: str) -> Fleet:
         entry = partial(process.main, replace(setup, reach=replace(setup.reach, relay=relay)))
         # no relay: all nodes of a cluster reach each other
-        settle = partial(local_workplace, remote, Path.cwd(), None, _note)
+        prepare = partial(local_workplace, remote, Path.cwd(), None, _note)
         if kept is not None:
             return kept
-        work = FleetWork(entry, preload_for(config), workers, settle, files, setup.key, device_needs(config))
+        work = FleetWork(entry, preload_for(config), workers, prepare, files, setup.key, device_needs(config))
         if config.fleet.standby == "off":
             return host.fleet(work)
         shared = json.dumps({"key": setup.key.hex(), "sign": setup.sign})

@@ -270,7 +270,7 @@ def _origin(
         notify(f"{saved.folder.name}: {line}")
     positions = manifest.positions if run.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
     if rule.outer != "own":
-        positions = {number: ReplicaPosition(step=standing.step) for number, standing in positions.items()}
+        positions = {number: ReplicaPosition(step=position.step) for number, position in positions.items()}
     return Origin(
         saved.step,
         generation,

@@ -20,7 +20,7 @@ from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.files import Files
-from planaria.runtime.fleet.joining import read_door
+from planaria.runtime.fleet.joining import read_run_address
 from planaria.runtime.worker import process
 from planaria.runtime.worker.setup import DATA, RUN, Setup
 
@@ -33,8 +33,8 @@ def local_workplace(
 ) -> Workplace:
     """Return the workplace of this machine's workers; ``machine``: its name in the run.
 
-    A :data:`planaria.runtime.fleet.base.Settle`. ``cwd``: the controller's working directory, for relative paths. The
-    other arguments are those of :func:`provide_setup`.
+    A :data:`planaria.runtime.fleet.base.PrepareWorkplace`. ``cwd``: the controller's working directory, for relative
+    paths. The other arguments are those of :func:`provide_setup`.
 
     :raises UserError: if a class that the recipe names cannot be imported, or the run's files are unavailable.
     """
@@ -50,7 +50,7 @@ def _sees(setup: Setup) -> bool:
     if not setup.sign:
         return False
     try:
-        if read_door(setup.folder).folder_id != setup.sign:
+        if read_run_address(setup.folder).folder_id != setup.sign:
             return False
         open_data(setup.dataset)
         return True

@@ -151,7 +151,7 @@ class Workplace:
     """temporary files, removed after the workers have ended"""
 
 
-Settle = Callable[[str, str], Workplace]
+PrepareWorkplace = Callable[[str, str], Workplace]
 """(HOST:PORT of the controller, the machine's name in the run) → how its workers start. Finds or fetches the run's
 files on the machine; UserError if that fails.
 """
@@ -167,7 +167,7 @@ class FleetWork:
     """modules that workers are forked with"""
     workers: int
     """workers alive at once, including spares"""
-    settle: Settle
+    prepare_workplace: PrepareWorkplace
     """for every other machine; importable"""
     files: Mapping[str, Path]
     """folders served to other machines, by the first part of a file's name"""

@@ -54,8 +54,8 @@ class ForkRequest(NamedTuple):
     """the parent's permission to import modules that a recipe names"""
 
 
-def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
-    """Serve until the other end closes ``door``. Every worker runs below this call."""
+def main(control_socket: socket.socket, preload: Sequence[str]) -> NoReturn:
+    """Serve until the other end closes ``control_socket``. Every worker runs below this call."""
     die_with_parent()
     ignore()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
@@ -67,10 +67,12 @@ def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
             continue
         except Exception as error:  # a module may raise anything
             with suppress(OSError):
-                door.sendall(f"{module}: {type(error).__name__}: {error}".splitlines()[0].encode()[:MAX_REASON])
+                control_socket.sendall(
+                    f"{module}: {type(error).__name__}: {error}".splitlines()[0].encode()[:MAX_REASON]
+                )
             os._exit(1)
     with suppress(OSError):
-        door.sendall(READY)
+        control_socket.sendall(READY)
     gc.freeze()  # otherwise a child's first collection copies all shared memory
     code = 0
     while code != _OVER:
@@ -80,7 +82,7 @@ def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
             time.sleep(_PAUSE_S)
             continue
         if middle == 0:
-            _live(*_fork_child(door))
+            _live(*_fork_child(control_socket))
         code = _end_of(middle)
     os._exit(0)
 
@@ -94,17 +96,17 @@ def _end_of(middle: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _fork_child(door: socket.socket) -> tuple[ForkRequest, list[int]]:
+def _fork_child(control_socket: socket.socket) -> tuple[ForkRequest, list[int]]:
     """Wait for a request, fork and exit; return in the child. A failed fork closes the request's socket."""
     die_with_parent()
-    request, (leash, *fds) = _receive(door)
+    request, (leash, *fds) = _receive(control_socket)
     middle = os.getpid()
     try:
         if os.fork():
             os._exit(0)
     except OSError:
         os._exit(1)
-    door.close()
+    control_socket.close()
     while os.getppid() == middle:  # whose exit would kill this process
         time.sleep(_LOOK_S)
     die_with_parent()
@@ -117,16 +119,16 @@ def _fork_child(door: socket.socket) -> tuple[ForkRequest, list[int]]:
     os._exit(0)  # cancelled
 
 
-def _receive(door: socket.socket) -> tuple[ForkRequest, list[int]]:
+def _receive(control_socket: socket.socket) -> tuple[ForkRequest, list[int]]:
     try:
-        head, fds, _, _ = socket.recv_fds(door, LENGTH.size, MAX_FDS)
+        head, fds, _, _ = socket.recv_fds(control_socket, LENGTH.size, MAX_FDS)
     except ConnectionResetError:  # the parent has exited without reading that this server is ready
         os._exit(_OVER)
     if len(head) < LENGTH.size:
         os._exit(_OVER)
     (length,), body = LENGTH.unpack(head), bytearray()
     while len(body) < length:
-        if not (more := door.recv(length - len(body))):
+        if not (more := control_socket.recv(length - len(body))):
             os._exit(_OVER)
         body += more
     return ForkingPickler.loads(body), fds

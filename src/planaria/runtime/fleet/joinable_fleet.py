@@ -295,9 +295,9 @@ class JoinableFleet:
     def __init__(
         self, start_local: StartLocalFleet, config: FleetConfig, host: str, key: bytes, info: JoinInfo, folder: Path
     ) -> None:
-        """Machines find the door in ``folder``, connect to ``host``, prove the ``key``, and receive ``info``.
+        """Machines find the address file in ``folder``, connect to ``host``, prove the ``key``, and receive ``info``.
 
-        The door is written before the run's own workers start, so that machines can check whether they see the folder.
+        The file is written before the run's own workers start, so that machines can check whether they see the folder.
         :raises UserError: if ``fleet.port`` is taken or ``host`` is not an address of this machine.
         """
         silence_s = config.heartbeat_s * config.missed_heartbeats
@@ -318,8 +318,8 @@ class JoinableFleet:
             self._remote.expect_return(worker, incarnation)
         with ExitStack() as unless_all_is_well:
             unless_all_is_well.callback(self._remote.close, patience_s=0.0)
-            self._door = publish_run_address(folder, self._switchboard.address, key, info.sign)
-            unless_all_is_well.callback(self._door.unlink, missing_ok=True)
+            self._address_file = publish_run_address(folder, self._switchboard.address, key, info.sign)
+            unless_all_is_well.callback(self._address_file.unlink, missing_ok=True)
             self._local = start_local(self._switchboard.inside)
             unless_all_is_well.pop_all()
 
@@ -364,7 +364,7 @@ class JoinableFleet:
         return [*self._local.poll(0.0), *self._remote.poll(0.0)]
 
     def close(self) -> None:
-        self._door.unlink(missing_ok=True)
+        self._address_file.unlink(missing_ok=True)
         self._local.close()
         self._remote.close(0.0 if self._machines.goodbye is None else 2.0)
 

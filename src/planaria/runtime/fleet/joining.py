@@ -1,6 +1,6 @@
-"""The door, a file with a run's address and key, and the messages between a run and a machine that joins.
+"""A run's address file, with its key, and the messages between a run and a machine that joins.
 
-The door is in the run's folder, readable only by its owner. Messages are JSON of bounded size on a connection whose
+The file is in the run's folder, readable only by its owner. Messages are JSON of bounded size on a connection whose
 ends have proved the key.
 """
 
@@ -21,7 +21,7 @@ from planaria.faults.trace import Fault
 from planaria.runtime.fleet.base import Message
 
 RUN_ADDRESS_FILE = "door.json"
-_DOOR_BYTES = 1 << 16
+_ADDRESS_BYTES = 1 << 16
 MAX_WORKERS = 256
 BEAT_S = 0.25
 """seconds between heartbeats of a machine"""
@@ -52,7 +52,7 @@ def read_key(file: Path) -> bytes:
         if file.stat().st_mode & 0o077:
             raise UserError(f"{file}: other users can read it; `chmod 600 {file}`, since anyone with the key can join")
         with file.open("rb") as opened:
-            text = documents.read_bounded(opened, _DOOR_BYTES).strip()
+            text = documents.read_bounded(opened, _ADDRESS_BYTES).strip()
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); copy it from where the run was started") from None
     try:
@@ -93,12 +93,12 @@ def publish_run_address(folder: Path, address: str, key: bytes, sign: str = "") 
     return path
 
 
-def read_door(folder: Path) -> RunAddress:
-    """Return the door of the run in ``folder``; UserError if the run is over, or its door is another user's."""
+def read_run_address(folder: Path) -> RunAddress:
+    """Return the address of the run in ``folder``; UserError if the run is over, or the file is another user's."""
     path = folder / RUN_ADDRESS_FILE
     try:
         with path.open("rb") as opened:
-            return RunAddress.model_validate_json(documents.read_bounded(opened, _DOOR_BYTES))
+            return RunAddress.model_validate_json(documents.read_bounded(opened, _ADDRESS_BYTES))
     except FileNotFoundError:
         raise UserError(
             f"{folder}: it is not being trained on a fleet; start it with `planaria train --resume {folder}`"

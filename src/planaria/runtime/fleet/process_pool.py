@@ -18,7 +18,7 @@ import planaria
 from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.consent import NO_CONSENT, Consent
-from planaria.runtime.fleet.base import Entry, Settle, Workplace
+from planaria.runtime.fleet.base import Entry, PrepareWorkplace, Workplace
 from planaria.runtime.fleet.control_connections import ANSWER_S, WorkerLine, call
 from planaria.runtime.fleet.devices import (
     NO_INVENTORY,
@@ -46,7 +46,7 @@ _REDIAL_S = 2.0
 class PoolConfiguration:
     """Configuration of a run's process pools."""
 
-    settle: Settle
+    prepare_workplace: PrepareWorkplace
     preload: list[str]
     address: str
     """of the controller's switchboard"""
@@ -171,7 +171,7 @@ class ProcessPool:
         orders = self._orders
         with self._settling:
             if self._workplace is None:
-                self._workplace = orders.settle(orders.address, orders.machine)
+                self._workplace = orders.prepare_workplace(orders.address, orders.machine)
                 self._spawner.prepare(orders.preload)
             return self._workplace
 

@@ -136,7 +136,7 @@ class RayFleet(RemoteFleet):
         def make_placement(queue: HostReportQueue, board: Switchboard) -> Placement:
             board.on_file_request = FileServer(work.files).serve
             orders = PoolConfiguration(
-                work.settle, work.preload, board.address, board.key, work.needs,
+                work.prepare_workplace, work.preload, board.address, board.key, work.needs,
                 consent=consent.current(), start_s=config.start_timeout_s,
             )  # fmt: skip
             placement = Placement(

@@ -44,8 +44,9 @@ _PAUSE_S = 0.1
 _NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """lets modules check for CUDA at import without initialising it, which would break forks"""
 _PROGRAM = (
-    "import socket, sys; door, preload, *sys.path = sys.argv[1:]; from planaria.runtime.fleet.forkserver import main; "
-    "main(socket.socket(fileno=int(door)), preload.split())"
+    "import socket, sys; control_socket, preload, *sys.path = sys.argv[1:]; from "
+    "planaria.runtime.fleet.forkserver import main; "
+    "main(socket.socket(fileno=int(control_socket)), preload.split())"
 )
 
 
@@ -85,13 +86,13 @@ class _Server:
         :raises OSError: if it cannot be started.
         """
         self.preload, self._ready = preload, False
-        self._door, theirs = socket.socketpair()
+        self._control_socket, theirs = socket.socketpair()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it ignores them
         try:
             with theirs:
                 self._process = start(theirs, preload)
         except OSError:
-            self._door.close()
+            self._control_socket.close()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -108,8 +109,11 @@ class _Server:
         """
         if self._ready:
             return
-        self._await(self._door, start_s)
-        answer, failure = self._door.recv(MAX_REASON), "the fork server exited while it imported what workers need"
+        self._await(self._control_socket, start_s)
+        answer, failure = (
+            self._control_socket.recv(MAX_REASON),
+            "the fork server exited while it imported what workers need",
+        )
         if not answer:
             raise OSError(failure)
         if answer != READY:
@@ -124,9 +128,9 @@ class _Server:
         lifetime_socket, theirs = socket.socketpair()
         with lifetime_socket:
             with theirs:
-                self._door.settimeout(_FORK_S)
-                socket.send_fds(self._door, [LENGTH.pack(len(request))], [theirs.fileno(), *fds])
-                self._door.sendall(request)
+                self._control_socket.settimeout(_FORK_S)
+                socket.send_fds(self._control_socket, [LENGTH.pack(len(request))], [theirs.fileno(), *fds])
+                self._control_socket.sendall(request)
             self._await(lifetime_socket, _FORK_S)
             answer = lifetime_socket.recv(PID.size)
             if len(answer) < PID.size:
@@ -155,23 +159,23 @@ class _Server:
 
     def end(self, patience_s: float = 0.0) -> None:
         """Reap the server, and kill it if it does not exit within ``patience_s``."""
-        self._door.close()
+        self._control_socket.close()
         if self._process.join(patience_s) is None:
             self._process.kill(1.0)
 
 
-def _spawned(door: socket.socket, preload: frozenset[str]) -> WorkerProcess:
+def _spawned(control_socket: socket.socket, preload: frozenset[str]) -> WorkerProcess:
     """Start a server as a new interpreter; OSError if that fails."""
-    command = [sys.executable, "-P", "-c", _PROGRAM, str(door.fileno()), " ".join(sorted(preload)), *_path()]
+    command = [sys.executable, "-P", "-c", _PROGRAM, str(control_socket.fileno()), " ".join(sorted(preload)), *_path()]
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, pass_fds=[door.fileno()], env={**os.environ, **_NO_CUDA}
+        command, stdin=subprocess.DEVNULL, pass_fds=[control_socket.fileno()], env={**os.environ, **_NO_CUDA}
     )
     process.returncode = 0  # WorkerProcess reaps the process, not Popen
     return _as_child(process.pid)
 
 
-def _forked(door: socket.socket, preload: frozenset[str]) -> WorkerProcess:
-    """Fork a server from this process. It shares the modules imported here, and no file descriptor but ``door``.
+def _forked(control_socket: socket.socket, preload: frozenset[str]) -> WorkerProcess:
+    """Fork a server from this process. It shares the imported modules, and no file descriptor but ``control_socket``.
 
     :raises OSError: if that fails.
     """
@@ -184,9 +188,9 @@ def _forked(door: socket.socket, preload: frozenset[str]) -> WorkerProcess:
             os._exit(1)  # this process has initialised CUDA: its forks could not use it
         with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)
-        os.closerange(3, door.fileno())
-        os.closerange(door.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-        main(door, sorted(preload))
+        os.closerange(3, control_socket.fileno())
+        os.closerange(control_socket.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        main(control_socket, sorted(preload))
     finally:
         os._exit(1)
 

@@ -37,6 +37,8 @@ class RoundMember:
         self._prefetched: Tensor | None = None
         self._own: Update | None = None
         """the honest update"""
+        self._receivers = 0
+        """number of replicas to which it was sent"""
         self._sent: dict[int, Update] = {}
         """replica → the update that it receives; :attr:`_own` unless a fault is injected here"""
         self._report_digests = False
@@ -55,10 +57,15 @@ class RoundMember:
         self.drop()
         self.outer.begin(outer, runner.state().weights, rounds)
 
+    def catch_up(self, outer: Mapping[str, Tensor], runner: StageRunner, rounds: int) -> None:
+        """Take over the rounds missed by this replica from the ``outer`` state of one that has settled ``rounds``."""
+        self.drop()
+        runner.set_weights(self.outer.catch_up(outer, runner.state().weights, rounds))
+
     def drop(self) -> None:
         """Discard the current round."""
         self._prefetched = self._own = None
-        self._sent = {}
+        self._receivers, self._sent = 0, {}
         self._received.clear()
         self._whole.clear()
         self._refused.clear()
@@ -89,6 +96,7 @@ class RoundMember:
     def updates_for(self, step: int, me: int, others: Collection[int]) -> dict[int, Update]:
         """Return the update for each of the ``others``, by replica, after ``step``."""
         assert self._own is not None
+        self._receivers = len(others)
         self._report_digests = self.outer.exchange.detects_equivocation(len(others) + 1)
         outer = self.outer
         at = step, outer.settled.rounds
@@ -182,14 +190,21 @@ class RoundMember:
         return {FrameContent.PREFETCHED: self._own.prefetched, FrameContent.BLOCKING: self._own.blocking}
 
     def settle(
-        self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner, weighed: UpdateWeights | None = None
+        self,
+        round: int,
+        me: int,
+        peers: Mapping[int, int],
+        runner: StageRunner,
+        weighed: UpdateWeights | None = None,
+        contributes: bool = True,
     ) -> SettledRound:
         """Apply the result of ``round``.
 
         A Byzantine node also counts its own corrupted update if others accept it, so that all compute the same result.
         :param me: this replica
-        :param peers: replica → node of the other members
+        :param peers: replica → node of the others whose updates are combined
         :param weighed: weights of the updates over all stages, if they are weighted over all stages
+        :param contributes: whether this replica's own update is combined too
         """
         if self._own is None or self.round != round:
             self.update(round, runner)
@@ -199,14 +214,15 @@ class RoundMember:
         outer, counted = self.outer, [] if weighed is None or runner.stage else [weighed]  # one stage reports it
         rule = outer.exchange.after_rejecting(0, counted.append, weighed)
         outer.publisher.received(updates, rule.codec(outer.settled), outer.settled.rounds)
-        updates[me] = self._counted_own(me) if peers else self._own
+        if contributes:
+            updates[me] = self._counted_own(me) if peers else self._own
         spread = rule.spread(outer.settled, updates)
         fast, outer.settled = rule.settle(outer.settled, runner.state().weights, updates, me)
         runner.set_weights(fast)
         blocking, prefetched = (
-            0 if part is None else part.nbytes * len(peers) for part in (self._own.blocking, self._own.prefetched)
+            0 if part is None else part.nbytes * self._receivers for part in (self._own.blocking, self._own.prefetched)
         )
-        verdict = UpdateJudgement(counted=counted, compressed=self._own.compressed if peers else None)
+        verdict = UpdateJudgement(counted=counted, compressed=self._own.compressed if self._receivers else None)
         self.drop()
         return SettledRound(blocking, prefetched, spread, verdict)
 

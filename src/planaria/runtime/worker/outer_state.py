@@ -84,6 +84,12 @@ class OuterState:
         else:
             self.settled = replace(StageOuterState() if self._alone else self.exchange.start(weights), rounds=rounds)
 
+    def catch_up(self, state: Mapping[str, Tensor], fast: Weights, rounds: int) -> Weights:
+        """Take over another replica's outer ``state`` after ``rounds``; return the fast weights of this one."""
+        latest = StageOuterState.load({**state, "rounds": torch.tensor(rounds)}, self.exchange.parts)
+        fast, self.settled = self.exchange.catch_up(self.settled, fast, latest)
+        return fast
+
     def update(self, runner: StageRunner, me: int = 0) -> Update:
         """Return the update of replica ``me`` from the step's unclipped gradient.
 

@@ -79,12 +79,12 @@ class PeerMessages:
         assignment: Assignment,
         control_link: ControlLink,
         transport: Transport,
-        transfer: Callable[[Donate], None],
+        follow: Callable[[Donate | BeginRound], None],
     ) -> None:
-        """``transfer``: called when another replica, or a successor, requests a copy of this stage."""
+        """``follow``: called with orders that this worker follows at once, also within a step."""
         self.assignment = assignment
         self.control_link = control_link
-        self.transfer = transfer
+        self.follow = follow
         self.on_repeated: Callable[[Commit | Settle], None] = lambda order: None
         """called with an order that arrives during a step: one that another machine's controller repeats"""
         self.round_member = RoundMember(setup.config.exchange)
@@ -151,12 +151,12 @@ class PeerMessages:
                 edge
             ):
                 return  # of an older generation
-            case Donate():
-                self.transfer(item)
+            case Donate() | BeginRound():
+                self.follow(item)
             case Commit() | Settle():
                 self.on_repeated(item)
             case OpenPrefetchLinks() if self.assignment.is_ours(item):
-                self.introduce(item)
+                self.open_prefetch_links(item)
             case FrameArrived(edge=edge, header=header, payload=payload) if edge in self.links.round_edges.values():
                 self._receive_update(edge, header, payload)
             case FrameArrived(edge=edge, header=header, payload=payload):
@@ -212,7 +212,7 @@ class PeerMessages:
         self.wait_for(lambda: self.frames_in.missing(frames), label)
         return [self.frames_in.take(frame) for frame in frames]
 
-    def introduce(self, order: OpenPrefetchLinks) -> None:
+    def open_prefetch_links(self, order: OpenPrefetchLinks) -> None:
         """Send the next round's prefetched part to the same stage of the other members."""
         prefetched = self.round_member.prefetch(order.round)
         for edge in self.links.open_round_edges(order.links, self.assignment.node):

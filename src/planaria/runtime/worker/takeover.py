@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ from planaria.runtime.worker.recovery_copies import MakeRunner, SnapshotPart, St
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.setup import Setup
 from planaria.runtime.worker.sleeping_runner import new_runner
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,17 @@ def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: Stage
             messages.links.transfers[member.node].send(State(messages.assignment.stage), pack(donated))
 
 
+def transfer(messages: PeerMessages, order: d.Donate, runner: StageRunner) -> None:
+    """Send another replica, or a successor, a copy of this worker's stage as of the last commit."""
+    messages.control_link.set_activity("give", messages.assignment.step)
+    to_successor, state = order.donor == d.PREDECESSOR, runner.whole_state()
+    if not to_successor:  # a copy has its own random generators
+        state = state.part(lambda name: not order.only_outer, moments=not order.only_outer)
+    state.outer = messages.round_member.outer.state_for_transfer(to_successor)
+    messages.links.transfer(order, pack(state))
+    log.info("sent the state of stage %d to %s", order.stage, "its successor" if to_successor else order.to)
+
+
 @dataclass
 class Takeover:
     """Takes a stage's state for a worker, in place of its current runner."""
@@ -111,6 +125,8 @@ class Takeover:
         match source:
             case d.Keep():
                 return TakenState(self.runner)
+            case d.CatchUp():
+                return self._catch_up(source)
             case d.Rebuild() | d.Handover():
                 return self._receive(source)
             case d.Recall():
@@ -164,13 +180,11 @@ class Takeover:
         messages, assignment = self.messages, self.messages.assignment
         self._fit_runner()
         start = time.monotonic()
-        messages.control_link.set_activity("take", assignment.step)
         donors = source.donors if isinstance(source, d.Rebuild) else [d.PREDECESSOR]
-        stages = {node: assignment.stage_of(node) for node in donors}
-        flats = messages.collect([FrameId(node, State(stage)) for node, stage in stages.items()], "the state of {}")
+        stages, flats = [assignment.stage_of(node) for node in donors], self._received(donors)
         arrived = time.monotonic()
         messages.control_link.set_activity("rebuild", assignment.step)
-        states = {stage: unpack(flat) for stage, flat in zip(stages.values(), flats, strict=True)}
+        states = {stage: unpack(flat) for stage, flat in zip(stages, flats, strict=True)}
         outer: Mapping[str, Tensor] = {}
         if isinstance(source, d.Handover) or source.by == d.PEER:
             outer = states[assignment.stage].outer
@@ -186,6 +200,21 @@ class Takeover:
         timing = TakeoverTimes(arrived - start, size, time.monotonic() - arrived)
         messages.round_member.begin(outer, self.runner, self.rounds)
         return TakenState(self.runner, timing, states)
+
+    def _catch_up(self, source: d.CatchUp) -> TakenState:
+        """Wait for another replica's outer state, and take over the rounds that this one missed."""
+        start, (flat,) = time.monotonic(), self._received(source.donors)
+        arrived = time.monotonic()
+        self.messages.round_member.catch_up(unpack(flat).outer, self.runner, self.rounds)
+        self.messages.links.end_transfers()
+        return TakenState(self.runner, TakeoverTimes(arrived - start, flat.nbytes, time.monotonic() - arrived))
+
+    def _received(self, donors: Sequence[int]) -> list[Tensor]:
+        """Wait for the packed states of these nodes."""
+        messages, assignment = self.messages, self.messages.assignment
+        messages.control_link.set_activity("take", assignment.step)
+        frames = [FrameId(node, State(assignment.stage_of(node))) for node in donors]
+        return messages.collect(frames, "the state of {}")
 
     def _fit_runner(self) -> None:
         """Make the runner one of this worker's stage, whose weights are loaded next; reuse it if its layers match.

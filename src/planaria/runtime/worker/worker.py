@@ -18,7 +18,6 @@ from planaria.config.registry import blame
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.exchange.base import UpdateWeights
-from planaria.models.packing import pack
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.custom_classes import own_classes
@@ -40,7 +39,7 @@ from planaria.runtime.worker.sleeping_runner import SleepingRunner, device_memor
 from planaria.runtime.worker.snapshots import snapshot_writer
 from planaria.runtime.worker.step_samples import RunSamples, StepData
 from planaria.runtime.worker.step_work import OwnLoop, step_work
-from planaria.runtime.worker.takeover import MemoryDamaged, Takeover, described, donate
+from planaria.runtime.worker.takeover import MemoryDamaged, Takeover, described, donate, transfer
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class Worker:
         self.runner = runner
         self._last_runners = {} if last_runners is None else last_runners
         self.assignment = Assignment(worker, resolved, control_link.report)
-        self.messages = PeerMessages(setup, resolved, self.assignment, control_link, transport, self._transfer)
+        self.messages = PeerMessages(setup, resolved, self.assignment, control_link, transport, self._follow_at_once)
         self._repeated = RepeatedOrders(self.assignment)
         self.messages.on_repeated = self._repeated.answer
         self.control_link.injector = self._injector
@@ -151,8 +150,6 @@ class Worker:
                 self._repeated.answer(item)
             case d.Commit() if item.generation == self.assignment.generation:
                 self._commit(item)
-            case d.BeginRound() if self.assignment.is_ours(item):
-                self.messages.run_round(item, self.runner)
             case d.Settle() if self.assignment.is_ours(item):
                 self._settle(item)
             case d.Save() if item.generation == self.assignment.generation:
@@ -322,12 +319,15 @@ class Worker:
         self.control_link.set_activity("settle", self.assignment.step)
         start, replica = time.monotonic(), self.assignment.replica
         nodes = self.resolved.arrangement.nodes(self.assignment.stage)
-        peers = {other: nodes[other] for other in order.members if other != replica}
+        members = order.contributors or order.members
+        peers = {member: nodes[member] for member in members if member != replica}
         weighed = UpdateWeights(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
-        settled = self.messages.round_member.settle(order.round, replica, peers, self.runner, weighed)
+        settled = self.messages.round_member.settle(
+            order.round, replica, peers, self.runner, weighed, contributes=replica in members
+        )
         self.messages.links.close_round_edges()
         settled = replace(settled, verdict=replace(settled.verdict, refused=order.left_out))
-        self._report_round(order.round, settled, first=replica == order.members[0])
+        self._report_round(order.round, settled, first=replica == members[0])
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 
     def _report_round(self, round: int, settled: SettledRound, first: bool) -> None:
@@ -339,15 +339,12 @@ class Worker:
             spread=settled.spread,
         )
 
-    def _transfer(self, order: d.Donate) -> None:
-        """Send another replica, or a successor, a copy of this stage as of the last commit."""
-        self.control_link.set_activity("give", self.assignment.step)
-        to_successor, state = order.donor == d.PREDECESSOR, self.runner.whole_state()
-        if not to_successor:  # a copy has its own random generators
-            state = state.trained
-        state.outer = self.messages.round_member.outer.state_for_transfer(to_successor)
-        self.messages.links.transfer(order, pack(state))
-        log.info("sent the state of stage %d to %s", order.stage, "its successor" if to_successor else order.to)
+    def _follow_at_once(self, order: d.Donate | d.BeginRound) -> None:
+        """Follow an order that concerns the state of the last commit."""
+        if isinstance(order, d.Donate):
+            transfer(self.messages, order, self.runner)
+        elif self.assignment.is_ours(order):
+            self.messages.run_round(order, self.runner)
 
     def _save(self, order: d.Save) -> None:
         self._drop_step()

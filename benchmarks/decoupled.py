@@ -1,0 +1,128 @@
+"""Decoupled DiLoCo with a replica three times slower than the others, alone and killed again and again."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import defaultdict
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.fleet_run import bytes_data, finished
+from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, ratios, run_config, start
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control.logs import RunRecord
+from planaria.faults.trace import Fault
+
+FAST = (0, 1)  # replicas
+SLOW = 2
+STAGES = 2  # of a replica, with the ends
+LAST = 20  # steps whose training loss is averaged
+OPTIONS = {"every": 12, "fragments": 2, "delay": 2}
+DECOUPLED = {"kind": "decoupled", "options": OPTIONS}
+ARMS: dict[str, dict[str, Any]] = {
+    "lone": DECOUPLED,
+    "decoupled": DECOUPLED,
+    "killed": DECOUPLED,
+    "all due": {"kind": "decoupled", "options": {**OPTIONS, "min_due": 3}},
+    "streaming": {"kind": "streaming_diloco", "options": OPTIONS},
+    "noloco": {"kind": "noloco", "options": {"every": 12}},
+}
+
+
+def recipe(given: Namespace, arm: str, seed: int) -> RunConfig:
+    """Replicas of two stages that learn bytes; their links determine the duration of a step."""
+    replicas = len(FAST) + (arm != "lone")
+    return run_config(
+        f"decoupled-{arm.replace(' ', '-')}-{seed}",
+        seed=seed,
+        model={"vocab": 260, "dim": 32, "layers": 1, "heads": 4, "hidden": 88, "context": 32},
+        pipeline={"stages": STAGES - 1, "microbatches": 1, "microbatch_size": 4},
+        data=bytes_data(),
+        optim={"lr": 2e-3, "warmup": 10, "schedule": "constant"},
+        train={"steps": given.steps, "eval_every": 0},
+        exchange={"replicas": replicas, "patience_s": 1000.0, **ARMS[arm]},
+        fleet={"spares": 1 if arm == "killed" else 0},
+        checkpoint={"every": 0},
+        network={"emulate": "links", "latency_s": given.step_s / 4},
+    )
+
+
+def faults(given: Namespace, arm: str) -> tuple[Fault, ...]:
+    """Slow the third replica's batches down; in the arm "killed", also kill its stage in every tenth step."""
+    if arm == "lone":
+        return ()
+    ends, block = SLOW * STAGES, SLOW * STAGES + 1  # its nodes
+    slow = Fault(step=0, stage=ends, signal="slow_data", strength=2 * given.step_s)
+    kills = range(given.kill_every, given.steps, given.kill_every) if arm == "killed" else ()
+    return (slow, *(Fault(step=step, stage=block) for step in kills))
+
+
+def seconds(record: RunRecord, steps: int) -> float:
+    """Return the seconds in which the fast replicas made ``steps`` each, without the first ten."""
+    times: dict[int, list[float]] = {replica: [] for replica in FAST}
+    for t, fact in record.history:
+        if isinstance(fact, d.Commit) and fact.replica in times:
+            times[fact.replica].append(t)
+    return fmean(of[steps - 1] - of[10] for of in times.values())
+
+
+def losses(record: RunRecord) -> dict[int, float]:
+    """Return replica → mean training loss of its last steps."""
+    of: dict[int, list[float]] = defaultdict(list)
+    for metric in record.trained:
+        for replica, loss in metric.losses.items():
+            of[replica].append(loss)
+    return {replica: fmean(values[-LAST:]) for replica, values in of.items()}
+
+
+def contributions(record: RunRecord) -> float:
+    """Return the share of rounds in which the slow replica's update counted."""
+    members = {
+        fact.round: fact.contributors or fact.members for _, fact in record.history if isinstance(fact, d.Settle)
+    }
+    return fmean(SLOW in of for of in members.values())
+
+
+@benchmark(
+    "decoupled_slow",
+    steps=Flag(90, "of each fast replica that are timed"),
+    step_s=Flag(0.2, "of a step, all of it on the links", metavar="S"),
+    kill_every=Flag(6, "steps of the slow replica from one SIGKILL to the next"),
+    seeds=3,
+)
+def run_slow(given: Namespace) -> Measurement:
+    """Train two fast replicas and one that is three times slower, as processes, with several exchanges.
+
+    The first arm has the fast ones alone. Claims: with a decoupled exchange the fast ones keep >= 0.95 of their speed,
+    also if the slow one is killed every few steps. Rounds that wait for all are shown, with the losses of each
+    replica's last steps and the share of rounds in which the slow one's update counted.
+    """
+    took: dict[str, list[float]] = defaultdict(list)
+    beside: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for seed in range(1, given.seeds + 1):
+        for arm in ARMS:
+            config = recipe(given, arm, seed)
+            record = finished(config, faults(given, arm))
+            took[arm].append(seconds(record, given.steps))
+            by_replica = losses(record)
+            beside[arm]["loss, fast"].append(fmean(by_replica[replica] for replica in FAST))
+            if arm != "lone":
+                beside[arm]["loss, slow"].append(by_replica[SLOW])
+                beside[arm]["slow contributed"].append(contributions(record))
+    claims = {"decoupled": Claim(low=0.95), "killed": Claim(low=0.95)}
+    return [
+        Row(
+            f"speed of the fast ones: {arm} / lone",
+            ratios(took["lone"], took[arm]),
+            "1",
+            claims.get(arm),
+            {name: f"{median(values):.3f}" for name, values in beside[arm].items()},
+        )
+        for arm in ARMS
+        if arm != "lone"
+    ]
+
+
+if __name__ == "__main__":
+    start(slow=run_slow)

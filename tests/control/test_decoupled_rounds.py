@@ -1,0 +1,122 @@
+"""Rounds of a decoupled exchange: who begins them, who takes part, and who catches up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import pytest
+from replica_steps import facts, simulate
+from simulated_replicas import SimulatedReplicas
+
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.state import RunState
+
+
+def decoupled(replicas: int, steps: int = 40, **options: int) -> SimulatedReplicas:
+    exchange = {"options": {"every": 4, "fragments": 1, "delay": 1, **options}}
+    return simulate(replicas, "decoupled", steps=steps, exchange=exchange)
+
+
+def run_until(made: SimulatedReplicas, done: Callable[[RunState], bool], without: Collection[int] = ()) -> None:
+    """Run all replicas but ``without`` at one speed until ``done``; updates arrive at once."""
+    for _ in range(3000):
+        stopped = {worker for n in without for worker in made.run.replicas[n].holders.values()}
+        for worker in made.pending():
+            if done(made.run):
+                return
+            if worker not in stopped and worker in made.pending():
+                made.work(worker)
+            for place in reversed(range(len(made.mail))):
+                if made.mail[place][2] not in stopped:
+                    made.deliver(place)
+        if done(made.run):
+            return
+        lasting = [wait for wait in made.impatient() if wait[0] not in without]
+        if lasting and not any(worker not in stopped for worker in made.pending()):
+            made.lose_patience(lasting[0])
+    raise AssertionError("never")
+
+
+def finished(made: SimulatedReplicas) -> bool:
+    """Run to the end at one speed; return whether the run finished."""
+    run_until(made, lambda run: run.over)
+    return made.ending == d.Finish(outcome="finished")
+
+
+def have_settled(run: RunState, rounds: int, replicas: Collection[int]) -> bool:
+    return all(run.replicas[n].rounds >= rounds and not run.replicas[n].open_round for n in replicas)
+
+
+def test_the_first_replica_that_is_due_begins_a_round_with_all_others() -> None:
+    made = decoupled(3)
+    run_until(made, lambda run: bool(facts(made, d.BeginRound)))
+    (begun,) = facts(made, d.BeginRound)
+    assert begun.members == [0, 1, 2]
+    assert {made.run.replicas[n].phase for n in (1, 2)} != {"idle"}, "the others take part within their steps"
+    assert finished(made)
+    assert not facts(made, d.Adopt)
+    assert {tuple(settle.contributors) for settle in facts(made, d.Settle)} == {(0, 1, 2)}
+
+
+@pytest.mark.parametrize("min_due", [2, 3])
+def test_a_round_waits_until_enough_replicas_are_due(min_due: int) -> None:
+    made = decoupled(3, min_due=min_due)
+    run_until(made, lambda run: run.replicas[0].steps_since_round == 4, without=[1, 2])
+    assert not facts(made, d.BeginRound)
+    run_until(made, lambda run: bool(facts(made, d.BeginRound)), without=[2] if min_due == 2 else [])
+    assert finished(made)
+
+
+def test_a_stopped_replica_is_not_waited_for_and_catches_up() -> None:
+    made = decoupled(3, steps=60)
+    run_until(made, lambda run: all(run.replicas[n].step for n in range(3)))
+    run_until(made, lambda run: have_settled(run, 3, (0, 1)), without=[2])
+    assert {tuple(settle.contributors) for settle in facts(made, d.Settle)} == {(0, 1)}
+    step, own = made.run.replicas[2].step, made.alive[made.run.replicas[2].holders[2]].content
+    assert finished(made)
+    assert [adopt.replica for adopt in facts(made, d.Adopt)] == [2]
+    form = next(form for form in facts(made, d.Form) if form.replica == 2 and form.rounds)
+    assert all(isinstance(member.source, d.CatchUp) for member in form.members)
+    assert form.step - step <= 1 and own is not None
+
+
+def test_a_late_member_settles_with_the_updates_that_counted() -> None:
+    made = decoupled(3)
+    run_until(made, lambda run: {me.round for me in made.alive.values() if me.replica == 2} == {0})
+    run_until(made, lambda run: have_settled(run, 1, (0, 1)), without=[2])
+    assert made.run.replicas[2].open_round is not None
+    assert finished(made)
+    first = [settle for settle in facts(made, d.Settle) if settle.round == 0]
+    assert len({tuple(settle.contributors) for settle in first}) == 1 and 2 in first[-1].members
+    assert not facts(made, d.Adopt)
+
+
+def test_weights_are_the_steps_since_the_fragment_was_received() -> None:
+    made = decoupled(2, steps=60)
+    assert finished(made)
+    step = dict.fromkeys(range(2), 0)
+    began: dict[tuple[int, int], int] = {}
+    received: dict[tuple[int, int], int] = {}
+    checked = 0
+    for fact in made.history:
+        if isinstance(fact, d.Commit):
+            step[fact.replica] = fact.step + 1
+        elif isinstance(fact, d.BeginRound):
+            began |= {(fact.round, n): step[n] for n in fact.members}
+        elif isinstance(fact, d.Settle):
+            for member, weight in fact.counted[fact.members[0]].items():
+                if (last := received.get((fact.round - 1, member))) is not None:
+                    assert weight == pytest.approx(began[fact.round, member] - last, abs=1)
+                    checked += 1
+            received |= {(fact.round, n): step[n] for n in fact.members}
+    assert checked > 10
+
+
+def test_a_member_lost_in_the_round_does_not_hold_up_the_others() -> None:
+    made = decoupled(3, steps=60)
+    run_until(made, lambda run: all(r.open_round for r in run.replicas.values()))
+    made.lose(made.run.replicas[2].holders[2])
+    assert finished(made)
+    assert facts(made, d.Settle)[0].contributors == [0, 1]
+    assert len([fact for fact in made.history if isinstance(fact, e.WorkerLost)]) == 1
