@@ -124,7 +124,7 @@ def run(arguments: list[str], may_fork: bool = False) -> int:
     if COMPLETE in os.environ:
         every_command().main(prog_name="planaria")  # answers the shell, and ends the process
     _require_utf8(arguments)
-    root = _root(parts=False)
+    root = _root(with_parts=False)
     if not arguments or arguments[0] not in root.commands:
         root = every_command()
     require_known(arguments, root)
@@ -158,12 +158,12 @@ def _around(may_fork: bool, how: Invocation) -> Iterator[None]:
 
 def every_command() -> CommandGroup:
     """Return the group of all commands."""
-    return _root(parts=True)
+    return _root(with_parts=True)
 
 
 @cache
-def _root(parts: bool) -> CommandGroup:
-    for module in (*CORE, *(PARTS if parts else ())):
+def _root(with_parts: bool) -> CommandGroup:
+    for module in (*CORE, *(PARTS if with_parts else ())):
         import_module(module)
     root = get_command(app)
     assert isinstance(root, CommandGroup)
@@ -192,8 +192,8 @@ def _require_utf8(words: Sequence[str]) -> None:
             flag = word.partition("=")[0]
         if not _is_utf8(word):
             name = flag if flag and _is_utf8(flag) else f"argument {number}"
-            value = word.partition("=")[2] if word.startswith("--") and "=" in word else word
-            raise UserError(f"{name}: {value!a} is not UTF-8; rename the file or folder, or write other text")
+            text = word.partition("=")[2] if word.startswith("--") and "=" in word else word
+            raise UserError(f"{name}: {text!a} is not UTF-8; rename the file or folder, or write other text")
         if not word.startswith("--"):
             flag = ""
 

@@ -60,7 +60,7 @@ Around = Callable[[Invocation], AbstractContextManager[None]]
 
 
 class UnexpectedArgument(typer.TyperException):
-    """A command line has an argument more than the command accepts."""
+    """A command line has more arguments than the command accepts."""
 
     def __init__(self, word: str, ctx: typer.Context) -> None:
         super().__init__(word)
@@ -133,8 +133,8 @@ class CommandGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)
-        for switch in params:
-            switch.default = False  # the library would validate None with pydantic, which takes 0.1 s to import
+        for param in params:
+            param.default = False  # the library would validate None with pydantic, which takes 0.1 s to import
         return params
 
     @property
@@ -149,9 +149,7 @@ class CommandGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, names in self.sections().items():
             listed = {name: self.commands[name] for name in names if name in self.commands}
-            rows = [
-                (name, one.summary if isinstance(one, CommandGroup) else str(one.help)) for name, one in listed.items()
-            ]
+            rows = [(name, c.summary if isinstance(c, CommandGroup) else str(c.help)) for name, c in listed.items()]
             with formatter.section(title):
                 formatter.write_dl(rows)
 
@@ -204,13 +202,13 @@ def command(
 
 def program(function: Callable[..., int]) -> TabledCommand:
     """Return a function as the only command of a program, declared as in :func:`command`."""
-    one = _new(CommandGroup, "", add_completion=False)
-    one.command(cls=TabledCommand, context_settings=HELP)(
+    root = _new(CommandGroup, "", add_completion=False)
+    root.command(cls=TabledCommand, context_settings=HELP)(
         _wrapped(function, [], Invocation(lasting=False, forks=False))
     )
-    result = get_command(one)
-    assert isinstance(result, TabledCommand)
-    return result
+    only = get_command(root)
+    assert isinstance(only, TabledCommand)
+    return only
 
 
 def _typer(group: str) -> typer.Typer:
@@ -229,11 +227,11 @@ def _wrapped(function: Callable[..., int], shared: list[str], how: Invocation) -
 
     def run(ctx: typer.Context, **values: Any) -> int:
         prepared: Around = ctx.find_root().obj
-        with prepared(how._replace(**{flag: values.pop(flag) for flag in shared})):
+        with prepared(how._replace(**{name: values.pop(name) for name in shared})):
             return function(**values, **dict.fromkeys(tables, ctx.meta[GIVEN]))
 
     declared = [param.replace(kind=param.KEYWORD_ONLY) for param in parameters if param.name not in tables]
-    shared_parameters = [_keyword(flag, _SHARED[flag], how._field_defaults[flag]) for flag in shared]
+    shared_parameters = [_keyword(name, _SHARED[name], how._field_defaults[name]) for name in shared]
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     _declare(run, [context, *declared, *shared_parameters])
     run.__doc__ = function.__doc__
@@ -257,9 +255,9 @@ def _parameters(options: Mapping[str, Any]) -> list[Any]:
 
     kinds = {key: bool if option.callback else str | None for key, option in options.items()}
     _declare(holder, [_keyword(key, Annotated[kinds[key], option], None) for key, option in options.items()])
-    one = typer.Typer(add_completion=False)
-    one.command()(holder)
-    return get_command(one).params
+    holder_app = typer.Typer(add_completion=False)
+    holder_app.command()(holder)
+    return get_command(holder_app).params
 
 
 def _recipes(kinds: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -282,9 +280,9 @@ def _runs(incomplete: str) -> list[str]:
 
 def refuse(flags: Mapping[str, object], why: str) -> None:
     """Raise UserError naming the first given flag (not None; a switch is True); ``why`` completes the sentence."""
-    for flag, value in flags.items():
-        if value is not None:
-            raise UserError(f"--{flag}{'' if value is True else f' {value}'} {why}")
+    for name, given in flags.items():
+        if given is not None:
+            raise UserError(f"--{name}{'' if given is True else f' {given}'} {why}")
 
 
 def recipe_argument(label: str = "", kinds: tuple[str, ...] = ("train",)) -> Any:
@@ -298,9 +296,9 @@ def run_argument(text: str | None = None) -> Any:
     return typer.Argument(metavar="RUN", help=text, autocompletion=_runs)
 
 
-def run_option(flag: str, text: str) -> Any:
+def run_option(name: str, text: str) -> Any:
     """Return a flag whose value is a run's folder."""
-    return typer.Option(flag, metavar="RUN", help=text, autocompletion=_runs)
+    return typer.Option(name, metavar="RUN", help=text, autocompletion=_runs)
 
 
 def flag(metavar: str, text: str, *names: str, **more: Any) -> Any:

@@ -42,11 +42,11 @@ class Settings(TabledCommand):
         return (RunConfig,)
 
     def table(self) -> Mapping[str, Any]:
-        result: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for root in self.roots():
-            result |= {name: option for name, option in _options(root) if name not in result}
+            options |= {name: option for name, option in _options(root) if name not in options}
         every = "show every setting of a recipe, which are flags too"
-        return result | {"help_all": typer.Option("--help-all", is_eager=True, callback=_help_all, help=every)}
+        return options | {"help_all": typer.Option("--help-all", is_eager=True, callback=_help_all, help=every)}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args, options = (args, {}) if ctx.resilient_parsing else take_options(args)
@@ -126,7 +126,7 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
     Only the choices or the recipe know these, so no command lists them.
     :raises UserError: if an option has no value.
     """
-    rest, result = [], {}
+    rest, given = [], {}
     left = iter(words)
     for word in left:
         name, equals, value = word.partition("=")
@@ -135,8 +135,8 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
         elif (text := value if equals else next(left, None)) is None:
             raise UserError(f"{name} has no value; write {name} VALUE")
         else:
-            result[name.removeprefix("--")] = text
-    return rest, result
+            given[name.removeprefix("--")] = text
+    return rest, given
 
 
 def _is_option(name: str) -> bool:

@@ -87,16 +87,16 @@ class Child:
         try:
             if argument is not None:
                 _send(self._process.stdin, argument)
-            kind, result = self._process.stdout.read(1), _received(self._process.stdout)
+            kind, answer = self._process.stdout.read(1), _received(self._process.stdout)
         except OSError:  # a broken pipe: it has exited
-            kind, result = b"", None
+            kind, answer = b"", None
         finally:
             timer.cancel()
-        if result is None:
+        if answer is None:
             raise UserError(f"{location}: {self._end(late.is_set(), seconds)}; {fix}")
         if kind == _REFUSED:
-            raise UserError(result.decode(errors="replace"))
-        return result
+            raise UserError(answer.decode(errors="replace"))
+        return answer
 
     def _end(self, late: bool, seconds: float) -> str:
         """Return why the child has exited."""
@@ -135,8 +135,8 @@ def _received(pipe: IO[bytes]) -> bytes | None:
     if len(head) < _SIZE.size:
         return None
     (size,) = _SIZE.unpack(head)
-    result = pipe.read(size)
-    return result if len(result) == size else None
+    message = pipe.read(size)
+    return message if len(message) == size else None
 
 
 def _bound(more: int) -> None:
@@ -176,11 +176,11 @@ def main() -> None:
     _send(answers, b"")
     while (argument := _received(requests)) is not None:
         try:
-            kind, result = _DONE, function(argument)
+            kind, answer = _DONE, function(argument)
         except (UserError, OSError) as error:
-            kind, result = _REFUSED, str(error).encode()
+            kind, answer = _REFUSED, str(error).encode()
         answers.write(kind)
-        _send(answers, result)
+        _send(answers, answer)
 
 
 if __name__ == "__main__":

@@ -45,11 +45,11 @@ class _Compiled:
         """numba's dispatcher."""
         import numba
 
-        compiled: Any = numba.njit(nogil=True)(self.function)
+        dispatcher: Any = numba.njit(nogil=True)(self.function)
         folder = _folder(Path(self.function.__code__.co_filename).parent)
         if folder is not None:
-            compiled._cache = _cache(self.function, folder)
-        return compiled
+            dispatcher._cache = _cache(self.function, folder)
+        return dispatcher
 
     @property
     def _numba_type_(self) -> Any:

@@ -108,13 +108,13 @@ def require_file(path: Path, listed: Iterable[str], fix: str) -> None:
     :raises UserError: ending with ``fix``, if it cannot be read or has none of them.
     """
     try:
-        result = of_file(path)
+        digest = of_file(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}); {fix}") from None
     expected = tuple(listed)
-    if result not in expected:
+    if digest not in expected:
         raise UserError(
-            f"{path} has changed since it was written (SHA-256 {result[:12]}…, then {expected[-1][:12]}…); {fix}"
+            f"{path} has changed since it was written (SHA-256 {digest[:12]}…, then {expected[-1][:12]}…); {fix}"
         )
 
 

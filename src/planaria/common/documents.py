@@ -64,13 +64,13 @@ def data(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> bytes:
         if path.exists() and not path.is_file():  # reading a pipe blocks, and a device has no end
             raise UserError(f"{path} is not a file; {fix}")
         with path.open("rb") as file:
-            result = read_bounded(file, most)
+            content = read_bounded(file, most)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         raise UserError(f"{path} cannot be read ({reason}); {fix}") from None
-    if len(result) > most:
+    if len(content) > most:
         raise UserError(f"{path}: larger than {most} bytes, the limit for this kind of file; {fix}")
-    return result
+    return content
 
 
 def read_bounded(file: BinaryIO, most: int) -> bytes:
@@ -98,14 +98,14 @@ def parse_toml(source: str, location: object) -> dict[str, Any]:
     if _LONG_KEY.search(source):  # the parser takes the square of its length
         raise UserError(f"{location}: not valid TOML: a key with more than 100 parts; use a shorter key")
     try:
-        result = tomllib.loads(source)
+        tables = tomllib.loads(source)
     except RecursionError:
         raise UserError(f"{location}: not valid TOML: nested too deeply; reduce the nesting") from None
     except ValueError as error:  # also what Python says of a number with thousands of digits
         raise UserError(f"{location}: not valid TOML: {error}") from None
     refuse_nul(source, location)
-    _refuse_huge(result, location)
-    return result
+    _refuse_huge(tables, location)
+    return tables
 
 
 def toml(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
@@ -129,10 +129,10 @@ def parse_json(source: bytes | str, location: object, fix: str = "restore it") -
 
 def json_object(path: Path, fix: str = "check the path") -> dict[str, Any]:
     """Return the JSON object in a file; UserError, naming the file, if it holds none."""
-    result = parse_json(data(path, fix=fix), path, fix)
-    if not isinstance(result, dict):
+    tree = parse_json(data(path, fix=fix), path, fix)
+    if not isinstance(tree, dict):
         raise UserError(f"{path} is not a JSON object; {fix}")
-    return result
+    return tree
 
 
 def parse_model(kind: type[Kind], source: bytes | str, location: object, fix: str = "restore it") -> Kind:
@@ -205,12 +205,12 @@ def first(error: ValidationError, kind: type[BaseModel] | None = None, values: b
     ``kind``: the document's type, for suggestions of keys. An unknown key comes first, because the intended key is then
     reported as missing. For a union of types, the deepest error counts.
     """
-    result = min(error.errors(include_url=False), key=lambda one: (one["type"] != "extra_forbidden", -len(one["loc"])))
-    positions, keys = _located(kind, result["loc"]) if kind is not None else (result["loc"], ())
-    key, message = ".".join(map(str, positions)), result["msg"].removeprefix("Value error, ")
-    if result["type"] == "extra_forbidden":
+    problem = min(error.errors(include_url=False), key=lambda e: (e["type"] != "extra_forbidden", -len(e["loc"])))
+    positions, keys = _located(kind, problem["loc"]) if kind is not None else (problem["loc"], ())
+    key, message = ".".join(map(str, positions)), problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
         return f"{key}: unknown key" + (f"; {nearest(str(positions[-1]), keys)}" if keys else "")
-    value = f" = {shown(result['input'])}" if values and result["type"] != "missing" else ""
+    value = f" = {shown(problem['input'])}" if values and problem["type"] != "missing" else ""
     return f"{key}{value}: {message}" if key else message
 
 
@@ -220,17 +220,17 @@ def _located(kind: type[BaseModel], location: Sequence[int | str]) -> tuple[list
     For a union of types, pydantic's location also contains the type that it tried.
     """
     models, path = [kind], list[int | str]()
-    for part in location[:-1]:
-        if chosen := [one for one in models if one.__name__ == part]:
+    for step in location[:-1]:
+        if chosen := [candidate for candidate in models if candidate.__name__ == step]:
             models = chosen
             continue
-        path.append(part)
-        if any(part in one.model_fields for one in models):
-            fields = (one.model_fields[str(part)] for one in models if part in one.model_fields)
+        path.append(step)
+        if any(step in candidate.model_fields for candidate in models):
+            fields = (candidate.model_fields[str(step)] for candidate in models if step in candidate.model_fields)
             models = [inner for field in fields for inner in _models(field.annotation)]
-    keys = sorted({name for one in models for name in one.model_fields})
-    tried = {"str", "int", "float", "bool", *(one.__name__ for one in models)} - {*keys}
-    return [*path, *(part for part in location[-1:] if part not in tried)], keys
+    keys = sorted({name for candidate in models for name in candidate.model_fields})
+    tried = {"str", "int", "float", "bool", *(candidate.__name__ for candidate in models)} - {*keys}
+    return [*path, *(step for step in location[-1:] if step not in tried)], keys
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:

@@ -129,7 +129,7 @@ def configure(level: str, json: bool = False, stream: TextIO | None = None, **pr
 def reset() -> None:
     """Undo :func:`configure`."""
     for logger in map(logging.getLogger, _LOGGERS):
-        for handler in [one for one in logger.handlers if isinstance(one, _Handler)]:
+        for handler in [installed for installed in logger.handlers if isinstance(installed, _Handler)]:
             logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
 

@@ -11,8 +11,8 @@ async def read_body(stream: AsyncIterable[bytes], most: int, within_s: float) ->
     body = b""
     try:
         async with asyncio.timeout(within_s):
-            async for part in stream:
-                body += part
+            async for chunk in stream:
+                body += chunk
                 if len(body) > most:
                     return None
     except TimeoutError:

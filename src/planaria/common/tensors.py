@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def all_finite(numbers: Tensor) -> bool:
-    """Return whether no number is infinite or NaN.
+    """Return whether all numbers are finite.
 
     NaN and infinity carry over to the minimum or maximum, which is one pass and makes no mask as ``isfinite`` does.
     """

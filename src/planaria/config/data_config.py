@@ -82,7 +82,7 @@ class DataConfig(Section):
             }
             for name, config in sorted(self.mixture.items())
         }
-        return {name: self.model_copy(update={"mixture": {}, **value}) for name, value in own_settings.items()}
+        return {name: self.model_copy(update={"mixture": {}, **source}) for name, source in own_settings.items()}
 
     @property
     def dialogues(self) -> bool:
@@ -105,8 +105,8 @@ class DataConfig(Section):
         if not isinstance(values, Mapping):
             return values
         mixture = values.get("mixture")
-        parts = [values, *(mixture.values() if isinstance(mixture, Mapping) else ())]
-        formats = {part.get("format") if isinstance(part, Mapping) else getattr(part, "format", None) for part in parts}
+        tables = [values, *(mixture.values() if isinstance(mixture, Mapping) else ())]
+        formats = {t.get("format") if isinstance(t, Mapping) else getattr(t, "format", None) for t in tables}
         if formats.isdisjoint(DIALOGUES) or values.get("pack") is False:
             return values
         if values.get("document_mask") is False:

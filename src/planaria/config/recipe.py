@@ -85,7 +85,7 @@ def setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:
 
 def in_table(name: str) -> bool:
     """Return whether this dotted name is in a table with free names."""
-    return any(name.startswith(f"{table}.") for table, field in fields() if entry_of(field.annotation))
+    return any(name.startswith(f"{path}.") for path, field in fields() if entry_of(field.annotation))
 
 
 def load(
@@ -103,8 +103,8 @@ def load(
     tree = read(recipe)
     if kinds:
         require_kind(tree, recipe, *kinds)
-    for other in ("compare", "experts"):
-        tree.pop(other, None)  # for other commands; `trials.arms.table_of` reads it
+    for name in ("compare", "experts"):
+        tree.pop(name, None)  # for other commands; `trials.arms.table_of` reads it
     return resolve(RunConfig, tree, flags, recipe, filled=filled)
 
 
@@ -123,9 +123,9 @@ def command_of(kind: str) -> str:
 
 def require_kind(tree: Mapping[str, Any], recipe: Path, *kinds: str) -> None:
     """:raises UserError: naming the right command, if the recipe is of none of ``kinds``."""
-    result = kinds_of(tree)
-    if not result & set(kinds):
-        right = command_of(sorted(result)[0])
+    actual = kinds_of(tree)
+    if not actual & set(kinds):
+        right = command_of(sorted(actual)[0])
         raise UserError(f"{recipe} is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
 
 
@@ -145,12 +145,12 @@ def resolve(
     location: str = "",
     filled: Filled = lambda tree: tree,
 ) -> Kind:
-    """As :func:`from_tree`, for a recipe of any ``kind`` with a name."""
+    """Return the configuration of ``tree``, a named recipe of any ``kind``, as :func:`from_tree` does."""
     where = f"{recipe}: {location}" if location else str(recipe)
     refuse_unknown(tree, kind, where, root=kind)
-    values = moved(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
-    values.setdefault("name", names.from_file(recipe.stem))
-    return _lay_over(kind, values, flags, where, filled)
+    settings = moved(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
+    settings.setdefault("name", names.from_file(recipe.stem))
+    return _lay_over(kind, settings, flags, where, filled)
 
 
 def overlay(
@@ -182,16 +182,16 @@ def parse(tree: str, location: str) -> RunConfig:
 
 def flat(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return all settings by dotted name, including tables with free names and options of choices."""
-    result: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in dict(config).items():
         inner = isinstance(value, Section | Mapping)
-        result |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
-    return result
+        settings |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return settings
 
 
 def dump(config: Section, **tables: Section) -> str:
     """Return the configuration as a recipe with every field, and extra ``tables``."""
-    sections = {name: table.model_dump(mode="json", exclude_none=True) for name, table in tables.items()}
+    sections = {name: section.model_dump(mode="json", exclude_none=True) for name, section in tables.items()}
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True) | sections)
 
 
@@ -230,14 +230,14 @@ def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 def moved(tree: Mapping[str, Any], change: Callable[[str], str], prefix: str = "") -> dict[str, Any]:
     """Return ``tree`` with each of its :data:`PLACES` changed."""
-    result = dict(tree)
+    changed = dict(tree)
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            result[key] = moved(value, change, f"{name}.")
+            changed[key] = moved(value, change, f"{name}.")
         elif isinstance(value, str) and any(fnmatchcase(name, location) for location in PLACES):
-            result[key] = change(value)
-    return result
+            changed[key] = change(value)
+    return changed
 
 
 def _beside(recipe: Path, name: str) -> str:
@@ -262,9 +262,9 @@ def refuse_unknown(
         if inner_section := section_of(inner):
             refuse_unknown(_keys(value, location, f"{prefix}{key}"), inner_section, location, f"{prefix}{key}.", root)
         elif entry := entry_of(inner):
-            for name, item in _keys(value, location, f"{prefix}{key}").items():
+            for name, content in _keys(value, location, f"{prefix}{key}").items():
                 inside = f"{prefix}{key}.{name}"
-                refuse_unknown(_keys(item, location, inside), entry, location, f"{inside}.", root)
+                refuse_unknown(_keys(content, location, inside), entry, location, f"{inside}.", root)
 
 
 def _keys(value: object, location: str, name: str) -> Mapping[str, Any]:
@@ -295,7 +295,7 @@ def table(kind: type[Kind], value: Any, name: str, recipe: Path) -> Kind:
         first = error.errors()[0]
         if not first["loc"]:  # a rule about several fields names them itself
             raise UserError(f"{recipe}: {_reason(first)}") from None
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join(str(step) for step in first["loc"])
         raise UserError(f"{recipe}: {name}.{key} = {documents.shown(first['input'])}: {first['msg']}") from None
 
 
@@ -304,8 +304,8 @@ def _value(kind: type[Section], name: str, text: object) -> Any:
     if not isinstance(text, str):
         return text  # set by a program
     documents.refuse_nul(text, f"--{name}")
-    found = setting(name, kind)
-    annotation = None if found is None else found.annotation  # None for an option, whose type its choice knows
+    field = setting(name, kind)
+    annotation = None if field is None else field.annotation  # None for an option, whose type its choice knows
     if text == "none" and type(None) in get_args(annotation):
         return None
     if annotation is str or str in get_args(annotation):

@@ -77,20 +77,20 @@ class Registry(Generic[Chosen]):
             fix = nearest(name, self.names)
             raise UserError(f"{named}: no such choice; {fix}, or write 'module:Class' for a class of your own")
         module = path.partition(":")[0]
-        if not all(part.isidentifier() for part in module.split(".")):
+        if not all(word.isidentifier() for word in module.split(".")):
             raise UserError(f"{named}: {module!r} is not a module name; write 'module:Class', such as 'mine:Mine'")
         if path not in {point.value for point in registered.values()}:
             consent.require(module, named)
-        result = _class(path, named)
-        if not (isinstance(result, type) and issubclass(result, self.base)):
+        chosen = _class(path, named)
+        if not (isinstance(chosen, type) and issubclass(chosen, self.base)):
             raise UserError(f"{named} is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
-        if inspect.isabstract(result):
-            raise UserError(f"{named} lacks {', '.join(sorted(result.__abstractmethods__))}; define what is missing")
-        for owner in custom_choices([result]):
-            for former, present in result.former_members.items():
+        if inspect.isabstract(chosen):
+            raise UserError(f"{named} lacks {', '.join(sorted(chosen.__abstractmethods__))}; define what is missing")
+        for owner in custom_choices([chosen]):
+            for former, present in chosen.former_members.items():
                 if former in vars(owner) and former not in owner.model_fields and present not in vars(owner):
                     raise UserError(f"{named}: {owner.__name__}.{former} is now called {present}; rename it")
-        return result
+        return chosen
 
     def make(self, name: str, options: Mapping[str, Any]) -> Chosen:
         """Return the choice with its ``options``.
@@ -104,15 +104,15 @@ class Registry(Generic[Chosen]):
 
         :raises UserError: as :meth:`make`.
         """
-        result = {name: self.find(name) for name in names}
-        renamed = {was: option for each in result.values() for was, option in each.former.items()}
+        chosen = {name: self.find(name) for name in names}
+        renamed = {was: option for each in chosen.values() for was, option in each.former.items()}
         options = {renamed.get(option, option): value for option, value in options.items()}
         for option in options:
-            if option not in result and not any(option in each.model_fields for each in result.values()):
-                declared = {option for each in result.values() for option in each.model_fields}
+            if option not in chosen and not any(option in each.model_fields for each in chosen.values()):
+                declared = {option for each in chosen.values() for option in each.model_fields}
                 fix = nearest(option, declared) if declared else "there are none; leave it out"
                 raise UserError(f"{self._location}.{option}: no option of {', '.join(map(repr, names))}; {fix}")
-        return {name: self._create(name, each, options) for name, each in result.items()}
+        return {name: self._create(name, each, options) for name, each in chosen.items()}
 
     def declared(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``options`` that these choices declare."""
@@ -132,7 +132,7 @@ class Registry(Generic[Chosen]):
             return chosen.model_validate_json(json.dumps(shared_options | dict(own_options)))
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join([self._location, *(str(part) for part in first["loc"])])
+            key = ".".join([self._location, *(str(step) for step in first["loc"])])
             if first["type"] == "missing":
                 label = meaning(chosen, str(first["loc"][0])) or "it"
                 raise UserError(f"{key}: {name!r} has no default for it; give {label}") from None
@@ -157,13 +157,13 @@ def _registered(kind: str) -> Mapping[str, EntryPoint]:
 def _class(path: str, named: str) -> Any:
     """Return the class ``module:Class``."""
     module, _, name = path.partition(":")
-    result: Any = _imported(module, named)
-    for part in name.split("."):
-        if not hasattr(result, part):
-            public = [member for member in vars(result) if not member.startswith("_")]
+    target: Any = _imported(module, named)
+    for attribute in name.split("."):
+        if not hasattr(target, attribute):
+            public = [member for member in vars(target) if not member.startswith("_")]
             raise UserError(f"{named}: {module} has no {name!r}; {nearest(name, public or ['nothing'])}")
-        result = getattr(result, part)
-    return result
+        target = getattr(target, attribute)
+    return target
 
 
 def _imported(module: str, named: str) -> ModuleType:
@@ -182,8 +182,8 @@ def _imported(module: str, named: str) -> ModuleType:
 def custom_choices(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
     """Return the classes, and their bases, that are not planaria's own."""
     bases = {base for chosen in choices for base in chosen.__mro__ if issubclass(base, Choice)}
-    results = [base for base in bases if base.__module__.partition(".")[0] != "planaria"]
-    return sorted(results, key=lambda chosen: (chosen.__module__, chosen.__qualname__))
+    custom = [base for base in bases if base.__module__.partition(".")[0] != "planaria"]
+    return sorted(custom, key=lambda chosen: (chosen.__module__, chosen.__qualname__))
 
 
 @contextmanager

@@ -60,10 +60,10 @@ def _docstrings(owner: type) -> Mapping[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
     except (OSError, TypeError, SyntaxError):  # no source, or source changed after import
         return {}
-    result = {}
+    docstrings = {}
     for definition in tree.body:
         for before, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
             match before, below:
                 case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
-                    result[field] = inspect.cleandoc(text)
-    return result
+                    docstrings[field] = inspect.cleandoc(text)
+    return docstrings

@@ -12,12 +12,12 @@ _TOPOLOGIES = "topologies"
 
 def shipped() -> dict[str, Path]:
     """Return the file of each shipped recipe by its name, such as ``demo`` and ``drills/alone``."""
-    result = {
+    recipes = {
         path.relative_to(folder).with_suffix(""): path
         for folder in PACKAGE.glob("*/recipes")
         for path in folder.rglob("*.toml")
     }
-    return {name.as_posix(): path for name, path in sorted(result.items()) if name.parts[0] != _TOPOLOGIES}
+    return {name.as_posix(): path for name, path in sorted(recipes.items()) if name.parts[0] != _TOPOLOGIES}
 
 
 def names() -> list[str]:

@@ -25,15 +25,15 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 def names(inner: tokenizers.Tokenizer) -> dict[str, int]:
     """Return the special tokens by name, except those of bytes, which a model emits for unknown characters."""
     added = inner.get_added_tokens_decoder()
-    result = {token.content: number for number, token in added.items() if token.special}
-    return {name: number for name, number in result.items() if not _BYTE.fullmatch(name)}
+    special = {token.content: number for number, token in added.items() if token.special}
+    return {name: number for name, number in special.items() if not _BYTE.fullmatch(name)}
 
 
 def unknown_token(inner: tokenizers.Tokenizer) -> int | None:
     """Return the id that a model emits for unknown characters, if any."""
     if isinstance(inner.model, models.Unigram):
-        result: int | None = json.loads(inner.to_str())["model"]["unk_id"]
-        return result
+        unknown: int | None = json.loads(inner.to_str())["model"]["unk_id"]
+        return unknown
     name = inner.model.unk_token
     return None if name is None else inner.token_to_id(name)
 
@@ -69,18 +69,18 @@ class DisguisedTokenizer:
     def segments(self, texts: Sequence[str], mark: str = "") -> list[tuple[int, int]]:
         """Return the ids of consecutive texts, encoded as one; each id with the number of the text it begins in."""
         written = [self._written(text, mark) for text in texts]
-        result, ends = self.plain("".join(written)), list(accumulate(map(len, written)))
+        encoding, ends = self.plain("".join(written)), list(accumulate(map(len, written)))
         last = len(texts) - 1
         return [
             (number, min(bisect_right(ends, start), last))
-            for number, (start, _) in zip(result.ids, result.offsets, strict=True)
+            for number, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)
         ]
 
     def _written(self, text: str, mark: str) -> str:
         """Return a text with the random names, without ``mark``."""
         behind = f"(?<!{re.escape(mark)})" if mark else ""
         if self._pattern:
-            text = re.sub(f"{behind}(?:{self._pattern})", lambda value: self._names.get(value[0], value[0]), text)
+            text = re.sub(f"{behind}(?:{self._pattern})", lambda match: self._names.get(match[0], match[0]), text)
         return text.replace(mark, "") if mark else text
 
 

@@ -62,18 +62,18 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
     :raises UserError: for a source that is missing, unreadable or empty, and for invalid records, possibly after some
         texts.
     """
-    result = 0
+    characters = 0
     most = config.max_chars
     passed = defaultdict[str, list[str]](list)
     for text in _texts(config, passed):
         if text and not text.isspace():
-            part = text if most is None else text[: most - result]
-            result += len(part)
-            yield part
-        if result == most:
+            piece = text if most is None else text[: most - characters]
+            characters += len(piece)
+            yield piece
+        if characters == most:
             return
     lines = _lines(passed)
-    if not result:
+    if not characters:
         why = "".join(f"; {line}" for line in lines)
         raise UserError(f"data.source = {config.source!r} holds no UTF-8 text; name a file or folder that does{why}")
     if on_progress:
@@ -89,15 +89,15 @@ def records_of(config: DataConfig, on_progress: Callable[[str], None] | None = N
 
     :raises UserError: for a source that is missing, unreadable or empty, and for damaged records.
     """
-    result = 0
+    characters = 0
     passed = defaultdict[str, list[str]](list)
     empty = True
     for record, location in _records(config, passed):
         yield record, location
         empty = False
         if config.max_chars is not None:
-            result += sum(map(len, _strings(record, KEYS[config.format])))
-            if result >= config.max_chars:
+            characters += sum(map(len, _strings(record, KEYS[config.format])))
+            if characters >= config.max_chars:
                 return
     lines = _lines(passed)
     if empty:
@@ -218,8 +218,8 @@ def _records(config: DataConfig, passed: Passed) -> Iterator[tuple[Record, str]]
     def of_file(file: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
         if kind_of(file) is None:
             raise PassedOver(file, "no file of records", "name a .jsonl, .json or .parquet file")
-        result = dialogue_records(file, keys)
-        return _without_nulls(result) if kind_of(file) == "parquet" else result
+        rows = dialogue_records(file, keys)
+        return _without_nulls(rows) if kind_of(file) == "parquet" else rows
 
     yield from _of_files(config, passed, of_file)
 
@@ -229,8 +229,8 @@ def _without_nulls(rows: Iterator[tuple[Record, str]]) -> Iterator[tuple[Record,
 
     def dense(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: dense(one) for key, one in value.items() if one is not None or key == "content"}
-        return [dense(one) for one in value] if isinstance(value, list) else value
+            return {key: dense(inner) for key, inner in value.items() if inner is not None or key == "content"}
+        return [dense(inner) for inner in value] if isinstance(value, list) else value
 
     for record, location in rows:
         yield {key: dense(value) for key, value in record.items()}, location
@@ -258,7 +258,7 @@ def _strings(record: Record, keys: Sequence[str]) -> Iterator[str]:
         if isinstance(value, str):
             yield without_surrogates(value)
         elif isinstance(value, Mapping):
-            left += [one for key, one in reversed([*value.items()]) if key != "role"]
+            left += [inner for key, inner in reversed([*value.items()]) if key != "role"]
         elif isinstance(value, list):
             left += reversed(value)
 

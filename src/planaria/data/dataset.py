@@ -91,11 +91,11 @@ class MixtureMeta(BaseModel):
 
     @property
     def content(self) -> object:
-        return {name: (part.quota, part.meta.content) for name, part in self.parts.items()}
+        return {name: (source.quota, source.meta.content) for name, source in self.parts.items()}
 
     @property
     def digests(self) -> tuple[str, ...]:
-        return tuple(part.meta.ids for part in self.parts.values())
+        return tuple(source.meta.ids for source in self.parts.values())
 
 
 class CorruptDataset(UserError):
@@ -136,12 +136,12 @@ class Dataset:
         try:
             meta = CorpusMetadata.model_validate_json(_small(folder / "meta.json"))
             dataset = cls(folder, meta)
-            result = hashlib.sha256(dataset.tokenizer_file.read_bytes()).hexdigest()
+            digest = hashlib.sha256(dataset.tokenizer_file.read_bytes()).hexdigest()
         except OSError as error:
             raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
         except ValidationError as error:
             raise _corrupt(folder, f"meta.json: {_first(error)}") from error
-        if result != meta.tokenizer:
+        if digest != meta.tokenizer:
             raise _corrupt(folder, "tokenizer.json is not the one the ids were made with")
         return dataset
 
@@ -187,9 +187,9 @@ class Dataset:
         done = 0
         while done < len(to):
             shard, offset = divmod(start + done, self.meta.shard)
-            part = shards[shard][offset : offset + len(to) - done]
-            to[done : done + len(part)] = part
-            done += len(part)
+            piece = shards[shard][offset : offset + len(to) - done]
+            to[done : done + len(piece)] = piece
+            done += len(piece)
 
     def _mapped(self, split: Split, name: str, dtype: np.dtype[Any]) -> list[Ids]:
         """Map the files of a split."""
@@ -215,21 +215,21 @@ class Mixture:
         :raises CorruptDataset: as :meth:`Dataset.open`.
         """
         meta = _mixture_meta(folder)
-        parts = {name: Dataset.open(folder.parent / part.folder) for name, part in meta.parts.items()}
-        for name, part in meta.parts.items():
-            if parts[name].meta.content != part.meta.content:
-                raise _corrupt(folder, f"{parts[name].folder} is not what {name!r} was")
-        return cls(folder, meta, parts)
+        datasets = {name: Dataset.open(folder.parent / source.folder) for name, source in meta.parts.items()}
+        for name, source in meta.parts.items():
+            if datasets[name].meta.content != source.meta.content:
+                raise _corrupt(folder, f"{datasets[name].folder} is not what {name!r} was")
+        return cls(folder, meta, datasets)
 
     @property
     def quotas(self) -> Quotas:
         """Quota of each of the ``parts``."""
-        return tuple(part.quota for part in self.meta.parts.values())
+        return tuple(source.quota for source in self.meta.parts.values())
 
     @property
     def folders(self) -> list[Path]:
         """Every folder that :func:`open_data` needs."""
-        return [self.folder, *(part.folder for part in self.parts.values())]
+        return [self.folder, *(source.folder for source in self.parts.values())]
 
     @property
     def tokenizer_file(self) -> Path:
@@ -237,8 +237,8 @@ class Mixture:
 
     def windows(self, split: Split, context: int) -> int:
         """Return the windows of all sources; 0 if a source has none."""
-        results = [part.windows(split, context) for part in self.parts.values()]
-        return sum(results) if all(results) else 0
+        counts = [source.windows(split, context) for source in self.parts.values()]
+        return sum(counts) if all(counts) else 0
 
 
 Data = Dataset | Mixture
@@ -257,7 +257,7 @@ def open_data(folder: Path | str) -> Data:
 
 def parts_of(folder: Path) -> list[str]:
     """Return the names of the folders beside ``folder`` that a mixture needs; none for a source."""
-    return [part.folder for part in _mixture_meta(folder).parts.values()] if (folder / MIXTURE).exists() else []
+    return [source.folder for source in _mixture_meta(folder).parts.values()] if (folder / MIXTURE).exists() else []
 
 
 def _small(path: Path) -> bytes:

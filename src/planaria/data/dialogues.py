@@ -42,8 +42,8 @@ def dialogues(
 ) -> Iterator[Dialogue]:
     """Yield every dialogue of a source.
 
-    :raises UserError: naming file and record, for a record that is none, or that the chat template cannot render; or if
-        there is no template.
+    :raises UserError: naming file and record, if a record is not a dialogue or the chat template cannot render it; or
+        if there is no template.
     """
     template = None if config.format == "prompt" else chat_template(config)
     for record, location in records_of(config, on_progress):
@@ -77,20 +77,19 @@ def chat_template(config: DataConfig) -> Template:
     if path is not None and path.is_file() and path != tokenizer_folder:
         names = named.names if named is not None else (("bos_token", ""), ("eos_token", END))
         return jinja_file(path, names)
-    result = named if path == tokenizer_folder else template_of(path) if path is not None else None
-    if result is None:
+    template = named if path == tokenizer_folder else template_of(path) if path is not None else None
+    if template is None:
         of = f"data.tokenizer = {config.tokenizer!r}" if config.template is None else f"data.template = {str(path)!r}"
         raise UserError(
             f"data.source = {config.source!r} holds dialogues, but {of} has no chat template; set data.template to a "
             "Jinja file, or to the folder or GGUF file of a model that has one"
         )
-    return result
+    return template
 
 
-def learned_template(data: DataConfig) -> Template | None:
-    """Return the chat template of the first source of dialogues; None without one. Prompts with completions may need
-    none."""
-    for source in data.sources.values():
+def learned_template(config: DataConfig) -> Template | None:
+    """Return the chat template of the first source of dialogues, or None without such a source or a template."""
+    for source in config.sources.values():
         if source.dialogues:
             try:
                 return chat_template(source)
@@ -128,7 +127,7 @@ def _messages(value: object, location: str) -> list[Message]:
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
             raise UserError(f"{location}[{number}]: its content is not text; fix or remove the record")
     # Templates ask whether a message has a key, and tables have all keys in all messages.
-    return [{key: one for key, one in each.items() if one is not None or key == "content"} for each in value]
+    return [{key: inner for key, inner in each.items() if inner is not None or key == "content"} for each in value]
 
 
 def _kind(value: object) -> str:
@@ -149,8 +148,8 @@ def _segments(
     if not isinstance(settings, Mapping):
         raise UserError(f"{location}: chat_template_kwargs: {_kind(settings)}, not an object; fix or remove the record")
     answers = [n for n, message in enumerate(messages) if n >= first and message["role"] == "assistant"]
-    values = {"tools": record.get("tools"), "documents": None, **settings}
-    conversation = Conversation(messages, values)
+    variables = {"tools": record.get("tools"), "documents": None, **settings}
+    conversation = Conversation(messages, variables)
     try:
         if config.learn == "all":
             return conversation.whole(template, tokenizer)

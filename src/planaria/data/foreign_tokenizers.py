@@ -70,7 +70,7 @@ def of_gguf(path: Path) -> bytes:
 def _tried(source: bytes, location: str) -> float:
     memory, seconds = MEMORY + PER_BYTE * len(source), SECONDS + len(source) / SLOWEST
     request = location.encode(errors="replace").replace(b"\0", b"?") + b"\0" + source
-    result = child_process.call(
+    answer = child_process.call(
         "planaria.data.tokenizer_check:check_tokenizer", request, memory, seconds, location, FIX
     )
-    return float(json.loads(result)["growth"])
+    return float(json.loads(answer)["growth"])

@@ -17,7 +17,7 @@ from planaria.config.names import expanded
 
 STDLIB, LOCAL = "stdlib", "file://"
 NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"})
-"""folders in the standard library's that hold tests, third-party code, or no source"""
+"""folders of the standard library that hold tests, third-party code or no source"""
 Passed = dict[str, list[str]]
 """reason → skipped files and folders"""
 

@@ -29,11 +29,11 @@ def quotas(data: DataConfig) -> Quotas:
     size = math.lcm(*(share.denominator for share in shares))
     if size <= MIXTURE:
         return tuple(int(share * size) for share in shares)
-    results = [int(share * MIXTURE) for share in shares]
-    short = sorted(range(len(results)), key=lambda i: results[i] - shares[i] * MIXTURE)
-    for i in short[: MIXTURE - sum(results)]:
-        results[i] += 1
-    return tuple(results)
+    counts = [int(share * MIXTURE) for share in shares]
+    short = sorted(range(len(counts)), key=lambda i: counts[i] - shares[i] * MIXTURE)
+    for i in short[: MIXTURE - sum(counts)]:
+        counts[i] += 1
+    return tuple(counts)
 
 
 class SourceOrder:
@@ -45,10 +45,10 @@ class SourceOrder:
     source permanently.
     """
 
-    def __init__(self, quotas: Quotas, seed: int) -> None:
-        self._quotas = quotas
+    def __init__(self, counts: Quotas, seed: int) -> None:
+        self._quotas = counts
         self._seed = seed
-        self._size = sum(quotas)
+        self._size = sum(counts)
 
     def at(self, n: int) -> tuple[int, int]:
         """Return the source of sample ``n`` ≥ 0, and how many earlier samples are of the same source."""
@@ -69,10 +69,10 @@ class SourceOrder:
 
 
 @lru_cache(maxsize=8)
-def _order(quotas: Quotas, seed: int, block: int) -> npt.NDArray[np.intp]:
+def _order(counts: Quotas, seed: int, block: int) -> npt.NDArray[np.intp]:
     """Return the source of each sample of a block."""
-    drawn = hashlib.shake_256(f"{seed} mixture {block}".encode()).digest(8 * sum(quotas))
+    drawn = hashlib.shake_256(f"{seed} mixture {block}".encode()).digest(8 * sum(counts))
     uniform = (np.frombuffer(drawn, "<u8") >> 11) * 2.0**-53
-    sources = np.repeat(np.arange(len(quotas)), quotas)
-    parts = np.concatenate([np.arange(quota) for quota in quotas])
-    return sources[np.argsort((parts + uniform) / np.array(quotas)[sources], kind="stable")]
+    sources = np.repeat(np.arange(len(counts)), counts)
+    ranks = np.concatenate([np.arange(quota) for quota in counts])
+    return sources[np.argsort((ranks + uniform) / np.array(counts)[sources], kind="stable")]

@@ -117,7 +117,7 @@ def text_of(record: Record, field: str, location: str) -> str:
 
 
 def without_surrogates(text: str) -> str:
-    """Return a text of JSON, whose \\u escapes can spell half a surrogate pair: no character, without UTF-8."""
+    """Replace lone surrogates, which JSON's \\u escapes can spell and UTF-8 cannot encode, by question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -206,8 +206,8 @@ class _Ahead:
         """Return the JSON value at the current position."""
         while True:
             try:
-                result, self.at = self._decoder.raw_decode(self.held, self.at)
-                return result
+                decoded, self.at = self._decoder.raw_decode(self.held, self.at)
+                return decoded
             except ValueError:  # possibly incomplete
                 if self._ended:
                     raise

@@ -47,13 +47,13 @@ class RemoteFile:
 
     def read_bytes(self) -> bytes:
         with self.open("rb") as file:
-            result = documents.read_bounded(file, MAX_TEXT)
-        if len(result) > MAX_TEXT:
+            content = documents.read_bounded(file, MAX_TEXT)
+        if len(content) > MAX_TEXT:
             raise UserError(
                 f"data.source: {self} has more than {MAX_TEXT >> 20} MiB, too many for one document; cut it, or "
                 "make a .jsonl of it"
             )
-        return result
+        return content
 
 
 def remote_files(source: str) -> list[RemoteFile]:
@@ -64,10 +64,10 @@ def remote_files(source: str) -> list[RemoteFile]:
     with _read(source):
         system, root = filesystem(source, "data.source", **_options(source))
         info = system.info(root)
-        result = dict(_below(system, root)) if info["type"] == "directory" else {root: info}
-    if len(result) > MAX_FILES:
+        files = dict(_below(system, root)) if info["type"] == "directory" else {root: info}
+    if len(files) > MAX_FILES:
         raise UserError(f"data.source = {shown(source)!r} has more than {MAX_FILES} files; name a folder with fewer")
-    alone = list(result) == [root]
+    alone = list(files) == [root]
     return [
         RemoteFile(
             system,
@@ -75,7 +75,7 @@ def remote_files(source: str) -> list[RemoteFile]:
             source if alone else system.unstrip_protocol(path),
             tuple(str(info.get(key, "")) for key in _VERSIONS),
         )
-        for path, info in sorted(result.items())
+        for path, info in sorted(files.items())
     ]
 
 
@@ -88,7 +88,7 @@ def _read(url: str) -> Iterator[None]:
 def _below(system: AbstractFileSystem, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     # Without "raise", unreadable folders would be skipped and the corpus silently changed.
     for folder, _, files in system.walk(root, detail=True, on_error="raise"):
-        if not any(part.startswith(".") for part in folder.removeprefix(root).split("/")):
+        if not any(component.startswith(".") for component in folder.removeprefix(root).split("/")):
             yield from ((info["name"], info) for name, info in files.items() if name and not name.startswith("."))
 
 
@@ -126,9 +126,9 @@ class _Stream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with _read(self._url):
-            result = self._file.read(len(buffer))
-        buffer[: len(result)] = result
-        return len(result)
+            received = self._file.read(len(buffer))
+        buffer[: len(received)] = received
+        return len(received)
 
     def close(self) -> None:
         if not self.closed:

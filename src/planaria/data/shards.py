@@ -56,11 +56,11 @@ def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None, c
     try:
         cache.mkdir(parents=True, exist_ok=True)
         tokenizer = load_tokenizer(data, vocab, cache, report)
-        parts: dict[str, Dataset] = {}
+        datasets: dict[str, Dataset] = {}
         for name, source in data.sources.items():
             with of_source(name):
-                parts[name] = _prepared(source, tokenizer, cache, context, report)
-        return _mixed(parts, quotas(data), cache) if data.mixture else parts[""]
+                datasets[name] = _prepared(source, tokenizer, cache, context, report)
+        return _mixed(datasets, quotas(data), cache) if data.mixture else datasets[""]
     except OSError as error:
         raise UserError(
             f"cannot use the data cache {cache} ({error}); "
@@ -88,10 +88,10 @@ def _text_of(template: Template | None) -> object:
     return template and (template.text, template.names)
 
 
-def _mixed(parts: dict[str, Dataset], shares: tuple[int, ...], cache: Path) -> Mixture:
+def _mixed(datasets: dict[str, Dataset], shares: tuple[int, ...], cache: Path) -> Mixture:
     """Write a folder for a mixture of prepared sources. Concurrent writers write the same."""
-    of = zip(parts.items(), shares, strict=True)
-    sources = {name: MixtureSource(folder=part.folder.name, quota=quota, meta=part.meta) for (name, part), quota in of}
+    of = zip(datasets.items(), shares, strict=True)
+    sources = {name: MixtureSource(folder=d.folder.name, quota=quota, meta=d.meta) for (name, d), quota in of}
     text = MixtureMeta(format=FORMAT, parts=sources).model_dump_json(indent=1)
     folder = cache / hashlib.sha256(text.encode()).hexdigest()[:24]
     folder.mkdir(exist_ok=True)
@@ -180,11 +180,11 @@ def _write_texts(
         total, withheld = total + len(ids), pending
         pending = int(total * data.validation)
         cut = len(ids) - (pending - withheld)
-        for writer, part in ((train, ids[:cut]), (held_out, ids[cut:])):
-            if len(part):
+        for writer, tokens in ((train, ids[:cut]), (held_out, ids[cut:])):
+            if len(tokens):
                 # A separator that also begins a document does so for the next.
                 first = () if writer.tokens and before == (tokenizer.end,) else before
-                writer.append(np.concatenate([np.array(first, dtype), part.astype(dtype), np.array(after, dtype)]))
+                writer.append(np.concatenate([np.array(first, dtype), tokens.astype(dtype), np.array(after, dtype)]))
         if train.tokens >> 23 > reported:
             reported = train.tokens >> 23
             report(f"tokenised {count:,} documents, {train.tokens / 1e6:.0f} million tokens")
@@ -204,11 +204,11 @@ def _write_rows(
     packers = [Packer(length, data.pack) for _ in splits]
     reported = 0
 
-    def write(split: int, content: Sequence[Dialogue]) -> None:
+    def write(side: int, content: Sequence[Dialogue]) -> None:
         if content:
             ids, marks = padded_row(content, length, tokenizer.end)
-            for writer, part in zip(splits[split], (ids.astype(dtype), marks), strict=True):
-                writer.append(part)
+            for writer, column in zip(splits[side], (ids.astype(dtype), marks), strict=True):
+                writer.append(column)
 
     for withheld, dialogue in split(
         learnable_dialogues(dialogues(data, tokenizer, report), length, count), data.validation
@@ -233,7 +233,7 @@ def _write_rows(
 
 
 def _around(tokenizer: Tokenizer, legacy: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids around each document's part; a template that ends with the separator needs no other."""
+    """Return the tokens before and after each document; add the separator unless the template ends with it."""
     if legacy:
         return (), (tokenizer.end,)
     closed = tokenizer.after[-1:] == (tokenizer.end,)
@@ -254,11 +254,11 @@ class _Writer:
             if self._file is None or not offset:
                 self._close()
                 self._file = shard_file(self._folder, self._name, shard).open("wb")
-            part, ids = ids[: SHARD - offset], ids[SHARD - offset :]
-            content = part.astype(part.dtype.newbyteorder("<")).tobytes()
+            piece, ids = ids[: SHARD - offset], ids[SHARD - offset :]
+            content = piece.astype(piece.dtype.newbyteorder("<")).tobytes()
             self._file.write(content)
             self.seen.update(content)
-            self.tokens += len(part)
+            self.tokens += len(piece)
 
     def _close(self) -> None:
         if self._file is not None:

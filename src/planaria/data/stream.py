@@ -30,7 +30,7 @@ class Stream:
     def __init__(self, data: Data, split: Split, context: int, seed: int) -> None:
         self.context = context
         self.turns = SourceOrder(data.quotas, seed)
-        self.sources = {name: _Source(name, part, split, context, seed) for name, part in data.parts.items()}
+        self.sources = {name: _Source(name, dataset, split, context, seed) for name, dataset in data.parts.items()}
         self._in_order = list(self.sources.values())
         self.windows = sum(source.windows for source in self._in_order)
 
@@ -61,11 +61,11 @@ class Stream:
 
         ``tokens`` [B, context] are those of samples ``first`` .. ``first + B - 1``.
         """
-        results = []
+        numbers = []
         for n, ids in enumerate(tokens, start=first):
             source, turn = self.turns.at(n)
-            results.append(self._in_order[source].starts(turn, ids).cumsum(0))
-        return torch.stack(results)
+            numbers.append(self._in_order[source].starts(turn, ids).cumsum(0))
+        return torch.stack(numbers)
 
     def learned(self, first: int, count: int) -> int:
         """Return the number of targets in samples ``first`` .. ``first + count - 1``."""
@@ -93,8 +93,8 @@ class _Source:
         if not self.windows:
             of, label = (f" of data.mixture.{name}", "source") if name else ("", "data.source")
             if self.rows:
-                other = "a smaller" if split == "train" else "train.eval_every = 0 or a larger"
-                fix = f"use a longer {label}, or {other} data.validation"
+                alternative = "a smaller" if split == "train" else "train.eval_every = 0 or a larger"
+                fix = f"use a longer {label}, or {alternative} data.validation"
                 raise UserError(f"the {split} split{of} has no dialogue; {fix}")
             raise UserError(
                 f"the {split} split{of} has {dataset.tokens(split)} tokens, but one sample takes model.context + 1 = "

@@ -145,9 +145,9 @@ class Tokenizer:
             with foreign_tokenizers.failing(self._location):
                 for text in batch:
                     self._require_bounded(text)
-                result = iter(self._inner.encode_batch_fast(short, add_special_tokens=False))
+                encodings = iter(self._inner.encode_batch_fast(short, add_special_tokens=False))
                 for text in batch:
-                    ids = np.array(next(result).ids, np.uint32) if len(text) <= PIECE else self._long(text, legacy)
+                    ids = np.array(next(encodings).ids, np.uint32) if len(text) <= PIECE else self._long(text, legacy)
                     yield ids if legacy else self._as_text(text, ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -176,13 +176,13 @@ class Tokenizer:
         """Return ``ids``; re-encode ``text`` if the model's own vocabulary yielded control tokens."""
         if not np.isin(ids, self._barred).any():
             return ids
-        return np.array([i for part in self._joined(self._disguised.plain, text) for i in part], np.uint32)
+        return np.array([i for piece in self._joined(self._disguised.plain, text) for i in piece], np.uint32)
 
     def _long(self, text: str, legacy: bool) -> npt.NDArray[np.uint32]:
         if not legacy:
-            return np.concatenate([np.array(part, np.uint32) for part in self._joined(self._plain, text)])
-        result = self._inner.encode_batch_fast([*pieces(text, PIECE)], add_special_tokens=False)
-        return np.concatenate([np.array(encoding.ids, np.uint32) for encoding in result])
+            return np.concatenate([np.array(piece, np.uint32) for piece in self._joined(self._plain, text)])
+        encodings = self._inner.encode_batch_fast([*pieces(text, PIECE)], add_special_tokens=False)
+        return np.concatenate([np.array(encoding.ids, np.uint32) for encoding in encodings])
 
     def _joined(self, encode: windows.Encode, text: str) -> Iterator[list[int]]:
         try:
@@ -199,9 +199,9 @@ class Tokenizer:
             return
         size = max(1, int(GROWN / self._growth))
         for start in range(0, len(text), size):
-            part = text[start : start + size]
-            result, least = self._inner.normalizer.normalize_str(part), len(part.encode())
-            if (grown := len(result.encode())) > GROWTH * least + GROWN // 64:
+            piece = text[start : start + size]
+            normalised, least = self._inner.normalizer.normalize_str(piece), len(piece.encode())
+            if (grown := len(normalised.encode())) > GROWTH * least + GROWN // 64:
                 raise UserError(
                     f"{self._location}: its normalizer makes {grown} bytes of {least}, beyond the limit of {GROWTH:g} "
                     "times as many; give another tokenizer"

@@ -72,13 +72,13 @@ def _checked(source: bytes) -> float:
     inner = tokenizers.Tokenizer.from_buffer(source)
     tree = json.loads(inner.to_str())
     growth = _growth(tree["normalizer"], _normalizer)
-    for part, most, one in (
+    for part, most, growth_of in (
         ("normalizer", MAX_GROWTH, _normalizer),
         ("pre_tokenizer", MAX_AFTER, lambda part: _known(part, _PRE)),
         ("decoder", MAX_AFTER, lambda part: _known(part, _DECODERS)),
     ):
-        if (result := _growth(tree[part], one)) > most:
-            raise UserError(f"its {part} can make a text {result:.3g} times as long, beyond the limit of {most:g}")
+        if (times := _growth(tree[part], growth_of)) > most:
+            raise UserError(f"its {part} can make a text {times:.3g} times as long, beyond the limit of {most:g}")
     _check_tokens(inner, tree["model"])
     inner.no_truncation()
     inner.no_padding()
@@ -86,22 +86,22 @@ def _checked(source: bytes) -> float:
     return growth
 
 
-def _growth(part: Mapping[str, Any] | None, one: Callable[[Mapping[str, Any]], float]) -> float:
+def _growth(part: Mapping[str, Any] | None, growth_of: Callable[[Mapping[str, Any]], float]) -> float:
     """Return the maximum growth by a part, or a sequence of parts."""
     if part is None:
         return 1.0
     for name in _INNER:
         if isinstance(part.get(name), list):
-            return math.prod(_growth(each, one) for each in part[name])
-    return one(part)
+            return math.prod(_growth(each, growth_of) for each in part[name])
+    return growth_of(part)
 
 
-def _known(part: Mapping[str, Any], values: Mapping[str, float]) -> float:
+def _known(part: Mapping[str, Any], growths: Mapping[str, float]) -> float:
     if part["type"] == "Replace":
         return _replacement(part)
-    if part["type"] not in values:
+    if part["type"] not in growths:
         raise UserError(f"its part {part['type']} is not known")
-    return values[part["type"]]
+    return growths[part["type"]]
 
 
 def _normalizer(part: Mapping[str, Any]) -> float:

@@ -41,8 +41,8 @@ class _Window:
 
     def within(self, low: int, high: int) -> range:
         """Return the numbers of the tokens that begin at characters ``low`` .. ``high - 1``."""
-        results = [n for n, (begin, _) in enumerate(self.offsets) if low <= self.start + begin < high]
-        return range(results[0], results[-1] + 1) if results else range(0)
+        numbers = [n for n, (begin, _) in enumerate(self.offsets) if low <= self.start + begin < high]
+        return range(numbers[0], numbers[-1] + 1) if numbers else range(0)
 
 
 def encode_in_windows(encode: Encode, text: str, size: int) -> Iterator[list[int]]:
@@ -54,7 +54,7 @@ def encode_in_windows(encode: Encode, text: str, size: int) -> Iterator[list[int
     skipped = 0
     wanted = size
     while window.stop < len(text):
-        if (result := _next(encode, text, window, size)) is None:
+        if (continuation := _next(encode, text, window, size)) is None:
             wanted *= 2
             if wanted > max(MAX_WINDOW_CHARS, size):
                 raise UserError(
@@ -63,7 +63,7 @@ def encode_in_windows(encode: Encode, text: str, size: int) -> Iterator[list[int
                 )
             window = _window(encode, text, window.start, wanted)
             continue
-        following, joint, resumed = result
+        following, joint, resumed = continuation
         yield window.ids[skipped:joint]
         window = following
         skipped = resumed
@@ -72,8 +72,8 @@ def encode_in_windows(encode: Encode, text: str, size: int) -> Iterator[list[int
 
 
 def _window(encode: Encode, text: str, start: int, size: int) -> _Window:
-    result = encode(text[start : start + size])
-    return _Window(start, min(start + size, len(text)), result.ids, result.offsets)
+    encoding = encode(text[start : start + size])
+    return _Window(start, min(start + size, len(text)), encoding.ids, encoding.offsets)
 
 
 def _next(encode: Encode, text: str, before: _Window, size: int) -> tuple[_Window, int, int] | None:

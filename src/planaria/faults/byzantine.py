@@ -65,10 +65,10 @@ class Byzantine(UpdatePublisher):
         if self._misbehaviour is not None and self._misbehaviour.until is None and self._lied:
             self._misbehaviour = None
 
-    def received(self, others: Mapping[int, Update], codec: Compressor, round: int) -> None:
+    def received(self, others: Mapping[int, Update], codec: Compressor, number: int) -> None:
         """Keep the updates of others for attacks that use them in the next round."""
         if self._misbehaviour is not None and self._misbehaviour.attack.listens:
-            self._received = vectors(others, codec, round)
+            self._received = vectors(others, codec, number)
 
     def poisoned(self, batch: Batch, step: int, vocab: int) -> Batch:
         """Return this node's batch source for ``step``, with the labels that the attack chooses."""
@@ -93,29 +93,29 @@ class Byzantine(UpdatePublisher):
     ) -> dict[int, Update]:
         """As :meth:`UpdatePublisher.updates`. By default the attack knows the node's own update and those of the last
         round."""
-        step, round = at
+        step, number = at
         lie = self._current(step)
         if lie is None or honest.blocking is None:
             return super().updates(honest, codec, at, me, others)
         self._lied = True
-        own = vectors({me: honest}, codec, round)[me]
+        own = vectors({me: honest}, codec, number)[me]
         seen = known or {me: own, **self._received}
         self._first = self._first or {**seen}
-        self._past = dict(sorted({**self._past, round: own}.items())[-lie.attack.remembers - 1 :])
+        self._past = dict(sorted({**self._past, number: own}.items())[-lie.attack.remembers - 1 :])
         scene = AttackView(
             own=own,
             known=seen,
             members=len(others) + 1,
             byzantine=self._expected,
-            round=round,
-            generator=_generator(lie, me, round),
-            past=[vector for earlier, vector in self._past.items() if earlier < round],
+            round=number,
+            generator=_generator(lie, me, number),
+            past=[vector for earlier, vector in self._past.items() if earlier < number],
             first=self._first,
         )
         if not lie.attack.equivocates:
             return dict.fromkeys((*others, me), _corrupted(lie, scene, honest, codec))
         return {
-            peer: _corrupted(lie, replace(scene, generator=_generator(lie, me, round, peer)), honest, codec)
+            peer: _corrupted(lie, replace(scene, generator=_generator(lie, me, number, peer)), honest, codec)
             for peer in (*others, me)
         }
 
@@ -131,6 +131,6 @@ def _corrupted(lie: Misbehaviour, scene: AttackView, honest: Update, codec: Comp
     return replace(honest, blocking=lie.attack.message(scene, honest.blocking, codec))
 
 
-def _generator(lie: Misbehaviour, me: int, round: int, peer: int = -1) -> torch.Generator:
-    drawn = hashlib.sha256(f"planaria lie {lie.draw} {me} {round} {peer}".encode()).digest()
+def _generator(lie: Misbehaviour, me: int, number: int, peer: int = -1) -> torch.Generator:
+    drawn = hashlib.sha256(f"planaria lie {lie.draw} {me} {number} {peer}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little") >> 1)

@@ -18,7 +18,7 @@ def neighbours(resolved: ResolvedRun, node: int) -> set[int]:
     started = run_started(resolved, START)
     states = (ReplicaState.start(started, number) for number in range(started.most_replicas))
     pairs = {pair for state in states for pair in state.pairs_of(state.arrangement.stage)}
-    return {other for pair in pairs if node in pair for other in pair} - {node}
+    return {peer for pair in pairs if node in pair for peer in pair} - {node}
 
 
 def require_edges(resolved: ResolvedRun, faults: Iterable[Fault], where: str) -> None:

@@ -41,8 +41,8 @@ def failure_groups(domain: FailureDomain, struck: Collection[int], stages: int, 
     else:
         size = {"stage": 1, "machine": machine, "region": -(-len(ring) // 2)}[domain]
         sets = [ring[n : n + size] for n in range(0, len(ring), size)]
-    results = (tuple(stage for stage in one if stage in struck) for one in sets)
-    return [one for one in results if one]
+    groups = (tuple(stage for stage in members if stage in struck) for members in sets)
+    return [members for members in groups if members]
 
 
 def share(domain: FailureDomain) -> float:

@@ -101,9 +101,9 @@ class TraceChaos:
     def _arm(self, step: int, state: RunState, holders: Mapping[int, str], *moments: str) -> list[e.FaultInjected]:
         """Announce the faults of these moments to the workers in ``holders``: node → worker."""
         due = [
-            item
-            for item in self._waiting
-            if item[1].step <= step and item[1].moment in moments and item[1].stage in holders
+            entry
+            for entry in self._waiting
+            if entry[1].step <= step and entry[1].moment in moments and entry[1].stage in holders
         ]
         done = []
         killing = [fault for fault, struck in self._armed.values() if fault.signal == "kill"]
@@ -193,8 +193,8 @@ class TraceChaos:
         return [struck]
 
 
-def _sort_key(item: tuple[int, Fault]) -> tuple[int, tuple[bool, str, float], int]:
-    number, fault = item
+def _sort_key(entry: tuple[int, Fault]) -> tuple[int, tuple[bool, str, float], int]:
+    number, fault = entry
     return fault.step, order(fault), number
 
 

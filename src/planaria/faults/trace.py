@@ -130,13 +130,13 @@ class TraceArguments(Section):
     @model_serializer(mode="wrap")
     def _plain(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit unused bursts and failure kinds, so that older traces keep their file and digest."""
-        result: dict[str, Any] = plain(self)
+        stored: dict[str, Any] = plain(self)
         idle = {
             "adjacent_probability": not self.adjacent_probability,
             "failure_domain": self.failure_domain == "stage",
             "machine": self.failure_domain != "machine",
         }
-        return {name: value for name, value in result.items() if not idle.get(name)}
+        return {name: value for name, value in stored.items() if not idle.get(name)}
 
     @model_validator(mode="after")
     def _neighbours_may_fail_together(self) -> Self:
@@ -150,8 +150,8 @@ class TraceArguments(Section):
     @model_validator(mode="after")
     def _one_way_to_lose_several(self) -> Self:
         if self.failure_domain != "stage" and (self.adjacent_probability or self.forbid_adjacent):
-            other = "adjacent_probability" if self.adjacent_probability else "forbid_adjacent"
-            raise ValueError(f"failure_domain = '{self.failure_domain}' takes several stages; leave {other} out")
+            setting = "adjacent_probability" if self.adjacent_probability else "forbid_adjacent"
+            raise ValueError(f"failure_domain = '{self.failure_domain}' takes several stages; leave {setting} out")
         return self
 
     @model_validator(mode="after")
@@ -211,10 +211,10 @@ def read(path: Path) -> Trace:
 
     :raises UserError: naming file, fault and field, if it is invalid.
     """
-    result = documents.data(path, MAX_BYTES, "give the path of a trace, such as `python -m planaria.lab.trace` writes")
-    documents.refuse_nul(result, path)
+    content = documents.data(path, MAX_BYTES, "give the path of a trace, such as `python -m planaria.lab.trace` writes")
+    documents.refuse_nul(content, path)
     try:
-        return Trace.model_validate_json(result)
+        return Trace.model_validate_json(content)
     except ValidationError as error:
         raise UserError(f"trace {path}: {first_complaint(error)}") from None
 
@@ -224,10 +224,10 @@ def text(trace: Trace) -> str:
 
     :raises UserError: if it is too large.
     """
-    result = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
-    if len(result) > MAX_BYTES:
+    content = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
+    if len(content) > MAX_BYTES:
         raise UserError(f"the trace has {len(trace.faults)} faults, too many for a file; lower its rate or its steps")
-    return result
+    return content
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -257,7 +257,7 @@ def first_complaint(error: ValidationError) -> str:
     problems = error.errors(include_url=False)
     # A misspelt key is also a missing one; the spelling is the cause.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+    where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem["loc"]).lstrip(".")
     label = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         sections: dict[str, type[Section]] = {"faults": Fault, "generated": TraceArguments}

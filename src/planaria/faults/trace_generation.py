@@ -100,15 +100,15 @@ def _faults(origin: TraceArguments) -> tuple[Fault, ...]:
 
 def _with_groups(origin: TraceArguments, struck: set[int], p: float) -> dict[tuple[int, int], float]:
     """Draw failure groups with probability ``p``; a stage taken by two in one step is lost with the first."""
-    result: dict[tuple[int, int], float] = {}
+    failures: dict[tuple[int, int], float] = {}
     for stages in failure_groups(origin.failure_domain, struck, origin.stages, origin.machine):
         first, *others = stages
         for (step, _), u in _drawn(
             f"planaria trace {origin.seed} {origin.failure_domain} {stages}", first, origin.steps, p
         ).items():
             for stage in (first, *others):
-                result[step, stage] = min(u, result.get((step, stage), u))
-    return result
+                failures[step, stage] = min(u, failures.get((step, stage), u))
+    return failures
 
 
 def _drawn(name: str, stage: int, steps: int, p: float) -> dict[tuple[int, int], float]:
@@ -122,14 +122,14 @@ def _with_bursts(
 ) -> dict[tuple[int, int], float]:
     """Return ``drawn`` plus the stages that these failures take with them, with the number (so the moment) of their
     cause."""
-    result = dict(drawn)
+    lost = dict(drawn)
     for (step, stage), u in sorted(drawn.items()):
         stream = random.Random(f"planaria trace {origin.seed} burst {step} {stage}")
         following = (stage + 1) % (origin.stages + 1)
-        while stream.random() < origin.adjacent_probability and following in struck and (step, following) not in result:
-            result[step, following] = u
+        while stream.random() < origin.adjacent_probability and following in struck and (step, following) not in lost:
+            lost[step, following] = u
             following = (following + 1) % (origin.stages + 1)
-    return result
+    return lost
 
 
 def _neighbours(stage: int, stages: int) -> set[int]:

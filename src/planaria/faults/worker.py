@@ -1,7 +1,7 @@
 """Faults injected into a worker, which strikes itself at the exact action that a trace names.
 
-An external signal arrives at no exact place. A worker that knows its fault in advance strikes itself there: the SIGKILL
-is as real, and the same trace hits the same action in every run. A worker imports this module on its first fault.
+An external signal cannot hit an exact action. A worker that knows its fault in advance kills itself there: the SIGKILL
+is real, and the same trace hits the same action in every run. A worker imports this module on its first fault.
 """
 
 from __future__ import annotations

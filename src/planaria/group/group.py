@@ -60,7 +60,7 @@ def host(
     seed: int = 0,
     notify: Notify = print,
 ) -> Group:
-    """Return a group whose first member this process is. Others can join once its loop draws the first batch.
+    """Return a group with this process as its first member. Others can join once its loop draws the first batch.
 
     :param port: TCP port at which others join; 0: any free one.
     :param key: file with the group's key; created if it is missing. Others need a copy.
@@ -230,9 +230,9 @@ class Group:
             ("shard: epochs or steps: blocks", data.blocks, family.blocks),
             ("seed", self._settings.seed, config.seed),
         ]
-        for setting, mine, in_group in rows:
-            if mine != in_group:
-                raise UserError(f"{setting} is {mine!r} here and {in_group!r} in the group; use the same")
+        for setting, own, in_group in rows:
+            if own != in_group:
+                raise UserError(f"{setting} is {own!r} here and {in_group!r} in the group; use the same")
 
     def _step(self) -> None:
         """Hand the gradient of the current block to the group."""

@@ -172,8 +172,8 @@ def shares(blocks: int, absent: Collection[int]) -> dict[int, list[int]]:
     """
     if blocks == 1:
         return defaultdict(lambda: [0])
-    result = {member: [member] for member in range(blocks) if member not in absent}
-    order = sorted(result)
-    for index, member in enumerate(sorted(set(range(blocks)) - result.keys())):
-        result[order[index % len(order)]].append(member)
-    return result
+    blocks_of = {member: [member] for member in range(blocks) if member not in absent}
+    order = sorted(blocks_of)
+    for index, member in enumerate(sorted(set(range(blocks)) - blocks_of.keys())):
+        blocks_of[order[index % len(order)]].append(member)
+    return blocks_of

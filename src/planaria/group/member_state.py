@@ -109,7 +109,7 @@ class MemberState:
         """
         tensors: dict[str, Tensor] = {}
         values = {"buffers": self._buffers(), "optimizer": self._optimizer_state()}
-        values |= {f"also.{name}": thing.state_dict() for name, thing in self.also.items()}
+        values |= {f"also.{name}": owner.state_dict() for name, owner in self.also.items()}
         document = {name: _flat(value, name, tensors, 0) for name, value in values.items()}
         text = json.dumps(document, separators=(",", ":")).encode()
         return {**tensors, DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
@@ -133,8 +133,8 @@ class MemberState:
         self._load_buffers(values["buffers"])
         try:
             self.optimizer.load_state_dict(self._numbered(values["optimizer"]))
-            for name, thing in self.also.items():
-                thing.load_state_dict(values[f"also.{name}"])
+            for name, owner in self.also.items():
+                owner.load_state_dict(values[f"also.{name}"])
         except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
             raise UserError(f"the state of another member does not fit this one ({str(error)[:120]})") from None
 
@@ -151,12 +151,12 @@ class MemberState:
         if not isinstance(received, dict) or received.keys() != buffers.keys():
             raise UserError("the state of another member: its model has other buffers; give all members the same model")
         for name, value in buffers.items():
-            other = received[name]
+            theirs = received[name]
             if isinstance(value, Tensor):
-                if not isinstance(other, Tensor) or (other.shape, other.dtype) != (value.shape, value.dtype):
+                if not isinstance(theirs, Tensor) or (theirs.shape, theirs.dtype) != (value.shape, value.dtype):
                     raise UserError(f"the state of another member: buffer {name!r} has another shape or type")
                 with torch.no_grad():
-                    value.copy_(other)
+                    value.copy_(theirs)
         extra = {name: received[name] for name, value in buffers.items() if not isinstance(value, Tensor)}
         if extra:
             self.model.load_state_dict({**self.model.state_dict(), **extra})

@@ -40,13 +40,13 @@ class GroupOptimizer(Optimizer):
         :param closure: computes the gradient; called once, and its result is returned.
         :raises RunStopped: if this process is no longer a member.
         """
-        result = None
+        loss = None
         if closure is not None:
             with torch.enable_grad():
-                result = closure()
+                loss = closure()
         if not self._mid_block():
             self._step()
-        return result
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradient, unless further batches of the block add to it."""

@@ -143,10 +143,10 @@ class StreamedBlocks:
             self._position, self._stream = 0, iter(self._loader)
         skipped = (block - self._position) * self._accumulate
         self._position = block + 1
-        found = list(itertools.islice(self._stream, skipped, skipped + self._accumulate))
-        if not found:
+        batches = list(itertools.islice(self._stream, skipped, skipped + self._accumulate))
+        if not batches:
             raise UserError(f"shard: the stream ends before block {block}; lower steps, or give a longer one")
-        yield from found
+        yield from batches
 
 
 def blocks_of(loader: Iterable[Any], accumulate: int, seed: int) -> Blocks:

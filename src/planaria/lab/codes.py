@@ -51,16 +51,16 @@ def search(
     for path in (to, product):
         if path is not None and not path.parent.is_dir():
             raise UserError(f"{path}: {path.parent} is not a folder; create it, or write elsewhere")
-    result = anneal(target, seed, tries)
-    measured = certificate(result)
-    show([_description(result, measured), _comparison(result.code)])
+    sparse = anneal(target, seed, tries)
+    measured = certificate(sparse)
+    show([_description(sparse, measured), _comparison(sparse.code)])
     if to is not None:
-        atomic.write_text(to, file(result).model_dump_json(indent=1) + "\n")
+        atomic.write_text(to, file(sparse).model_dump_json(indent=1) + "\n")
     if product is not None:
-        _write_product(result, product)
-    short = result.excess or int(str(measured["distance"])) < target.distance
+        _write_product(sparse, product)
+    short = sparse.excess or int(str(measured["distance"])) < target.distance
     if short:
-        print(f"falls short: distance {measured['distance']} of {target.distance}, {result.excess} edges too many")
+        print(f"falls short: distance {measured['distance']} of {target.distance}, {sparse.excess} edges too many")
     return int(bool(short))
 
 

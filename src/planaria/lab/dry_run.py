@@ -30,37 +30,37 @@ def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) 
 
     :raises UserError: for everything that a run would reject.
     """
-    all_ = prepare_races(requested, notify)
-    there = cached_races(all_.races, all_.folder, own_classes)
+    prepared = prepare_races(requested, notify)
+    cached = cached_races(prepared.races, prepared.folder, own_classes)
     paces = {}
-    for arm in all_.arms:
+    for arm in prepared.arms:
         with blaming(partial(own_classes, arm.config)):
-            paces[arm.name] = measure_speed(arm.config, all_.dataset)
-    workers = all_.comparison.workers or len(os.sched_getaffinity(0))
-    base = all_.arms[0].config
-    seeds = seeds_shown(all_.comparison.seeds)
-    done = {arm.name: 0 for arm in all_.arms}
-    for race, over in zip(all_.races, there, strict=True):
+            paces[arm.name] = measure_speed(arm.config, prepared.dataset)
+    workers = prepared.comparison.workers or len(os.sched_getaffinity(0))
+    base = prepared.arms[0].config
+    seeds = seeds_shown(prepared.comparison.seeds)
+    done = {arm.name: 0 for arm in prepared.arms}
+    for race, over in zip(prepared.races, cached, strict=True):
         done[race.arm] += over
-    title = f"{base.name}: {counted(len(all_.arms), 'arm')}, {seeds}, {counted(base.train.steps, 'step')} each"
+    title = f"{base.name}: {counted(len(prepared.arms), 'arm')}, {seeds}, {counted(base.train.steps, 'step')} each"
     head = ["arm", "differs in", "failures", "kept", "ms a step", "minutes a race"]
-    rows = [_row(arm, all_, paces[arm.name], done[arm.name]) for arm in all_.arms]
+    rows = [_row(arm, prepared, paces[arm.name], done[arm.name]) for arm in prepared.arms]
     console = show([Table(title, head, rows, numbers_from=2)])
-    if any(arm.searched for arm in all_.arms):
+    if any(arm.searched for arm in prepared.arms):
         console.print(f"search        the best point without failures becomes the arm {TUNED!r}", highlight=False)
-    left = remaining_s(all_.races, there, paces, workers)
-    console.print(f"races         {counted(len(there), 'race')}, {sum(there)} of them kept from before")
+    left = remaining_s(prepared.races, cached, paces, workers)
+    console.print(f"races         {counted(len(cached), 'race')}, {sum(cached)} of them kept from before")
     console.print(
         f"takes         about {_duration(left)} with {counted(workers, 'process', 'processes')} at a time, if"
     )
     console.print("              nothing else uses the machine: by the processor time of a few steps of each arm")
-    console.print(f"would be in   {all_.folder}", highlight=False)
+    console.print(f"would be in   {prepared.folder}", highlight=False)
 
 
-def _row(arm: Arm, all_: PreparedComparison, paced: Pace, done: int) -> list[str]:
-    base, own = recipe.flat(all_.arms[0].config), recipe.flat(arm.config)
+def _row(arm: Arm, prepared: PreparedComparison, paced: Pace, done: int) -> list[str]:
+    base, own = recipe.flat(prepared.arms[0].config), recipe.flat(arm.config)
     differs = ", ".join(f"{k} = {v}" for k, v in own.items() if base.get(k) != v and k != "name") or "–"
-    faults = [len(traces[0].faults) if arm.faults else 0 for traces in all_.traces.values()]
+    faults = [len(traces[0].faults) if arm.faults else 0 for traces in prepared.traces.values()]
     struck = f"{min(faults)} to {max(faults)}" if min(faults) < max(faults) else f"{faults[0]}"
     cells = [f"{done} of {len(faults)}", f"{1e3 * paced.step_s:.0f}", f"{paced.of(arm.config) / 60:.1f}"]
     return [arm.name, differs, struck, *cells]

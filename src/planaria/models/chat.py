@@ -74,14 +74,14 @@ class Template:
     def _parts(self, roles: tuple[Role, ...]) -> list[str]:
         """Return the text before, between and after placeholder turns."""
         slots = [f"planaria{number}slot" for number in range(len(roles))]
-        rest, parts = self._rendered(list(zip(roles, slots, strict=True))), []
+        rest, pieces = self._rendered(list(zip(roles, slots, strict=True))), []
         for slot in slots:
             once = rest.count(slot) == 1
-            part, _, rest = rest.partition(slot)
-            if not once or len(part) > MAX_TEMPLATE_CHARS:
+            before, _, rest = rest.partition(slot)
+            if not once or len(before) > MAX_TEMPLATE_CHARS:
                 raise UserError(f"{self.path}: its chat template omits or repeats a turn; {FIX}")
-            parts.append(part)
-        return [*parts, rest]
+            pieces.append(before)
+        return [*pieces, rest]
 
     def _rendered(self, turns: Sequence[Turn]) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
@@ -99,16 +99,16 @@ class Template:
 
         :raises UserError: with ``fix``, if the template fails.
         """
-        result: list[str] = self._call(several, fix, around=around)
-        return result
+        texts: list[str] = self._call(several, fix, around=around)
+        return texts
 
     def answers(
         self, values: Mapping[str, Any], numbers: Sequence[int], fix: str
     ) -> tuple[str, list[tuple[int, int] | None]]:
         """Return the text of a dialogue, and where the messages ``numbers`` start and stop in it.
 
-        A message is what it adds to the text before it. None: the text of it or of those before it is another when it
-        is the last.
+        A message is what it adds to the text before it. None: the template renders it, or an earlier message,
+        differently when it is the last.
 
         :raises UserError: with ``fix``, if the template fails.
         """
@@ -148,7 +148,7 @@ class Conversation:
     """the template's other values"""
 
     def guarded(self, tokenizer: Tokenizer) -> tuple[Conversation, str]:
-        """Return the same without texts that name a control token, and the character that prevents it."""
+        """Return the conversation with guarded texts, which cannot name a control token, and the guarding character."""
         names, (mark, *_) = tuple(tokenizer.control_tokens), self._unused
         content, values = _guarded_in([self.content, self.values], names, mark)
         return Conversation(content, values), mark
@@ -168,7 +168,7 @@ class Conversation:
 
     def _by_prefixes(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the text in parts; an answer is what it adds to the text before it."""
-        parts, at = list[tuple[str, bool]](), 0
+        segments, at = list[tuple[str, bool]](), 0
         full, spans = template.answers(self._values, wanted, _FIX)
         for number, span in zip(wanted, spans, strict=True):
             if span is None:
@@ -177,9 +177,9 @@ class Conversation:
                     "follow; set data.learn = 'last', or use a data.template with {% generation %} tags"
                 )
             start, stop = span
-            parts += [(full[at:start], False), (full[start:stop], True)]
+            segments += [(full[at:start], False), (full[start:stop], True)]
             at = stop
-        return [*parts, (full[at:], False)]
+        return [*segments, (full[at:], False)]
 
     def _tagged(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the text in parts, by the template's tags."""
@@ -192,11 +192,11 @@ class Conversation:
                 f"the chat template of {template.path} tags {len(pieces) - 1} answers of {len(roles)}; fix its "
                 "{% generation %} tags, or set data.template"
             )
-        parts = [(pieces[0], False)]
+        segments = [(pieces[0], False)]
         for number, piece in zip(roles, pieces[1:], strict=True):
             answer, _, rest = piece.partition(stop)
-            parts += [(answer, number in wanted), (rest, False)]
-        return parts
+            segments += [(answer, number in wanted), (rest, False)]
+        return segments
 
     def _rendered(self, template: Template, around: tuple[str, str] = ("", "")) -> str:
         (text,) = template.rendered([self._values], _FIX, around)
@@ -214,10 +214,10 @@ class Conversation:
 
 def jinja_file(file: Path, names: tuple[tuple[str, str], ...]) -> Template:
     """Return the template in a Jinja file, with these ``names`` of special tokens; UserError if it cannot be read."""
-    result = _made(file, documents.data(file, fix="give a Jinja file").decode("utf-8", "replace"), dict(names))
-    if result is None:
+    template = _made(file, documents.data(file, fix="give a Jinja file").decode("utf-8", "replace"), dict(names))
+    if template is None:
         raise UserError(f"{file}: an empty chat template; give another")
-    return result
+    return template
 
 
 _FIX = "fix the record, or set data.template"
@@ -247,13 +247,13 @@ def _guarded_in(value: Any, names: tuple[str, ...], mark: str) -> Any:
     lacks, such as dates of a Parquet file, become texts."""
     if isinstance(value, Mapping):
         return {
-            key if key.isidentifier() else _guarded_in(key, names, mark): one
+            key if key.isidentifier() else _guarded_in(key, names, mark): inner
             if key == "role"
-            else _guarded_in(one, names, mark)
-            for key, one in value.items()
+            else _guarded_in(inner, names, mark)
+            for key, inner in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_guarded_in(one, names, mark) for one in value]
+        return [_guarded_in(inner, names, mark) for inner in value]
     if value is None or isinstance(value, (bool, int, float)):
         return value
     return _guarded(without_surrogates(str(value)), names, mark)
@@ -271,11 +271,11 @@ def _guarded(content: str, names: tuple[str, ...], mark: str) -> str:
     core = content.strip()
     begins = any(core.startswith(name[cut:]) for name in names for cut in range(1, len(name)))
     cuts = {len(core) - cut for name in names for cut in range(1, len(name)) if core.endswith(name[:cut])}
-    cuts |= {item.start() for item in _somewhere(names).finditer(core)} | ({0} if begins else set())
+    cuts |= {match.start() for match in _somewhere(names).finditer(core)} | ({0} if begins else set())
     edges = [0, *sorted(cuts), len(core)]
-    parts = [core[start:stop] for start, stop in itertools.pairwise(edges)]
+    pieces = [core[start:stop] for start, stop in itertools.pairwise(edges)]
     before, _, after = content.partition(core) if core else (content, "", "")
-    return before + mark.join(parts) + after
+    return before + mark.join(pieces) + after
 
 
 def template_of(path: Path) -> Template | None:
@@ -305,7 +305,7 @@ def _made(path: Path, text: object, names: Mapping[str, str]) -> Template | None
         raise UserError(
             f"{path}: the chat template has {len(text)} characters; the limit is {MAX_TEMPLATE_CHARS}; remove it"
         )
-    return Template(path, text, tuple((name, one) for name, one in names.items() if one or name in _ALWAYS))
+    return Template(path, text, tuple((name, token) for name, token in names.items() if token or name in _ALWAYS))
 
 
 def _name(token: object) -> str:

@@ -78,32 +78,32 @@ def _compiled(template: str) -> Any:
 def _spans(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> list[Span]:
     """Return the span of each answer in a dialogue's text ``full``.
 
-    An answer is what it adds to the text of the messages before it. None: the text of it or of those before it is
-    another when it is the last. The list ends early if that takes many renderings.
+    An answer is what it adds to the text of the messages before it. None: the template renders it, or an earlier
+    message, differently when it is the last. The list ends early if that takes many renderings.
     """
-    rendered, result = 0, list[Span]()
+    characters, in_order = 0, list[Span]()
 
     def by_prefixes(number: int) -> Span:
-        nonlocal rendered
+        nonlocal characters
         template, messages = _compiled(source), values["messages"]
         before = str(template.render(**{**values, "messages": messages[:number], "add_generation_prompt": True}))
         after = str(template.render(**{**values, "messages": messages[: number + 1]}))
-        rendered += len(before) + len(after)
+        characters += len(before) + len(after)
         return (len(before), len(after)) if full.startswith(after) and after.startswith(before) else None
 
     spans = _by_marks(source, full, values, answers) if len(answers) > 2 else {}
     if any(spans[number] != by_prefixes(number) for number in (*answers[:1], *answers[-1:]) if number in spans):
         spans = {}
-    rendered = 0
+    characters = 0
     for number in answers:
-        if number not in spans and rendered > _AT_ONCE:
+        if number not in spans and characters > _AT_ONCE:
             break
-        result.append(spans[number] if number in spans else by_prefixes(number))
-    return result
+        in_order.append(spans[number] if number in spans else by_prefixes(number))
+    return in_order
 
 
 def _by_marks(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> dict[int, Span]:
-    """Return the same by number, from two renderings; empty unless the template writes messages one by one."""
+    """Return the spans by number, from two renderings; empty unless the template writes messages one by one."""
     marked, least = _marked(source)
     if marked is None:
         return {}
@@ -133,11 +133,11 @@ def _marked(source: str) -> tuple[Any, int]:
     names = ("messages", *(copy.name for copy, _ in copies))
     loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_name(node.iter, *names)]
     picked = [(node.node, node.arg.value) for node in tree.find_all(nodes.Getitem) if isinstance(node.arg, nodes.Const)]
-    places = [(node, place) for node, place in picked if isinstance(place, int) and _is_name(node, *names)]
+    indexed = [(node, index) for node, index in picked if isinstance(index, int) and _is_name(node, *names)]
     allowed = [
         *(loop.iter for loop in loops),
         *(each for copied in copies for each in copied),
-        *(node for node, _ in places),
+        *(node for node, _ in indexed),
         *(node.node for node in tree.find_all(nodes.Getattr) if node.attr in _SIMPLE),
     ]
     used = [node for node in tree.find_all(nodes.Name) if node.name in (*names, *_STATEFUL)]
@@ -148,7 +148,7 @@ def _marked(source: str) -> tuple[Any, int]:
     mark = nodes.Output([nodes.Name(_MARK, "load")])
     loops[0].body.insert(0, mark)
     tree.body.insert(tree.body.index(loops[0]) + 1, mark)
-    return _environment().from_string(tree), max((place + 1 for _, place in places), default=0)
+    return _environment().from_string(tree), max((index + 1 for _, index in indexed), default=0)
 
 
 def _is_name(node: nodes.Node, *names: str) -> bool:

@@ -92,8 +92,8 @@ class _ChunkedLoss(torch.autograd.Function):
         count = (targets != IGNORED).sum()
         with torch.autocast(kind, enabled=False):
             for at in range(0, len(x), rows):
-                part, aims = x[at : at + rows].to(product), targets[at : at + rows]
-                logits = F.linear(part, matrix).float()
+                chunk, aims = x[at : at + rows].to(product), targets[at : at + rows]
+                logits = F.linear(chunk, matrix).float()
                 total += F.cross_entropy(logits, aims, reduction="sum")
                 if wanted:
                     # The gradient of a row's cross entropy by its logits is its softmax, less 1 at the target.
@@ -101,7 +101,7 @@ class _ChunkedLoss(torch.autograd.Function):
                     slopes[torch.arange(len(aims), device=x.device), aims.clamp(min=0)] -= 1
                     slopes, kept = slopes.div_(count).to(product), (aims != IGNORED)[:, None]
                     x_grad[at : at + rows] = slopes @ matrix * kept
-                    head_grad += slopes.T @ (part * kept)
+                    head_grad += slopes.T @ (chunk * kept)
         if wanted:
             ctx.save_for_backward(x_grad, head_grad)
         return total / count

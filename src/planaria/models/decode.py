@@ -110,7 +110,7 @@ class DecodingBatch:
         """Read one more token of every row, [R]."""
         rows, self._filled = len(tokens), self._filled + 1
         cos, sin = (table[self._positions].unsqueeze(1) for table in self._tables)
-        keys, values = (part.unbind() for part in self._kept[:, :, :rows, :, : self._filled])
+        keys, values = (tensor.unbind() for tensor in self._kept[:, :, :rows, :, : self._filled])
         mask = self._mask[..., : self._filled]
         x = self._model.ends.embed_tokens(tokens.unsqueeze(1))
         for layer, k, v in zip(self._layers, keys, values, strict=True):
@@ -195,8 +195,8 @@ def pick(logits: Tensor, temperature: float, top_k: int, uniforms: Tensor) -> Te
     if temperature < COLDEST:
         return logits.argmax(-1)
     if 0 < top_k < logits.shape[-1]:
-        values, ids = logits.topk(top_k)
-        return ids.gather(-1, pick(values, temperature, 0, uniforms).unsqueeze(-1)).squeeze(-1)
+        top_logits, ids = logits.topk(top_k)
+        return ids.gather(-1, pick(top_logits, temperature, 0, uniforms).unsqueeze(-1)).squeeze(-1)
     sums = (logits / temperature).softmax(-1).cumsum(-1)
     return torch.searchsorted(sums, uniforms.unsqueeze(-1) * sums[:, -1:], right=True).squeeze(-1)
 

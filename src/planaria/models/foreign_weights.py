@@ -63,11 +63,11 @@ class WeightsFile:
 
         :raises UserError: if it cannot be read, or has a non-finite number.
         """
-        result = self.read(name).to(torch.float32)
-        low, high = torch.aminmax(result)  # NaN where there is any; takes no memory of the tensor's size
+        tensor = self.read(name).to(torch.float32)
+        low, high = torch.aminmax(tensor)  # NaN where there is any; takes no memory of the tensor's size
         if not (low.isfinite() and high.isfinite()):
             raise UserError(f"{self.path}: {name} has numbers that are not finite (NaN or infinity); give others")
-        return result
+        return tensor
 
     def model(self) -> Llama:
         """Return the whole model in memory; UserError as in :meth:`tensor`, or if it is not of the family llama."""
@@ -79,14 +79,14 @@ class WeightsFile:
         return model
 
 
-def checked_config(path: Path, values: dict[str, Any]) -> ModelConfig:
+def checked_config(path: Path, settings: dict[str, Any]) -> ModelConfig:
     """Return the model section for a file's values.
 
     :raises UserError: naming the file and the first invalid value.
     """
     try:
-        return ModelConfig.model_validate(values)
+        return ModelConfig.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "shapes"
+        where = ".".join(str(key) for key in first["loc"]) or "shapes"
         raise UserError(f"{path}: {where}: {first['msg']} (found {first['input']!r:.80})") from error

@@ -42,8 +42,8 @@ def texts(ids: Iterable[int], decode: Callable[[Sequence[int]], str]) -> Iterato
     """
     tokens_so_far: list[int] = []
     before = done = 0  # tokens_so_far[before:done] were yielded; they are decoded again as context of the next ids
-    for one in ids:
-        tokens_so_far.append(one)
+    for token in ids:
+        tokens_so_far.append(token)
         whole, old = decode(tokens_so_far[before:]), decode(tokens_so_far[before:done])
         if len(whole) > len(old) and not whole.endswith("\ufffd"):
             yield whole[len(old) :]

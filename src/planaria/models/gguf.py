@@ -90,14 +90,14 @@ def _reading(contents: GgufFile, name: str) -> Callable[[], Tensor]:
     at_once = max(1, _AT_ONCE // columns)
 
     def read() -> Tensor:
-        values = np.empty((rows, columns), np.float32)
+        numbers = np.empty((rows, columns), np.float32)
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
             raw = np.fromfile(path, np.uint8, count * row_bytes, offset=lying.begin + first * row_bytes)
             if raw.size < count * row_bytes:
                 raise UserError(f"{path}: truncated while it was read; download it again")
-            values[first : first + count] = quants.dequantize(raw.reshape(count, row_bytes), kind)
-        return torch.from_numpy(values).view(lying.shape)
+            numbers[first : first + count] = quants.dequantize(raw.reshape(count, row_bytes), kind)
+        return torch.from_numpy(numbers).view(lying.shape)
 
     return read
 
@@ -115,12 +115,12 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 
     :raises UserError: if there is none, or it is of another kind.
     """
-    result = read_metadata(path).values
-    kind, split = result.get("tokenizer.ggml.model"), result.get("tokenizer.ggml.pre", "gpt-2")
+    metadata = read_metadata(path).values
+    kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2" or split not in SPLITS:
         raise UserError(f"{path}: tokenizer {kind!r} with split {split!r} is not supported; only gpt2 with {SPLITS} is")
-    tokens, types, joined = (result.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
-    if not all(isinstance(one, list) for one in (tokens, types, joined)) or not all(isinstance(t, str) for t in tokens):
+    tokens, types, joined = (metadata.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
+    if not all(isinstance(x, list) for x in (tokens, types, joined)) or not all(isinstance(t, str) for t in tokens):
         raise UserError(f"{path}: damaged GGUF file (its tokens are not lists of strings); download it again")
     vocab = {token: i for i, token in enumerate(tokens)}
     merges = [tuple(str(merge).split(" ")) for merge in joined]
@@ -134,7 +134,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     whole = [t for t, kind in zip(tokens, types, strict=False) if kind in (CONTROL, USER_DEFINED)]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in whole])
-    control_ids = {name: _added(path, result, name, len(tokens)) for name in ("bos", "eos")}
+    control_ids = {name: _added(path, metadata, name, len(tokens)) for name in ("bos", "eos")}
     added = {name: number for name, number in control_ids.items() if number is not None}
     if added:  # under names without a colon, which would end them in a template
         named: list[Any] = [{"id": name, "ids": [added[name]], "tokens": [tokens[added[name]]]} for name in added]
@@ -143,53 +143,52 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _added(path: Path, values: Mapping[str, Any], name: str, count: int) -> int | None:
-    """Return the token id that a file adds to every text as its first ("bos") or last ("eos"), below ``count``; None:
-    none.
+def _added(path: Path, metadata: Mapping[str, Any], name: str, count: int) -> int | None:
+    """Return the token id that a file adds to every text as its first ("bos") or last ("eos"), or None.
 
-    :raises UserError: if there is no such token.
+    :raises UserError: if the id is not below ``count``.
     """
-    if values.get(f"tokenizer.ggml.add_{name}_token") is not True:
+    if metadata.get(f"tokenizer.ggml.add_{name}_token") is not True:
         return None
-    number = values.get(f"tokenizer.ggml.{name}_token_id")
+    number = metadata.get(f"tokenizer.ggml.{name}_token_id")
     if type(number) is not int or not 0 <= number < count:
         raise UserError(f"{path}: {name}_token_id = {number!r} is not among the tokens; the file is damaged")
     return number
 
 
 def _config(contents: GgufFile) -> ModelConfig:
-    path, result = contents.path, contents.values
-    if (kind := result.get("general.architecture")) != "llama":
+    path, metadata = contents.path, contents.values
+    if (kind := metadata.get("general.architecture")) != "llama":
         raise UserError(f"{path}: architecture {kind!r} is not supported; give a llama")
-    _refuse_unsupported(path, result)
+    _refuse_unsupported(path, metadata)
     shapes = {name: lying.shape for name, lying in contents.tensors.items()}
-    heads = result.get("llama.attention.head_count")
-    values = {
+    heads = metadata.get("llama.attention.head_count")
+    settings = {
         "vocab": shapes.get("token_embd.weight", (0, 0))[0],
-        "dim": result.get("llama.embedding_length"),
-        "layers": result.get("llama.block_count"),
+        "dim": metadata.get("llama.embedding_length"),
+        "layers": metadata.get("llama.block_count"),
         "heads": heads,
-        "kv_heads": result.get("llama.attention.head_count_kv", heads),
-        "hidden": result.get("llama.feed_forward_length"),
-        "context": result.get("llama.context_length"),
-        "rope_theta": _short(result.get("llama.rope.freq_base", 10000.0)),
-        "norm_eps": _short(result.get("llama.attention.layer_norm_rms_epsilon")),
+        "kv_heads": metadata.get("llama.attention.head_count_kv", heads),
+        "hidden": metadata.get("llama.feed_forward_length"),
+        "context": metadata.get("llama.context_length"),
+        "rope_theta": _short(metadata.get("llama.rope.freq_base", 10000.0)),
+        "norm_eps": _short(metadata.get("llama.attention.layer_norm_rms_epsilon")),
         "tied": "output.weight" not in shapes,
     }
-    config = checked_config(path, values)
+    config = checked_config(path, settings)
     for key in ("llama.rope.dimension_count", "llama.attention.key_length", "llama.attention.value_length"):
-        if result.get(key, config.head_dim) != config.head_dim:
+        if metadata.get(key, config.head_dim) != config.head_dim:
             raise UserError(f"{path}: {key} is not embedding_length / head_count = {config.head_dim}: not supported")
     return config
 
 
-def _refuse_unsupported(path: Path, values: Mapping[str, Any]) -> None:
+def _refuse_unsupported(path: Path, metadata: Mapping[str, Any]) -> None:
     """Refuse features that change the results without a tensor that shows it."""
-    if (scaling := values.get("llama.rope.scaling.type", "none")) != "none":
+    if (scaling := metadata.get("llama.rope.scaling.type", "none")) != "none":
         raise UserError(f"{path}: rope scaling {scaling!r} is not supported; give a model with plain rotary positions")
     for name, plain in PLAIN.items():
-        if (value := values.get(f"llama.{name}", plain)) != plain:
-            raise UserError(f"{path}: llama.{name} = {value!r} is not supported; give a model without it")
+        if (setting := metadata.get(f"llama.{name}", plain)) != plain:
+            raise UserError(f"{path}: llama.{name} = {setting!r} is not supported; give a model without it")
 
 
 def _short(number: object) -> object:
@@ -199,7 +198,7 @@ def _short(number: object) -> object:
 
 def _global_name(name: str) -> str:
     """Return a tensor's global name; unknown names are unchanged, so that :class:`WeightsFile` refuses them."""
-    parts = name.removesuffix(".weight").split(".")
-    if len(parts) == 3 and parts[0] == "blk" and parts[2] in LAYER:
-        return f"model.layers.{parts[1]}.{LAYER[parts[2]]}.weight"
-    return f"{ENDS[parts[0]]}.weight" if len(parts) == 1 and parts[0] in ENDS else name
+    components = name.removesuffix(".weight").split(".")
+    if len(components) == 3 and components[0] == "blk" and components[2] in LAYER:
+        return f"model.layers.{components[1]}.{LAYER[components[2]]}.weight"
+    return f"{ENDS[components[0]]}.weight" if len(components) == 1 and components[0] in ENDS else name

@@ -90,18 +90,18 @@ class _Reader:
         self._size = os.fstat(file.fileno()).st_size
 
     def whole(self) -> GgufFile:
-        magic, version, tensors, values = struct.unpack("<4sIQQ", self._bytes(24))
+        magic, version, tensors, pairs = struct.unpack("<4sIQQ", self._bytes(24))
         if magic != MAGIC:
             raise ValueError("it does not begin with GGUF")
         if version not in (2, 3):
             raise ValueError(f"version {version}; 2 and 3 are read")
-        named = {self._text(): self._value(self._number("<u4")) for _ in range(self._held(values, 12))}
-        results = [self._tensor() for _ in range(self._held(tensors, 24))]
+        named = {self._text(): self._value(self._number("<u4")) for _ in range(self._held(pairs, 12))}
+        entries = [self._tensor() for _ in range(self._held(tensors, 24))]
         aligned = named.get("general.alignment", _ALIGNED)
         if type(aligned) is not int or not 0 < aligned <= 1 << 20:
             raise ValueError(f"general.alignment = {aligned!r}")
         start = -(-self._at // aligned) * aligned
-        located = {name: GgufTensor(shape, kind, start + offset) for name, shape, kind, offset in results}
+        located = {name: GgufTensor(shape, kind, start + offset) for name, shape, kind, offset in entries}
         return GgufFile(self._path, self._size, named, located)
 
     def _bytes(self, count: int) -> bytes:

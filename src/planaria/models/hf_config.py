@@ -55,7 +55,7 @@ def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, 
     """Return a model's config.json for ``transformers``; it has no model for a ``routing`` with a bias."""
     if config.family == "transformers":
         return dict(json.loads(config.options["config"]))
-    result = {
+    table = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": config.vocab,
@@ -74,7 +74,7 @@ def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, 
         "attention_bias": False,
         "mlp_bias": False,
     }
-    return result | (to_keys(routing) if routing else {})
+    return table | (to_keys(routing) if routing else {})
 
 
 class Unsupported(UserError):
@@ -116,13 +116,13 @@ class _Stated(BaseModel):
     rope_scaling: _Rope | None = None
 
 
-def _require_types(path: Path, values: Mapping[str, Any]) -> None:
+def _require_types(path: Path, table: Mapping[str, Any]) -> None:
     """Check the types of a config.json's values."""
     for key in ("rope_scaling", "rope_parameters"):
-        if not isinstance(rope := values.get(key), Mapping) and rope is not None:
+        if not isinstance(rope := table.get(key), Mapping) and rope is not None:
             raise UserError(f"{path}: {key} = {rope!r:.80} is not a table; download it again")
     try:
-        _Stated.model_validate(values)
+        _Stated.model_validate(table)
     except ValidationError as error:
         raise UserError(f"{path}: {documents.first(error)}; download it again") from None
 
@@ -135,7 +135,7 @@ def from_config(path: Path, table: Mapping[str, Any]) -> ModelConfig:
     _require_types(path, table)
     _refuse_unsupported(path, table)
     rope = table.get("rope_parameters") or {}
-    values = {
+    settings = {
         "vocab": table.get("vocab_size"),
         "dim": table.get("hidden_size"),
         "layers": table.get("num_hidden_layers"),
@@ -148,20 +148,20 @@ def from_config(path: Path, table: Mapping[str, Any]) -> ModelConfig:
         "tied": table.get("tie_word_embeddings", False),
         "init_std": table.get("initializer_range", 0.02),
     }
-    config = checked_config(path, values)
+    config = checked_config(path, settings)
     if table.get("head_dim") not in (None, config.head_dim):
         raise Unsupported(f"{path}: head_dim = {table['head_dim']} must be hidden_size / num_attention_heads")
     return config
 
 
-def _refuse_unsupported(path: Path, values: Mapping[str, Any]) -> None:
+def _refuse_unsupported(path: Path, table: Mapping[str, Any]) -> None:
     """Refuse anything that would change the results without a tensor that shows it."""
-    model = str(values.get("model_type"))
-    if model not in ARCHITECTURES or values.get("architectures") not in (None, [ARCHITECTURES[model]]):
-        kind = values.get("architectures") or model
+    model = str(table.get("model_type"))
+    if model not in ARCHITECTURES or table.get("architectures") not in (None, [ARCHITECTURES[model]]):
+        kind = table.get("architectures") or model
         raise Unsupported(f"{path}: architecture {kind} is not supported; give a {ARCHITECTURES['llama']}")
     for key in ("rope_scaling", "rope_parameters"):
-        rope = values.get(key) or {}
+        rope = table.get(key) or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         for name, plain in _ROPE.items():
             if rope.get(name, plain) not in (plain, None):
@@ -170,6 +170,6 @@ def _refuse_unsupported(path: Path, values: Mapping[str, Any]) -> None:
                 raise Unsupported(f"{path}: rope_scaling of type {kind!r}{also} is not supported; {supported}")
     routed = {"num_local_experts"} if model in ("mixtral", "planaria_routed") else set[str]()
     for key, plain in PLAIN.items():
-        if key not in routed and values.get(key, plain) not in (plain, None):
-            shown = f"{values[key]!r:.80}"
+        if key not in routed and table.get(key, plain) not in (plain, None):
+            shown = f"{table[key]!r:.80}"
             raise Unsupported(f"{path}: {key} = {shown} is not supported; this LLaMA has {key} = {plain!r}")

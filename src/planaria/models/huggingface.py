@@ -108,8 +108,8 @@ def open_folder(folder: Path) -> WeightsFile:
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
     path = folder / "config.json"
-    result = documents.json_object(path)
-    config, routing = from_config(path, result), from_keys(path, result)
+    table = documents.json_object(path)
+    config, routing = from_config(path, table), from_keys(path, table)
     if routing is not None and not routing.bias and not sums:  # its missing keys have other defaults
         raise Unsupported(f"{path}: this Mixtral was not exported here; use model.family = 'transformers'")
     shapes, files = tensor_shapes(folder, from_file if routing else str, exported=bool(sums))
@@ -119,7 +119,7 @@ def open_folder(folder: Path) -> WeightsFile:
         else:
             config = config.model_copy(update={"tied": False})
 
-    used = of_folder(folder, result, config.context)
+    used = of_folder(folder, table, config.context)
     return WeightsFile(
         folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), routing=routing, usage=used
     )
@@ -149,10 +149,10 @@ def tensor_shapes(
             for name in opened.keys():  # noqa: SIM118 (no mapping)
                 if name.endswith("rotary_emb.inv_freq"):  # older files repeat what follows from the config
                     continue
-                part = opened.get_slice(name)
-                if part.get_dtype() not in DTYPES:
-                    raise UserError(f"{path}: {name} is {part.get_dtype()}; weights in {', '.join(DTYPES)} are read")
-                shapes[renamed(name)], files[renamed(name)] = tuple(part.get_shape()), (path, name)
+                stored = opened.get_slice(name)
+                if stored.get_dtype() not in DTYPES:
+                    raise UserError(f"{path}: {name} is {stored.get_dtype()}; weights in {', '.join(DTYPES)} are read")
+                shapes[renamed(name)], files[renamed(name)] = tuple(stored.get_shape()), (path, name)
     return shapes, files
 
 
@@ -164,12 +164,12 @@ def read_tensor(files: Files, name: str) -> Tensor:
         return tensor.clone()
 
 
-def _equal(one: tuple[Path, str], other: tuple[Path, str], rows: int) -> bool:
+def _equal(left: tuple[Path, str], right: tuple[Path, str], rows: int) -> bool:
     """Return whether two matrices in safetensors files are equal, with few rows in memory at a time."""
-    with _opened(one[0]) as first, _opened(other[0]) as second:
-        parts = [opened.get_slice(name) for opened, (_, name) in ((first, one), (second, other))]
+    with _opened(left[0]) as first, _opened(right[0]) as second:
+        matrices = [opened.get_slice(name) for opened, (_, name) in ((first, left), (second, right))]
         starts = range(0, rows, _ROWS)
-        return all(torch.equal(*(part[at : at + _ROWS].float() for part in parts)) for at in starts)
+        return all(torch.equal(*(matrix[at : at + _ROWS].float() for matrix in matrices)) for at in starts)
 
 
 def import_model(folder: Path) -> Llama:
@@ -193,9 +193,9 @@ def is_ours(folder: Path) -> bool:
     """Whether a Hugging Face folder's config.json is a plain LLaMA's; weights are not read."""
     path = folder / "config.json"
     try:
-        result = documents.json_object(path)
-        from_config(path, result)
-        return from_keys(path, result) is None
+        table = documents.json_object(path)
+        from_config(path, table)
+        return from_keys(path, table) is None
     except UserError:
         return False
 
@@ -228,8 +228,8 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _token_names(file: Path, config: ModelConfig) -> dict[int, str]:
     """Return the tokens of a tokenizer.json by id."""
-    result = documents.json_object(file)
-    vocab, added = (result.get("model") or {}).get("vocab"), result.get("added_tokens") or []
+    tree = documents.json_object(file)
+    vocab, added = (tree.get("model") or {}).get("vocab"), tree.get("added_tokens") or []
     if isinstance(vocab, list):  # a unigram model's (token, score) pairs in the order of their ids
         vocab = {token: i for i, (token, _) in enumerate(vocab)}
     if not isinstance(vocab, dict):

@@ -72,8 +72,8 @@ def _config(path: Path, header: bytes) -> ModelConfig:
     if len(header) < HEADER.size:
         raise UserError(f"{path}: shorter than a llama2.c header; not a llama2.c checkpoint")
     dim, hidden, layers, heads, kv_heads, vocab, context = HEADER.unpack(header)
-    values = {"dim": dim, "hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "context": context}
-    return checked_config(path, {**values, "vocab": abs(vocab), "tied": vocab > 0, "norm_eps": NORM_EPS})
+    sizes = {"dim": dim, "hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "context": context}
+    return checked_config(path, {**sizes, "vocab": abs(vocab), "tied": vocab > 0, "norm_eps": NORM_EPS})
 
 
 def _begins(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:

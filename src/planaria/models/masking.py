@@ -76,20 +76,20 @@ def select_by_mask(safe: Named, tuned: Named, mask: Mask) -> dict[str, Tensor]:
 
 def merge_masked(safe: Named, contributions: Sequence[Named], masks: Sequence[Mask]) -> dict[str, Tensor]:
     """Return θ = θ₀ + Σ mᵢ ⊙ cᵢ for several models."""
-    result = {name: tensor.clone() for name, tensor in safe.items()}
+    merged = {name: tensor.clone() for name, tensor in safe.items()}
     for contribution, mask in zip(contributions, masks, strict=True):
-        for name in result:
-            result[name] += torch.where(mask[name], contribution[name], 0.0)
-    return result
+        for name in merged:
+            merged[name] += torch.where(mask[name], contribution[name], 0.0)
+    return merged
 
 
 def random_mask(mask: Mask, generator: torch.Generator) -> dict[str, Tensor]:
     """Return a random mask with the same density in every tensor, as a control."""
-    result = {}
+    drawn = {}
     for name, bits in mask.items():
         order = torch.randperm(bits.numel(), generator=generator).to(bits.device)
-        result[name] = bits.flatten()[order].view(bits.shape)
-    return result
+        drawn[name] = bits.flatten()[order].view(bits.shape)
+    return drawn
 
 
 def kept_shares(mask: Mask) -> dict[str, float]:
@@ -112,12 +112,12 @@ def unpack(packed: Tensor, like: Named, order: Sequence[str]) -> dict[str, Tenso
     """Return the mask that :func:`pack` packed in this order, for tensors of the shapes of ``like``."""
     total = sum(like[name].numel() for name in order)
     bits = torch.from_numpy(np.unpackbits(packed.numpy(), count=total)).bool()
-    result, at = {}, 0
+    mask, at = {}, 0
     for name in order:
         shape = like[name].shape
-        result[name] = bits[at : at + shape.numel()].view(shape).to(like[name].device)
+        mask[name] = bits[at : at + shape.numel()].view(shape).to(like[name].device)
         at += shape.numel()
-    return result
+    return mask
 
 
 def to_bytes(masks: Sequence[Mask], note: MaskNote, exported: Mapping[str, str]) -> bytes:
@@ -140,17 +140,17 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
     try:
         with safe_open(file, framework="pt") as opened:
             about, keys = opened.metadata() or {}, {*opened.keys()}
-            result = about.get(FORMAT, about.get(UNORDERED))
-            if result is None:
+            note_json = about.get(FORMAT, about.get(UNORDERED))
+            if note_json is None:
                 raise UserError(f"{file} is not a mask; {fix}")
-            note = documents.parse_model(MaskNote, result, file, fix)
+            note = documents.parse_model(MaskNote, note_json, file, fix)
             names = [f"mask.{number}" for number in range(len(note.tuned))]
             if keys != {*names}:
                 raise UserError(f"{file} has {len(keys)} masks for {len(names)} models; {fix}")
             for name in names:
-                part = opened.get_slice(name)
-                if part.get_dtype() != "U8" or list(part.get_shape()) != [length]:
-                    raise UserError(f"{file}: {name} has {part.get_shape()} bytes, this model's have {length}; {fix}")
+                stored = opened.get_slice(name)
+                if stored.get_dtype() != "U8" or list(stored.get_shape()) != [length]:
+                    raise UserError(f"{file}: {name} has {stored.get_shape()} bytes, this model's have {length}; {fix}")
             order = _order(note, like, exported, f"{file}: ", fix) if FORMAT in about else sorted(like)
             return [unpack(opened.get_tensor(name), like, order) for name in names], note
     except (SafetensorError, OSError) as error:

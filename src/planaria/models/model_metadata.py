@@ -46,7 +46,7 @@ class ModelMetadata(Record):
     def ends(self) -> tuple[int, ...]:
         """Ids that end a text, those of the generation settings included."""
         stated = (self.ids.get("eos_token_id"), self.generation.get("eos_token_id"))
-        return tuple(one for ids in stated for one in (ids if isinstance(ids, list) else [ids]) if type(one) is int)
+        return tuple(i for ids in stated for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int)
 
     def write(self, folder: Path) -> None:
         """Write the files into an exported model's folder, replacing those of the same names."""
@@ -66,7 +66,7 @@ def of_folder(folder: Path, config: Mapping[str, Any], context: int) -> ModelMet
     template = folder / TEMPLATE
     settings = table(folder / SETTINGS)
     if "auto_map" in settings:  # a custom class, which would have to be downloaded and executed
-        settings = {key: value for key, value in settings.items() if key != "auto_map"} | {"tokenizer_class": CLASS}
+        settings = {key: setting for key, setting in settings.items() if key != "auto_map"} | {"tokenizer_class": CLASS}
     return ModelMetadata(
         context=context,
         ids={key: config[key] for key in _IDS if _is_id(config.get(key))},
@@ -76,14 +76,14 @@ def of_folder(folder: Path, config: Mapping[str, Any], context: int) -> ModelMet
     )
 
 
-def of_gguf(values: Mapping[str, Any], context: int) -> ModelMetadata:
-    """Return the settings of a model in a GGUF file with the metadata ``values``."""
-    tokens = values.get("tokenizer.ggml.tokens")
+def of_gguf(metadata: Mapping[str, Any], context: int) -> ModelMetadata:
+    """Return the settings of a model in a GGUF file, from the file's ``metadata``."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
     names = tokens if isinstance(tokens, list) else []
 
     def token(kind: str) -> int | None:
-        one = values.get(f"tokenizer.ggml.{kind}_token_id")
-        return one if isinstance(one, int) and 0 <= one < len(names) else None
+        token_id = metadata.get(f"tokenizer.ggml.{kind}_token_id")
+        return token_id if isinstance(token_id, int) and 0 <= token_id < len(names) else None
 
     ends = list(dict.fromkeys(end for kind in ("eos", "eot") if (end := token(kind)) is not None))
     ids: dict[str, int | list[int] | None] = {
@@ -91,9 +91,9 @@ def of_gguf(values: Mapping[str, Any], context: int) -> ModelMetadata:
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         "pad_token_id": token("padding"),
     }
-    named = {f"{kind}_token": names[one] for kind in ("bos", "eos") if (one := token(kind)) is not None}
+    named = {f"{kind}_token": names[token_id] for kind in ("bos", "eos") if (token_id := token(kind)) is not None}
     settings = {"tokenizer_class": CLASS, "model_max_length": context, "clean_up_tokenization_spaces": False, **named}
-    template = values.get("tokenizer.chat_template")
+    template = metadata.get("tokenizer.chat_template")
     return ModelMetadata(
         context=context,
         ids=ids,
@@ -109,10 +109,10 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def _is_id(value: object) -> bool:
-    return type(value) is int or (isinstance(value, list) and all(type(one) is int for one in value))
+    return type(value) is int or (isinstance(value, list) and all(type(token_id) is int for token_id in value))
 
 
 def table(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a model; empty if there is none. UserError if the file is damaged."""
-    result = documents.parse_json(documents.data(file, _MAX_FILE_BYTES, _FIX), file, _FIX) if file.is_file() else {}
-    return result if isinstance(result, dict) else {}
+    content = documents.parse_json(documents.data(file, _MAX_FILE_BYTES, _FIX), file, _FIX) if file.is_file() else {}
+    return content if isinstance(content, dict) else {}

@@ -112,16 +112,16 @@ def to_keys(routing: Routing) -> dict[str, Any]:
     } | ({"router_bias": True} if routing.bias else {})
 
 
-def from_keys(location: object, values: Mapping[str, Any]) -> Routing | None:
+def from_keys(location: object, table: Mapping[str, Any]) -> Routing | None:
     """Return the routing in the config.json ``location``; None if layers have one block.
 
     :raises UserError: if the numbers are invalid.
     """
-    if values.get("model_type") not in ("mixtral", "planaria_routed"):
+    if table.get("model_type") not in ("mixtral", "planaria_routed"):
         return None
-    experts, top_k = values.get("num_local_experts"), values.get("num_experts_per_tok")
+    experts, top_k = table.get("num_local_experts"), table.get("num_experts_per_tok")
     if type(experts) is not int or not 1 <= experts <= MAX_BLOCKS:
         raise UserError(f"{location}: num_local_experts = {experts!r:.80} must be a number from 1 to {MAX_BLOCKS}")
     if type(top_k) is not int or not 1 <= top_k <= experts:
         raise UserError(f"{location}: num_experts_per_tok = {top_k!r:.80} must be a number from 1 to {experts}")
-    return Routing(experts, top_k, bias=values["model_type"] == "planaria_routed")
+    return Routing(experts, top_k, bias=table["model_type"] == "planaria_routed")

@@ -63,27 +63,27 @@ class StoredParameter(NamedTuple):
 
 def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, StoredParameter]:
     """Return the location of each parameter of ``config.dense``, given the stored ones by global name and shape."""
-    result = {
-        name: StoredParameter(name, shape, lambda stored: stored)
+    located = {
+        name: StoredParameter(name, shape, lambda array: array)
         for name, shape in names
         if name.rpartition(".")[2] not in (SHARED, GAINS)
     }
     if config.subspace is not None:
-        shapes = {name: part.shape for name, part in result.items()}
-        result |= {name: StoredParameter(name, *part) for name, part in dense_parts(config, shapes)}
+        shapes = {name: location.shape for name, location in located.items()}
+        located |= {name: StoredParameter(name, *location) for name, location in dense_parts(config, shapes)}
     for number in range(config.layers if config.share > 1 else 0):
         layer = f"model.layers.{number}"
         begin = number * matrix_numbers(config) if config.one_array else 0
         for name, shape in _matrices(config).items():
             array = f"{'model' if config.one_array else layer}.{SHARED}"
-            result[f"{layer}.{name}"] = StoredParameter(array, shape, partial(unfold, begin=begin, shape=shape))
+            located[f"{layer}.{name}"] = StoredParameter(array, shape, partial(unfold, begin=begin, shape=shape))
             begin += prod(shape)
         if config.one_array:
             rows = enumerate(ROWS, len(ROWS) * number)
-            result |= {f"{layer}.{name}": _gain(config, row) for row, name in rows}
+            located |= {f"{layer}.{name}": _gain(config, row) for row, name in rows}
     if config.one_array:
-        result["model.norm.weight"] = _gain(config, len(ROWS) * config.layers)
-    return result
+        located["model.norm.weight"] = _gain(config, len(ROWS) * config.layers)
+    return located
 
 
 def _gain(config: ModelConfig, row: int) -> StoredParameter:

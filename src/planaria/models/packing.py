@@ -238,10 +238,10 @@ def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[st
     digests = read("sha256") if "sha256" in specs else None
     if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(keys), DIGEST_BYTES)):
         raise PackingError("a packed state has a digest of each of its tensors")
-    entries = {key: PackedTensor(*specs[key], row.numpy().tobytes()) for key, row in zip(keys, digests, strict=True)}
-    small = {key: read(key) for key in ("numbers", "clocks", "scales") if key in entries}
+    packed = {key: PackedTensor(*specs[key], row.numpy().tobytes()) for key, row in zip(keys, digests, strict=True)}
+    small = {key: read(key) for key in ("numbers", "clocks", "scales") if key in packed}
     for key, tensor in small.items():
-        require_digest(key, tensor, entries.pop(key).sha256)
+        require_digest(key, tensor, packed.pop(key).sha256)
     weights = [k.removeprefix("weights.") for k in keys if k.startswith("weights.")]
     moments: dict[str, set[str]] = {}
     for kind, _, name in (key.partition(".") for key in keys if "." in key):
@@ -250,7 +250,7 @@ def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[st
     _require_complete(moments)
     scale, *norms = numbers_of(small.get("numbers"))
     scales = scales_of(small.get("scales"), weights, scale)
-    return entries, clocks_of(small.get("clocks"), moments), scale, scales, (norms[0], norms[1])
+    return packed, clocks_of(small.get("clocks"), moments), scale, scales, (norms[0], norms[1])
 
 
 def _require_complete(moments: Mapping[str, Set[str]]) -> None:
@@ -304,7 +304,7 @@ def header_of(text: bytes) -> SafetensorsHeader:
                 raise ValueError("invalid dimensions")
             if math.prod(side for side in shape if side) >= _LARGEST:  # some may be absurd although one is 0
                 raise ValueError(f"a tensor with {_LARGEST} or more elements")
-        if any(type(place) is not int for span in spans.values() for place in span):
+        if any(type(offset) is not int for span in spans.values() for offset in span):
             raise ValueError("an offset that is not an integer")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PackingError(f"header of a packed state: {type(error).__name__}, {str(error)[:80]!r}") from None
@@ -325,8 +325,8 @@ def weights_digest(rows: Mapping[str, bytes]) -> str:
 
     It is equal for two states exactly if all their weights are, bit for bit.
     """
-    results = [row for name, row in sorted(rows.items()) if name.startswith("weights.")]
-    return hashlib.sha256(b"".join(results)).hexdigest() if results else ""
+    weight_rows = [row for name, row in sorted(rows.items()) if name.startswith("weights.")]
+    return hashlib.sha256(b"".join(weight_rows)).hexdigest() if weight_rows else ""
 
 
 def require_digest(name: str, tensor: Tensor, expected: bytes) -> None:
@@ -337,9 +337,9 @@ def require_digest(name: str, tensor: Tensor, expected: bytes) -> None:
 
 def digest(name: str, tensor: Tensor) -> bytes:
     """Return the SHA-256 of a tensor's name, type, shape and bytes."""
-    result = begun_digest(name, tensor.dtype, tensor.shape)
-    result.update(_raw(tensor).numpy().data)
-    return result.digest()
+    hasher = begun_digest(name, tensor.dtype, tensor.shape)
+    hasher.update(_raw(tensor).numpy().data)
+    return hasher.digest()
 
 
 def begun_digest(name: str, dtype: torch.dtype, shape: Sequence[int]) -> hashlib._Hash:

@@ -42,21 +42,21 @@ def stored(count: int, share: int) -> int:
 @lru_cache(maxsize=4096)
 def slices(stands: int, begin: int, count: int) -> tuple[Slice, ...]:
     """Return the slices of an array of ``stands`` numbers that hold ``count`` weights from offset ``begin`` on."""
-    results, end = [], begin + count
+    cut, end = [], begin + count
     while begin < end:
         copy, index = divmod(begin, stands)
         turned = (_A * copy * copy + _B * copy + _C) % PRIME
         at = (turned + index) % stands
         length = min(end - begin, stands - index, stands - at)
-        results.append(Slice(at, length, 1 if turned & 1 else -1))
+        cut.append(Slice(at, length, 1 if turned & 1 else -1))
         begin += length
-    return tuple(results)
+    return tuple(cut)
 
 
 def unfold(array: Tensor, begin: int, shape: tuple[int, ...]) -> Tensor:
     """Return the weights of ``shape`` from offset ``begin`` on, of ψ [m]."""
-    taken = slices(array.numel(), begin, prod(shape))
-    flat = torch.cat([array[at : at + length] if sign > 0 else -array[at : at + length] for at, length, sign in taken])
+    cut = slices(array.numel(), begin, prod(shape))
+    flat = torch.cat([array[at : at + length] if sign > 0 else -array[at : at + length] for at, length, sign in cut])
     return flat.view(shape)
 
 

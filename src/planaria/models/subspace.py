@@ -59,10 +59,10 @@ class Subspace(NamedTuple):
         return 4 * self.dim * (self.rank + self.vocab)
 
 
-def to_hidden(y: Tensor, basis: Tensor) -> Tensor:
+def to_hidden(y: Tensor, matrix: Tensor) -> Tensor:
     """Return U y of y [..., k]: [..., D], fp32; in bf16 it would leave the subspace."""
     with torch.autocast(y.device.type, enabled=False):
-        return F.linear(y.float(), basis)
+        return F.linear(y.float(), matrix)
 
 
 @lru_cache(maxsize=8)

@@ -24,20 +24,20 @@ DROPPED = 0.5
 
 def digest(weights: Named) -> str:
     """Return the SHA-256 (hex) of every tensor's name and fp32 bytes, in order of names."""
-    result = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
-        result.update(name.encode() + b"\0")
-        result.update(tensor.detach().to("cpu", torch.float32).flatten().numpy().data)
-    return result.hexdigest()
+        hasher.update(name.encode() + b"\0")
+        hasher.update(tensor.detach().to("cpu", torch.float32).flatten().numpy().data)
+    return hasher.hexdigest()
 
 
-def require_alike(parent: Named, other: Named, label: str) -> None:
+def require_alike(parent: Named, child: Named, label: str) -> None:
     """Check that a model has its parent's tensors.
 
     :raises UserError: naming the first tensor in which the model ``label`` differs.
     """
-    for name in sorted({*parent, *other}):
-        ours, theirs = (list(one[name].shape) if name in one else None for one in (parent, other))
+    for name in sorted({*parent, *child}):
+        ours, theirs = (list(weights[name].shape) if name in weights else None for weights in (parent, child))
         if ours != theirs:
             raise UserError(f"{label}: {name} has shape {theirs}, its parent's has {ours}; give a model and its parent")
 
@@ -67,35 +67,35 @@ def ties(vectors: Sequence[Named], scale: float, stays: float = TRIMMED) -> list
     = γ] / |{j: sgn δ̂ⱼ = γ}|.
     """
     trimmed = [_trimmed(vector, stays) for vector in vectors]
-    result: list[dict[str, Tensor]] = [{} for _ in vectors]
+    contributions: list[dict[str, Tensor]] = [{} for _ in vectors]
     for name in vectors[0]:
         stacked = torch.stack([vector[name] for vector in trimmed])
         elected = stacked.sum(0).sign()
         agree = (stacked.sign() == elected) & (stacked != 0)
-        parts = scale * stacked * agree / agree.sum(0).clamp_min(1)
-        for one, part in zip(result, parts, strict=True):
-            one[name] = part.clone()
-    return result
+        averaged = scale * stacked * agree / agree.sum(0).clamp_min(1)
+        for contribution, tensor in zip(contributions, averaged, strict=True):
+            contribution[name] = tensor.clone()
+    return contributions
 
 
 def dare(vectors: Sequence[Named], scale: float, drop: float = DROPPED, seed: int = 0) -> list[dict[str, Tensor]]:
     """Return DARE contributions (arXiv 2311.03099, eq. 3): drop numbers at random and rescale, cᵢ = λ m ⊙ δᵢ /
     (1 − p)."""
     generator = torch.Generator().manual_seed(seed)
-    result = []
+    contributions = []
     for vector in vectors:
-        stays = {name: torch.rand(tensor.shape, generator=generator) >= drop for name, tensor in vector.items()}
-        result.append({n: scale * tensor * stays[n].to(tensor.device) / (1 - drop) for n, tensor in vector.items()})
-    return result
+        stays = {name: torch.rand(delta.shape, generator=generator) >= drop for name, delta in vector.items()}
+        contributions.append({n: scale * d * stays[n].to(d.device) / (1 - drop) for n, d in vector.items()})
+    return contributions
 
 
 def add_contributions(parent: Named, contributions: Sequence[Named]) -> dict[str, Tensor]:
     """Return θ = θ₀ + Σ cᵢ."""
-    result = {name: tensor.clone() for name, tensor in parent.items()}
+    merged = {name: tensor.clone() for name, tensor in parent.items()}
     for contribution in contributions:
         for name, tensor in contribution.items():
-            result[name] += tensor
-    return result
+            merged[name] += tensor
+    return merged
 
 
 def interpolate(parent: Named, tuned: Named, alphas: float | Mapping[str, float]) -> dict[str, Tensor]:

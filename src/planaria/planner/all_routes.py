@@ -140,7 +140,7 @@ def _shortest(problem: PlanningProblem, kinds: NodeKinds, origin: int) -> int:
 
 def _ahead(step: Ints, home: Ints, visits: int) -> list[list[int]]:
     """Return the least time to the origin by remaining visits and kind, if nodes may repeat."""
-    results = [home]
+    least = [home]
     for _ in range(visits - 1):
-        results.append((step + results[-1][None, :]).min(axis=1))
-    return [row.tolist() for row in results]
+        least.append((step + least[-1][None, :]).min(axis=1))
+    return [row.tolist() for row in least]

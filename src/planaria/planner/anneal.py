@@ -121,13 +121,13 @@ def _cost(
 
 @compiled
 def members_of(stage: Ints, sizes: Ints) -> Ints:
-    """[stages, largest size]: the nodes of each stage."""
-    result = np.zeros((sizes.shape[0], sizes.max()), np.int64)
+    """Return [stages, largest size]: the nodes of each stage."""
+    members = np.zeros((sizes.shape[0], sizes.max()), np.int64)
     filled = np.zeros(sizes.shape[0], np.int64)
     for n in range(stage.shape[0]):
-        result[stage[n], filled[stage[n]]] = n
+        members[stage[n], filled[stage[n]]] = n
         filled[stage[n]] += 1
-    return result
+    return members
 
 
 @compiled

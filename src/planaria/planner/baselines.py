@@ -100,8 +100,8 @@ def along_columns(problem: PlanningProblem, solution: Solution, rows: Sequence[S
     """Start each data node's share, and send it along the rows in turn."""
     origin, path = [], []
     for j in range(problem.microbatches):
-        for a, data in enumerate(solution.members(0)):
-            origin.append(data)
+        for a, data_node in enumerate(solution.members(0)):
+            origin.append(data_node)
             path.append(rows[(a + j) % len(rows)][1:])
     return Solution(solution.stage, np.array(origin, np.int64), np.array(path, np.int64))
 

@@ -81,21 +81,21 @@ def part(problem: PlanningProblem, solution: Solution, nodes: Collection[int]) -
     return CellProblem(kept, rows, remaining(problem, solution, kept.tolist(), len(rows)), own)
 
 
-def independent_groups(part: CellProblem) -> list[list[int]]:
-    """Group the nodes of a part by what exchanges messages; nodes on no route join the first group."""
-    head = list(range(len(part.nodes)))
+def independent_groups(cell: CellProblem) -> list[list[int]]:
+    """Group the nodes of a cell so that messages stay within groups; nodes on no route join the first group."""
+    head = list(range(len(cell.nodes)))
 
     def root(node: int) -> int:
         while head[node] != node:
             head[node] = node = head[head[node]]
         return node
 
-    for route in part.solution.routes:
+    for route in cell.solution.routes:
         for node in route[1:-1]:
             head[root(node)] = root(route[0])
-    roots = list(dict.fromkeys(root(node) for node in part.solution.origin.tolist()))
+    roots = list(dict.fromkeys(root(node) for node in cell.solution.origin.tolist()))
     groups: dict[int, list[int]] = {node: [] for node in roots}
-    for n, node in enumerate(part.nodes.tolist()):
+    for n, node in enumerate(cell.nodes.tolist()):
         groups.get(root(n), groups[roots[0]]).append(node)
     return list(groups.values())
 
@@ -116,12 +116,12 @@ def divide_into_cells(problem: PlanningProblem, rng: random.Random) -> tuple[Sol
     cells = _staged(problem, bags, rng) if len(bags) > 1 else None
     if cells is None:
         return None
-    near, letting = NearestRoutes(problem), [data for cell in cells for data in cell[0] * problem.microbatches]
+    near, origins = NearestRoutes(problem), [node for cell in cells for node in cell[0] * problem.microbatches]
     paths = [route for cell in cells for route in _routes(problem, cell, rng)]
-    home = {data: cell for cell in cells for data in cell[0]}
+    home = {data_node: cell for cell in cells for data_node in cell[0]}
     if not _evened(paths, problem, rng):
         return None
-    routes = [(data, near.walk(data, route, home[data])) for data, route in zip(letting, paths, strict=True)]
+    routes = [(node, near.walk(node, route, home[node])) for node, route in zip(origins, paths, strict=True)]
     stages = [[node for cell in cells for node in cell[s]] for s in range(len(problem.sizes))]
     return near.solution(stages, routes), [sorted(node for nodes in cell for node in nodes) for cell in cells]
 
@@ -138,31 +138,31 @@ def _bags(problem: PlanningProblem, nodes: Sequence[int], rng: random.Random) ->
     given, bags = _given(problem), list[Bag]()
     seen = data_seen = 0
     block: list[int] = []
-    for _, here in groupby(nodes, lambda node: problem.site[node]):
-        block += here
+    for _, at_site in groupby(nodes, lambda node: problem.site[node]):
+        block += at_site
         share = (2 * (seen + len(block)) * problem.sizes[0] + problem.nodes) // (2 * problem.nodes) - data_seen
         drawn = rng.sample(block, len(block))
-        data = [node for node in drawn if node in given] if given else drawn[:share]
-        workers = [node for node in drawn if node not in data]
-        if result := _cut(problem, data, workers):
-            bags += result
-            seen, data_seen, block = seen + len(block), data_seen + len(data), []
+        data_nodes = [node for node in drawn if node in given] if given else drawn[:share]
+        workers = [node for node in drawn if node not in data_nodes]
+        if cut := _cut(problem, data_nodes, workers):
+            bags += cut
+            seen, data_seen, block = seen + len(block), data_seen + len(data_nodes), []
     if block and bags:  # the last sites, too small for a cell
-        bags[-1] = (bags[-1][0] + data, bags[-1][1] + workers)
+        bags[-1] = (bags[-1][0] + data_nodes, bags[-1][1] + workers)
     return bags
 
 
-def _cut(problem: PlanningProblem, data: list[int], workers: list[int]) -> list[Bag]:
+def _cut(problem: PlanningProblem, data_nodes: list[int], workers: list[int]) -> list[Bag]:
     """Split into as many bags as possible, with equal shares and a worker for every stage; empty if too few nodes."""
     least = len(problem.sizes) - 1
-    for count in range(min(len(data), len(workers) // least), 0, -1):
-        ends = [k * len(data) // count for k in range(count + 1)]
-        parts = [
-            (data[a:b], workers[a * len(workers) // len(data) : b * len(workers) // len(data)])
+    for count in range(min(len(data_nodes), len(workers) // least), 0, -1):
+        ends = [k * len(data_nodes) // count for k in range(count + 1)]
+        bags = [
+            (data_nodes[a:b], workers[a * len(workers) // len(data_nodes) : b * len(workers) // len(data_nodes)])
             for a, b in pairwise(ends)
         ]
-        if all(len(part) >= least for _, part in parts):
-            return parts
+        if all(len(bag_workers) >= least for _, bag_workers in bags):
+            return bags
     return []
 
 
@@ -176,9 +176,9 @@ def _staged(problem: PlanningProblem, bags: Sequence[Bag], rng: random.Random) -
     """Deal the bags' workers to stages so that the totals match the sizes; None if that fails."""
     left = list(problem.sizes)
     cells: list[Cell] = []
-    for data, workers in bags:
-        cell: Cell = [data, *([] for _ in left[1:])]
-        left[0] -= len(data)
+    for data_nodes, workers in bags:
+        cell: Cell = [data_nodes, *([] for _ in left[1:])]
+        left[0] -= len(data_nodes)
         for node in workers:
             s = min(range(1, len(left)), key=lambda s: (len(cell[s]), -left[s], rng.random()))
             cell[s].append(node)
@@ -222,12 +222,12 @@ def _evened(routes: list[list[int]], problem: PlanningProblem, rng: random.Rando
     return True
 
 
-def _exchanged(routes: list[list[int]], order: list[int], one: int, other: int, jump: int) -> bool:
-    """Replace stage ``one`` by ``other`` in the first possible way in ``order``, and move that way to the end."""
+def _exchanged(routes: list[list[int]], order: list[int], removed: int, added: int, jump: int) -> bool:
+    """Replace stage ``removed`` by ``added`` in the first possible route of ``order``, and move it to the end."""
     for index, k in enumerate(order):
         route = routes[k]
-        new = sorted({*route, other} - {one})
-        if one in route and other not in route and not cc3_violation(new, 0, jump):
+        new = sorted({*route, added} - {removed})
+        if removed in route and added not in route and not cc3_violation(new, 0, jump):
             routes[k] = new
             order.append(order.pop(index))
             return True

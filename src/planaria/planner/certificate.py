@@ -152,11 +152,11 @@ def _farthest_sum(problem: PlanningProblem) -> int:
     trips = []
     for row, bars in ((0, "worker"), (1, "data")):
         nodes = np.flatnonzero(problem.role != ROLES.index(bars))
-        result = np.full(problem.nodes, NEVER)
+        round_trips = np.full(problem.nodes, NEVER)
         if len(nodes) > 1:
             carry = _between(problem, row, nodes)
-            result[nodes] = (carry + carry.T).min(axis=1)
-        trips.append(result)
+            round_trips[nodes] = (carry + carry.T).min(axis=1)
+        trips.append(round_trips)
     alone = sum(size == 1 for size in problem.sizes)
     least = np.sort(np.min(trips, axis=0))[: problem.nodes - alone]
     return int(least[-1]) if len(least) else 0
@@ -190,10 +190,10 @@ def best_choice(problem: PlanningProblem, examinations: int, until: float = math
     None if there are too many choices or routes. ``until`` is on the monotonic clock.
     """
     routes = routes_of(problem)
-    result = list(_choices(problem, routes)) if routes else []
-    if routes is None or len(result) > MAX_CHOICES:
+    choices = list(_choices(problem, routes)) if routes else []
+    if routes is None or len(choices) > MAX_CHOICES:
         return None
-    heap = [DataNodeChoice(_turns(problem, routes, np.array(data)), data) for data in result]
+    heap = [DataNodeChoice(_turns(problem, routes, np.array(counts)), counts) for counts in choices]
     heapq.heapify(heap)
     for _ in range(max(1, min(examinations, MAX_EXAMINED_ENTRIES // routes.holds.size))):
         if heap[0].final or time.monotonic() >= until:
@@ -232,18 +232,18 @@ def _choices(problem: PlanningProblem, routes: RouteSet) -> Iterator[tuple[int, 
             given += 1
             yield ()
             return
-        for here in range(least[kind], most[kind] + 1):
-            if needed[kind + 1] <= left - here <= rest[kind + 1] and given <= MAX_CHOICES:
-                for others in choose(kind + 1, left - here):
-                    yield (here, *others)
+        for taken in range(least[kind], most[kind] + 1):
+            if needed[kind + 1] <= left - taken <= rest[kind + 1] and given <= MAX_CHOICES:
+                for others in choose(kind + 1, left - taken):
+                    yield (taken, *others)
 
     yield from choose(0, problem.sizes[0])
 
 
-def _turns(problem: PlanningProblem, routes: RouteSet, data: Ints) -> int:
+def _turns(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints) -> int:
     """Return the longest turns of a choice's data nodes on routes through the other nodes; nanoseconds."""
-    possible = (routes.uses <= routes.kinds.size - data).all(axis=1)
-    data_kinds = np.flatnonzero(data)
+    possible = (routes.uses <= routes.kinds.size - data_nodes).all(axis=1)
+    data_kinds = np.flatnonzero(data_nodes)
     alone, first = np.zeros(problem.nodes, np.int64), routes.kinds.first[data_kinds]
     alone[first] = routes.length[np.ix_(data_kinds, possible)].min(axis=1)
     return int(turns(problem, alone)[first].max())
@@ -283,9 +283,9 @@ def plans(problem: PlanningProblem) -> Iterator[Solution]:
 
 def _at_most(problem: PlanningProblem) -> int:
     """Return an upper bound on the number of plans: it counts routes of any order and uneven use of stages."""
-    data, free = (int((problem.role == ROLES.index(role)).sum()) for role in ("data", "any"))
+    data_nodes, free = (int((problem.role == ROLES.index(role)).sum()) for role in ("data", "any"))
     workers = problem.nodes - problem.sizes[0]
-    chosen = math.comb(free, problem.sizes[0] - data)
+    chosen = math.comb(free, problem.sizes[0] - data_nodes)
     arrangements = chosen * math.factorial(workers) // math.prod(math.factorial(size) for size in problem.sizes[1:])
     orders = math.factorial(problem.count) // math.factorial(problem.microbatches) ** problem.sizes[0]
     routes = math.perm(workers, problem.visits)
@@ -305,19 +305,19 @@ def _arrangements(problem: PlanningProblem) -> Iterator[Ints]:
             for rest in fill(s + 1, left - {*nodes}):
                 yield dict.fromkeys(nodes, s) | rest
 
-    for item in fill(0, frozenset(range(problem.nodes))):
-        yield np.array([item[node] for node in range(problem.nodes)], np.int64)
+    for stage_of_node in fill(0, frozenset(range(problem.nodes))):
+        yield np.array([stage_of_node[node] for node in range(problem.nodes)], np.int64)
 
 
-def _orders(data: list[int], each: int) -> Iterator[list[int]]:
+def _orders(data_nodes: list[int], each: int) -> Iterator[list[int]]:
     """Yield every order in which data nodes can start ``each`` microbatches apiece."""
 
     def extend(left: Counter[int]) -> Iterator[list[int]]:
         if not left.total():
             yield []
-        for node in data:
+        for node in data_nodes:
             if left[node]:
                 for rest in extend(left - Counter([node])):
                     yield [node, *rest]
 
-    yield from extend(Counter(dict.fromkeys(data, each)))
+    yield from extend(Counter(dict.fromkeys(data_nodes, each)))

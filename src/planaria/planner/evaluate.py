@@ -126,19 +126,19 @@ def _line_up(
 
 
 @compiled
-def _push(times: Ints, whose: Ints, size: int, time: int, who: int) -> int:
+def _push(times: Ints, whose: Ints, size: int, time: int, microbatch: int) -> int:
     at = size
     while at > 0 and times[(at - 1) >> 1] > time:
         times[at], whose[at] = times[(at - 1) >> 1], whose[(at - 1) >> 1]
         at = (at - 1) >> 1
-    times[at], whose[at] = time, who
+    times[at], whose[at] = time, microbatch
     return size + 1
 
 
 @compiled
 def _pop(times: Ints, whose: Ints, size: int) -> int:
     size -= 1
-    time, who, at = times[size], whose[size], 0
+    time, microbatch, at = times[size], whose[size], 0
     while 2 * at + 1 < size:
         child = 2 * at + 1
         if child + 1 < size and times[child + 1] < times[child]:
@@ -147,5 +147,5 @@ def _pop(times: Ints, whose: Ints, size: int) -> int:
             break
         times[at], whose[at] = times[child], whose[child]
         at = child
-    times[at], whose[at] = time, who
+    times[at], whose[at] = time, microbatch
     return size

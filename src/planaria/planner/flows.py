@@ -121,7 +121,7 @@ def search_flows(
     problem: PlanningProblem,
     seed: int,
     budget: SearchBudget,
-    watch: Watch = lambda value: None,
+    watch: Watch = lambda _: None,
     rule: EdgeRule = "two_way",
 ) -> SearchResult:
     """Return the plan found within ``budget`` whose most expensive flow costs least; call ``watch`` regularly.
@@ -138,10 +138,10 @@ def search_flows(
         moves = 0 if seconds >= budget.seconds else int(min(MOVES_PER_CLOCK_CHECK, len(now.left), budget.moves - spent))
         now.run(moves)
         spent, best = spent + moves, now if now.least < best.least else best
-        found = SearchResult(best.best.copy(), step_ns(problem, best.best) / 1e9, spent, time.monotonic() - began)
-        watch(found)
+        progress = SearchResult(best.best.copy(), step_ns(problem, best.best) / 1e9, spent, time.monotonic() - began)
+        watch(progress)
         if not moves:
-            return found
+            return progress
         if not len(now.left):
             now = _started(problem, edges, seed, *next(lengths), budget.moves - spent)
 
@@ -181,9 +181,9 @@ def _flows_over_joined_stages(problem: PlanningProblem, edges: Ints, rng: random
     """
     role = [ROLES[index] for index in problem.role.tolist()]
     order = rng.sample(range(problem.nodes), problem.nodes)
-    data = sorted((n for n in order if role[n] != "worker"), key=lambda n: role[n] != "data")[: problem.sizes[0]]
-    stages: list[list[int]] = [data, *([] for _ in problem.sizes[1:])]
-    for node in (n for n in order if n not in data):
+    data_nodes = sorted((n for n in order if role[n] != "worker"), key=lambda n: role[n] != "data")[: problem.sizes[0]]
+    stages: list[list[int]] = [data_nodes, *([] for _ in problem.sizes[1:])]
+    for node in (n for n in order if n not in data_nodes):
         open_to = [s for s, size in enumerate(problem.sizes) if s and len(stages[s]) < size]
         helps = {
             s: (len(stages[s]) / problem.sizes[s], _mean_edge_cost(edges, stages, node, s), rng.random())
@@ -214,8 +214,8 @@ def spread(problem: PlanningProblem, stages: list[list[int]], rng: random.Random
 
 
 @compiled
-def flow_moves(net: FlowNetwork, now: Flows, random: Floats, temperature: Floats, best_path: Ints, best: int) -> int:
-    """Try one move for each temperature (nanoseconds), with the ``random`` numbers [moves, RANDOMS].
+def flow_moves(net: FlowNetwork, now: Flows, draws: Floats, temperature: Floats, best_path: Ints, best: int) -> int:
+    """Try one move for each temperature (nanoseconds), with the ``draws`` numbers [moves, RANDOMS].
 
     The penalty of a move is the cost of the changed edges of its dearer flow, after the move minus before. Change
     ``now`` in place; copy its path to ``best_path`` if the largest flow cost is less than ``best``. Return the least.
@@ -223,7 +223,7 @@ def flow_moves(net: FlowNetwork, now: Flows, random: Floats, temperature: Floats
     origin, path, costs, load = now
     new = path.copy()
     for move in range(temperature.shape[0]):
-        r = random[move]
+        r = draws[move]
         i, j = _propose(net, now, r, new)
         if i < 0:
             continue
@@ -284,8 +284,8 @@ def _propose(net: FlowNetwork, now: Flows, r: Floats, new: Ints) -> tuple[int, i
 @compiled
 def _place(stage: Ints, walk: Ints, s: int) -> int:
     """Return where a walk visits stage ``s``; -1 if nowhere."""
-    found = np.flatnonzero(stage[walk] == s)
-    return int(found[0]) if len(found) else -1
+    visits = np.flatnonzero(stage[walk] == s)
+    return int(visits[0]) if len(visits) else -1
 
 
 @compiled

@@ -53,9 +53,9 @@ def find_violations(
     problem: PlanningProblem, solution: Solution, passes: PlannedPasses | None = None
 ) -> list[Violation]:
     """Return every violated rule; times are simulated unless given, and checked only if the routes are valid."""
-    result = [*_arrangement(problem, solution), *_routes(problem, solution), *unequal_use(problem, solution)]
-    if result:
-        return result
+    violations = [*_arrangement(problem, solution), *_routes(problem, solution), *unequal_use(problem, solution)]
+    if violations:
+        return violations
     try:
         passes = passes or planned_passes(problem, solution)
     except UserError as error:

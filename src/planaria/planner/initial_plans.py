@@ -20,13 +20,13 @@ def random_routes(problem: PlanningProblem, stages: list[list[int]], rng: random
     load = [0] * problem.nodes
     origin, path = [], []
     for _ in range(problem.microbatches):
-        for data in stages[0]:
+        for data_node in stages[0]:
             walk = []
             for s in reordered(next(routes), rng.randint(0, swaps), problem.jump, rng):
                 node = min(stages[s], key=lambda n: (load[n], rng.random()))
                 load[node] += 1
                 walk.append(node)
-            origin.append(data)
+            origin.append(data_node)
             path.append(walk)
     return Solution(stage_of(stages, problem.nodes), np.array(origin, np.int64), np.array(path, np.int64))
 
@@ -40,8 +40,8 @@ def greedy(problem: PlanningProblem, rng: random.Random) -> Solution:
     stages = _dealt(problem, rng)
     routes = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
     near = NearestRoutes(problem)
-    letting = [(data, next(routes)) for _ in range(problem.microbatches) for data in stages[0]]
-    return near.solution(stages, [(data, near.walk(data, route, stages)) for data, route in letting])
+    letting = [(data_node, next(routes)) for _ in range(problem.microbatches) for data_node in stages[0]]
+    return near.solution(stages, [(data_node, near.walk(data_node, route, stages)) for data_node, route in letting])
 
 
 class NearestRoutes:
@@ -55,12 +55,12 @@ class NearestRoutes:
         """[nodes]: distance by which one more visit makes a node seem farther."""
         self.load = np.zeros(problem.nodes)
 
-    def walk(self, data: int, route: Sequence[int], stages: Sequence[Sequence[int]]) -> list[int]:
-        """Return the nodes that a microbatch of ``data`` visits, one for each stage in ``route``."""
-        at, walk, site = data, [], self.problem.site
+    def walk(self, data_node: int, route: Sequence[int], stages: Sequence[Sequence[int]]) -> list[int]:
+        """Return the nodes that a microbatch of ``data_node`` visits, one for each stage in ``route``."""
+        at, walk, site = data_node, [], self.problem.site
         for s in route:
             nodes = np.array(stages[s])
-            apart = self.both[site[at], site[nodes]] + self.both[site[nodes], site[data]]
+            apart = self.both[site[at], site[nodes]] + self.both[site[nodes], site[data_node]]
             at = int(nodes[np.argmin(apart + self.load[nodes] * self.crowd[nodes])])
             self.load[at] += 1
             walk.append(at)
@@ -69,7 +69,7 @@ class NearestRoutes:
     def solution(self, stages: Sequence[Sequence[int]], routes: Sequence[tuple[int, list[int]]]) -> Solution:
         """Return the solution of (data node, walk) pairs over an arrangement."""
         stage = stage_of(stages, self.problem.nodes)
-        return Solution(stage, np.array([data for data, _ in routes]), np.array([walk for _, walk in routes], np.int64))
+        return Solution(stage, np.array([node for node, _ in routes]), np.array([walk for _, walk in routes], np.int64))
 
 
 def _dealt(problem: PlanningProblem, rng: random.Random) -> list[list[int]]:
@@ -113,11 +113,11 @@ def tour(problem: PlanningProblem, rng: random.Random) -> list[int]:
     both = problem.link + problem.link.T
     left = set(range(len(problem.sites)))
     at = rng.choice(sorted(left))
-    tour = []
+    nodes = []
     while left:
         at = min(sorted(left), key=lambda site: both[at, site])
         left.remove(at)
         here = np.flatnonzero(problem.site == at).tolist()
         rng.shuffle(here)
-        tour += here
-    return tour
+        nodes += here
+    return nodes

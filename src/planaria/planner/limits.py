@@ -47,19 +47,20 @@ class TimeLimits(NamedTuple):
     """end of this side of the step"""
 
 
-def sides(problem: PlanningProblem, routes: RouteSet, data: Ints, least: float) -> tuple[TimeLimits, TimeLimits]:
+def sides(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, least: float) -> tuple[TimeLimits, TimeLimits]:
     """Return both sides of a step of at least ``least`` seconds."""
-    return _side(problem, routes, data, least / 2, back=False), _side(problem, routes, data, least / 2, back=True)
+    forward = _side(problem, routes, data_nodes, least / 2, back=False)
+    return forward, _side(problem, routes, data_nodes, least / 2, back=True)
 
 
-def _side(problem: PlanningProblem, routes: RouteSet, data: Ints, until: float, back: bool) -> TimeLimits:
+def _side(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, until: float, back: bool) -> TimeLimits:
     first = routes.kinds.first
     passes = (problem.backward if back else problem.forward)[:, first] / 1e9
     link = problem.link[np.ix_(problem.site[first], problem.site[first])] / 1e9
     link = link.T if back else link
-    alone = (routes.kinds.size < 2) & np.eye(len(data), dtype=bool)
+    alone = (routes.kinds.size < 2) & np.eye(len(data_nodes), dtype=bool)
     link = np.where(alone, np.inf, link)  # a node sends nothing to itself
-    soon = [np.where((data > 0)[:, None], passes[ENTRY][:, None] + link, np.inf).min(axis=0)]
+    soon = [np.where((data_nodes > 0)[:, None], passes[ENTRY][:, None] + link, np.inf).min(axis=0)]
     for _ in range(problem.visits - 1):
         soon.append(((soon[-1] + passes[BLOCK])[:, None] + link).min(axis=0))
     held = np.minimum(problem.slots[first], problem.microbatches + (problem.additional_microbatches > 0))
@@ -74,7 +75,7 @@ def _side(problem: PlanningProblem, routes: RouteSet, data: Ints, until: float, 
     )
 
 
-def filled(side: TimeLimits, price: Floats, workers: Ints, data: Ints) -> float:
+def filled(side: TimeLimits, price: Floats, workers: Ints, data_nodes: Ints) -> float:
     """Return the value of worker slots that cannot be in use on this side, at a ``price`` [kinds] per second.
 
     A kind of workers holds at most one more microbatch after each pass. Each microbatch that has started holds at most
@@ -82,7 +83,7 @@ def filled(side: TimeLimits, price: Floats, workers: Ints, data: Ints) -> float:
     """
     each = np.repeat(price, workers)
     dearest = np.concatenate([[0.0], np.cumsum(np.sort(each)[::-1])])[: len(side.depth) + 1]
-    taken = [
+    admitted = [
         (min(at + k * turn, side.until), worth)
         for at, turn, have, worth in zip(side.reach, side.block, side.slots.tolist(), price * workers, strict=True)
         for k in range(have)
@@ -90,19 +91,19 @@ def filled(side: TimeLimits, price: Floats, workers: Ints, data: Ints) -> float:
     ]
     begun = [
         (min(entry + at, side.until), count * (dearest[k + 1] - dearest[k]))
-        for row, count in zip(side.entries, data.tolist(), strict=True)
+        for row, count in zip(side.entries, data_nodes.tolist(), strict=True)
         for entry in row[np.isfinite(row)]
         for k, at in enumerate(side.depth[: len(dearest) - 1])
     ]
-    whole = sum(worth for _, worth in taken)
-    return _between(taken, begun, whole, side.until)
+    whole = sum(worth for _, worth in admitted)
+    return _between(admitted, begun, whole, side.until)
 
 
-def _between(one: list[tuple[float, float]], other: list[tuple[float, float]], whole: float, until: float) -> float:
+def _between(a: list[tuple[float, float]], b: list[tuple[float, float]], whole: float, until: float) -> float:
     """Return ∫ whole - min(a(t), b(t)) up to ``until`` for step functions given as (time, rise)."""
-    times = sorted({0.0, until, *(at for at, _ in one), *(at for at, _ in other)})
+    times = sorted({0.0, until, *(at for at, _ in a), *(at for at, _ in b)})
     grown = [0.0, 0.0]
-    steps = [sorted(one), sorted(other)]
+    steps = [sorted(a), sorted(b)]
     positions = [0, 0]
     area = 0.0
     for at, after in pairwise(times):
@@ -153,16 +154,16 @@ def _sets(workers: list[int], most: int) -> Iterator[list[int]]:
         level = grown
 
 
-def too_long(problem: PlanningProblem, routes: RouteSet, free: Bools, data: Ints, most: float) -> Ints:
+def too_long(problem: PlanningProblem, routes: RouteSet, free: Bools, data_nodes: Ints, most: float) -> Ints:
     """Return [kinds, microbatches]: the route length that 1, 2 … of a data node's microbatches cannot reach.
 
     The step is shorter than ``most`` seconds; ``free`` [ways] are the possible routes. ``NEVER`` where unknown.
     """
-    result = np.full((len(data), problem.microbatches), NEVER)
+    limits = np.full((len(data_nodes), problem.microbatches), NEVER)
     if problem.microbatches > MAX_TRIED or most == float("inf"):
-        return result
+        return limits
     forward, backward = problem.forward[ENTRY].tolist(), problem.backward[ENTRY].tolist()
-    for kind in np.flatnonzero(data).tolist():
+    for kind in np.flatnonzero(data_nodes).tolist():
         first = int(routes.kinds.first[kind])
         lengths = np.unique(routes.length[kind, free])
         turn = (int(problem.slots[first]), forward[first], backward[first])
@@ -173,8 +174,8 @@ def too_long(problem: PlanningProblem, routes: RouteSet, free: Bools, data: Ints
                 least = _least(problem.microbatches, *turn, int(lengths[0]), int(lengths[middle]))[k + 1]
                 low, high = (low, middle) if least >= most * 1e9 else (middle + 1, high)
             if low < len(lengths):
-                result[kind, k] = lengths[low]
-    return result
+                limits[kind, k] = lengths[low]
+    return limits
 
 
 @lru_cache(maxsize=1 << 16)

@@ -104,15 +104,15 @@ class MultipathPlanner:
         transmit = problem.transmit[np.ix_(problem.site, problem.site)]
         topology = self._topology
         for (a, b), path, rate in zip(routed.edges, routed.assignment, routed.rates, strict=True):
-            taken = self._size / rate
-            seconds = topology.scale * (path.latency_s + topology.overhead_s) + taken
+            transmit_s = self._size / rate
+            seconds = topology.scale * (path.latency_s + topology.overhead_s) + transmit_s
             if seconds > LONGEST_S:
                 raise UserError(
                     f"network.topology: link {path.id!r}: {problem.names[a]} – {problem.names[b]}: a microbatch's "
                     f"{self._size} bytes take {seconds:.3g} s, more than {LONGEST_S:g} s; raise its bandwidth"
                 )
             link[a, b] = round(seconds * 1e9)
-            transmit[a, b] = round(taken * 1e9) * topology.queueing
+            transmit[a, b] = round(transmit_s * 1e9) * topology.queueing
         sums = problem.sums[:, problem.site][:, :, problem.site] if problem.summed else problem.sums
         own = np.arange(problem.nodes)
         return replace(

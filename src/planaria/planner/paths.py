@@ -126,8 +126,8 @@ class _Board:
             size = self.flows[n].size
 
             def after(path: Path, size: int = size) -> tuple[float, float]:
-                results = [self.load(link, size) for link in path.links]
-                return max(results, default=0.0), sum(results)
+                link_loads = [self.load(link, size) for link in path.links]
+                return max(link_loads, default=0.0), sum(link_loads)
 
             self.put(n, min(self.candidates[n], key=after))
 
@@ -165,8 +165,8 @@ class _Board:
                 return
             for path in self.candidates[n]:
                 links = () if path == self.at[n] else path.links
-                there = sorted(set[int]().union(*(users.get(link, ()) for link in links)) - {n})
-                yield from (((n, path), (m, to)) for m in there for to in self.candidates[m] if to != self.at[m])
+                sharing = sorted(set[int]().union(*(users.get(link, ()) for link in links)) - {n})
+                yield from (((n, path), (m, to)) for m in sharing for to in self.candidates[m] if to != self.at[m])
 
     def _lowers(self, *moves: tuple[int, Path]) -> bool:
         """Make these moves if they lower the affected loads, compared largest first."""
@@ -246,7 +246,7 @@ def _candidates(
 ) -> Iterator[tuple[Collection[Pair], frozenset[str]]]:
     """Yield (pairs, links) to try; any links are a cut of some pairs."""
     narrowest = {
-        pair: frozenset(min(path.links, key=capacity.__getitem__) for path in value) for pair, value in paths.items()
+        pair: frozenset(min(path.links, key=capacity.__getitem__) for path in known) for pair, known in paths.items()
     }
     for pair, links in narrowest.items():
         yield [pair], links

@@ -59,7 +59,7 @@ class StepResources(NamedTuple):
 
 
 def step_resources(
-    problem: PlanningProblem, routes: RouteSet, data: Ints, least: float, most: float = np.inf
+    problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, least: float, most: float = np.inf
 ) -> StepResources:
     """Return the resources of a step of at least ``least`` and less than ``most`` seconds.
 
@@ -67,18 +67,18 @@ def step_resources(
     before the end.
     """
     first, size = routes.kinds.first, routes.kinds.size
-    both, workers = sides(problem, routes, data, least), size - data
+    both, workers = sides(problem, routes, data_nodes, least), size - data_nodes
     held = np.minimum(problem.slots[first], problem.microbatches + (problem.additional_microbatches > 0))
     turn = problem.passes[ENTRY, first] / 1e9
     free: Bools = np.asarray((routes.uses <= workers).all(axis=1))
-    limits = too_long(problem, routes, free, data, most)
+    limits = too_long(problem, routes, free, data_nodes, most)
     ramp = [sum(min(k * each, least) for k in range(have)) for each, have in zip(turn, held.tolist(), strict=True)]
     return StepResources(
-        data=data,
+        data=data_nodes,
         workers=workers,
-        held=data * held,
+        held=data_nodes * held,
         slots=workers * problem.slots[first],
-        origin=data * np.array(ramp),
+        origin=data_nodes * np.array(ramp),
         work=workers * (both[0].reach + both[1].reach),
         visits=workers * -(-problem.count * problem.visits // (len(problem.sizes) - 1)),
         sides=both,

@@ -86,8 +86,8 @@ class PlanningProblem:
 
     @property
     def tables(self) -> CostTables:
-        values = {name: getattr(self, name) for name in CostTables._fields}
-        return CostTables(**values | {"sizes": np.array(self.sizes, np.int64)})
+        arrays = {name: getattr(self, name) for name in CostTables._fields}
+        return CostTables(**arrays | {"sizes": np.array(self.sizes, np.int64)})
 
     @property
     def prices(self) -> PlannedPrices:
@@ -114,12 +114,12 @@ class Solution(NamedTuple):
         return [(o, *walk, o) for o, walk in zip(self.origin.tolist(), self.path.tolist(), strict=True)]
 
     def members(self, stage: int) -> list[int]:
-        """The nodes of a stage."""
-        result: list[int] = np.flatnonzero(self.stage == stage).tolist()
-        return result
+        """Return the nodes of a stage."""
+        nodes: list[int] = np.flatnonzero(self.stage == stage).tolist()
+        return nodes
 
     def copy(self) -> Solution:
-        return Solution(*(part.copy() for part in self))
+        return Solution(*(array.copy() for array in self))
 
 
 class PlannedPrices(MessageCosts):
@@ -153,23 +153,23 @@ def problem_of(config: RunConfig, topology: Topology) -> PlanningProblem:
     """
     _require_fit(config, topology)
     pipeline, routing, nodes = config.pipeline, config.routing, topology.nodes
-    data, stages, size = routing.data_nodes, pipeline.stages, message_bytes(config.model, pipeline).larger
+    data_nodes, stages, size = routing.data_nodes, pipeline.stages, message_bytes(config.model, pipeline).larger
     sites = tuple(dict.fromkeys(node.site for node in nodes))
     link = [[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites]
-    taken = [[_ns(topology.transmit_s(a, b, size)) for b in sites] for a in sites]
+    transmit = [[_ns(topology.transmit_s(a, b, size)) for b in sites] for a in sites]
     return PlanningProblem(
         names=tuple(node.name for node in nodes),
         sites=sites,
         site=np.array([sites.index(node.site) for node in nodes], np.int64),
-        sizes=(data, *_even(len(nodes) - data, stages)),
-        microbatches=pipeline.microbatches // data,
+        sizes=(data_nodes, *_even(len(nodes) - data_nodes, stages)),
+        microbatches=pipeline.microbatches // data_nodes,
         visits=visits(stages, routing.skip),
         swaps=routing.swaps,
         jump=routing.max_jump,
         forward=_times(config, topology, "forward"),
         backward=_times(config, topology, "backward"),
         link=np.array(link, np.int64),
-        transmit=np.array(taken, np.int64) * topology.queueing,
+        transmit=np.array(transmit, np.int64) * topology.queueing,
         slots=np.array([node.memory for node in nodes], np.int64),
         role=np.array([ROLES.index(node.role) for node in nodes], np.int64),
         sums=_sums(config, topology, sites) if routing.wait_for_gradient_sums else NO_SUMS,
@@ -181,7 +181,7 @@ def _sums(config: RunConfig, topology: Topology, sites: Sequence[str]) -> Ints:
     """:raises UserError: when a message of gradients takes too long."""
     from planaria.models.families import stage_parameters  # needs torch
 
-    results = []
+    tables = []
     for label, stage in (("ends", 0), ("block stage's", 1)):
         size = GRADIENT_BYTES * stage_parameters(config.model, config.pipeline.stages, stage)
         for a, b in product(sites, repeat=2):
@@ -191,26 +191,26 @@ def _sums(config: RunConfig, topology: Topology, sites: Sequence[str]) -> Ints:
                     f"{seconds:.3g} s, more than "
                     f"{LONGEST_S:g} s; raise the link's bandwidth, or leave routing.wait_for_gradient_sums out"
                 )
-        results.append([[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites])
-    return np.array(results, np.int64)
+        tables.append([[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites])
+    return np.array(tables, np.int64)
 
 
 def _require_fit(config: RunConfig, topology: Topology) -> None:
     """:raises UserError: on too few nodes, indivisible microbatches, impossible roles or a link that is too slow."""
-    pipeline, nodes, data = config.pipeline, topology.nodes, config.routing.data_nodes
-    if len(nodes) - data < pipeline.stages:
+    pipeline, nodes, data_nodes = config.pipeline, topology.nodes, config.routing.data_nodes
+    if len(nodes) - data_nodes < pipeline.stages:
         raise UserError(
-            f"network.topology: {len(nodes)} nodes, {data} of them data nodes (routing.data_nodes), are too few for "
-            f"pipeline.stages = {pipeline.stages}; add nodes"
+            f"network.topology: {len(nodes)} nodes, {data_nodes} of them data nodes (routing.data_nodes), are too few "
+            f"for pipeline.stages = {pipeline.stages}; add nodes"
         )
-    if pipeline.microbatches % data:
+    if pipeline.microbatches % data_nodes:
         raise UserError(
-            f"pipeline.microbatches = {pipeline.microbatches} does not divide into routing.data_nodes = {data}"
+            f"pipeline.microbatches = {pipeline.microbatches} does not divide into routing.data_nodes = {data_nodes}"
         )
     roles = [node.role for node in nodes]
-    if roles.count("data") > data or len(nodes) - roles.count("worker") < data:
+    if roles.count("data") > data_nodes or len(nodes) - roles.count("worker") < data_nodes:
         raise UserError(
-            f"routing.data_nodes = {data}: of the topology's nodes, {roles.count('data')} must be data nodes and "
+            f"routing.data_nodes = {data_nodes}: of the topology's nodes, {roles.count('data')} must be data nodes and "
             f"{roles.count('worker')} must not; change the roles"
         )
     size = message_bytes(config.model, pipeline).larger
@@ -258,9 +258,9 @@ def _times(config: RunConfig, topology: Topology, kind: str) -> Ints:
     return np.array([[_ns(seconds / node.speed) for node in topology.nodes] for seconds in rows], np.int64)
 
 
-def _even(whole: int, parts: int) -> Sequence[int]:
-    """Split ``whole`` into ``parts`` that differ by at most one."""
-    return [whole // parts + (part < whole % parts) for part in range(parts)]
+def _even(whole: int, count: int) -> Sequence[int]:
+    """Split ``whole`` into ``count`` numbers that differ by at most one."""
+    return [whole // count + (index < whole % count) for index in range(count)]
 
 
 def _ns(seconds: float) -> int:

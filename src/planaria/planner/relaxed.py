@@ -63,14 +63,14 @@ def _solve(
     origins = np.flatnonzero(resources.data)
     origin = np.repeat(origins, [len(chosen[o]) for o in origins])
     route = np.concatenate([chosen[o] for o in origins])
-    parts = zip(*_rules(problem, routes, resources, origin, route, requested), strict=True)
-    used, per_step, limit = (np.concatenate(part) for part in parts)
+    columns = zip(*_rules(problem, routes, resources, origin, route, requested), strict=True)
+    used, per_step, limit = (np.concatenate(column) for column in columns)
     count, few = len(resources.data), len(origins)
     timed = np.arange(len(used)) < 3 * count
     scale = np.where(timed, unit, 1.0)
     unsent = np.zeros((len(used), few))
     unsent[len(used) - len(requested) :] = -problem.visits  # violates no rule: its cost is high enough
-    result = linprog(
+    optimum = linprog(
         np.concatenate([np.zeros(len(route)), np.full(few, DEAR), [1.0]]),
         A_ub=np.hstack([used / scale[:, None], unsent, -per_step[:, None]]),
         b_ub=limit / scale,
@@ -78,16 +78,16 @@ def _solve(
         b_eq=problem.microbatches * resources.data[origins],
         method="highs",
     )
-    taken, prices = np.zeros(len(routes.visits)), _no_prices(problem, resources)
-    if result.x is None:
-        return 0.0, prices, taken
-    np.add.at(taken, route, result.x[: len(route)])
-    found_prices = np.maximum(-result.ineqlin.marginals, 0.0) * np.where(timed, 1.0, unit / 1e9)
+    uses, prices = np.zeros(len(routes.visits)), _no_prices(problem, resources)
+    if optimum.x is None:
+        return 0.0, prices, uses
+    np.add.at(uses, route, optimum.x[: len(route)])
+    found_prices = np.maximum(-optimum.ineqlin.marginals, 0.0) * np.where(timed, 1.0, unit / 1e9)
     for n, price in enumerate((prices.origin, prices.slot, prices.work, prices.visit)):
         price[:] = found_prices[n * count : (n + 1) * count]
     prices.long[:] = found_prices[4 * count : len(used) - len(requested)].reshape(prices.long.shape)
     prices.away[requested] = found_prices[len(used) - len(requested) :]
-    return float(result.fun) * unit / 1e9, prices, taken
+    return float(optimum.fun) * unit / 1e9, prices, uses
 
 
 def _no_prices(problem: PlanningProblem, resources: StepResources) -> Prices:

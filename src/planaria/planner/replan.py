@@ -44,10 +44,10 @@ def replan(
     old routes, in seconds."""
     kept = sorted(nodes)
     left, repaired = remaining(problem, solution, kept), _repaired(problem, solution, kept)
-    result = improve(left, repaired, seed, max(1, WORK // problem.work))
+    improved = improve(left, repaired, seed, max(1, WORK // problem.work))
     old = np.array(kept)
-    better = Solution(solution.stage, old[result.solution.origin], old[result.solution.path])
-    return better, result.step_s, step_ns(left, repaired) / 1e9
+    better = Solution(solution.stage, old[improved.solution.origin], old[improved.solution.path])
+    return better, improved.step_s, step_ns(left, repaired) / 1e9
 
 
 def _repaired(problem: PlanningProblem, solution: Solution, kept: list[int]) -> Solution:

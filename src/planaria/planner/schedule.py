@@ -212,10 +212,10 @@ def read(path: Path) -> Schedule:
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such schedule; `planaria plan RECIPE --skip 0.33` writes one")
-    result = documents.model(path, Schedule, MAX_BYTES, "make it anew with `planaria plan`")
-    if wrong := next(chain(_invalid_tables(result), _invalid_stages(result), _invalid_routes(result)), ""):
+    schedule = documents.model(path, Schedule, MAX_BYTES, "make it anew with `planaria plan`")
+    if wrong := next(chain(_invalid_tables(schedule), _invalid_stages(schedule), _invalid_routes(schedule)), ""):
         raise UserError(f"{path}: {wrong}")
-    return result
+    return schedule
 
 
 def _invalid_tables(schedule: Schedule) -> Iterator[str]:

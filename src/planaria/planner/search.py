@@ -60,9 +60,7 @@ class Find(Protocol):
     ) -> SearchResult: ...
 
 
-def search(
-    problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda value: None
-) -> SearchResult:
+def search(problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda _: None) -> SearchResult:
     """Return the best plan found within ``budget``; call ``watch`` regularly, with step times that never grow."""
     _warm(problem)
     run = _Run(problem, seed, budget, watch)

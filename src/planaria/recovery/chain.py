@@ -58,11 +58,11 @@ class Chain:
         return self.strategies[self.retaining[0]]
 
     def _retaining(self) -> tuple[str, SnapshotRetention] | None:
-        results = [(name, rule) for name, each in self.strategies.items() if (rule := each.retention) is not None]
-        if len(results) > 1:
-            both = " and ".join(repr(name) for name, _ in results[:2])
+        retaining = [(name, rule) for name, each in self.strategies.items() if (rule := each.retention) is not None]
+        if len(retaining) > 1:
+            both = " and ".join(repr(name) for name, _ in retaining[:2])
             raise UserError(f"recovery.strategy: {both} both keep snapshots of all stages; leave one out")
-        return results[0] if results else None
+        return retaining[0] if retaining else None
 
     def plan(
         self, lost: frozenset[int], staleness: Mapping[int, int], with_snapshot: Collection[int] | None = None
@@ -105,6 +105,6 @@ class Chain:
 
 
 def staleness_by_stage(everywhere: Arrangement, alive: Arrangement, staleness: Mapping[int, int]) -> dict[int, int]:
-    """Return ``staleness`` by stage: those of each stage's first node, 0 if it is not alive."""
+    """Return ``staleness`` by stage: that of each stage's first node, 0 if it is not alive."""
     first = {stage: everywhere.nodes(stage)[0] for stage in everywhere.stages}
     return {stage: staleness.get(node, 0) if node in alive.stage else 0 for stage, node in first.items()}

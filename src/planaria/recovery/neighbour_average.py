@@ -29,9 +29,9 @@ def merge(
         raise ValueError(f"weights must be non-negative and not both zero: {omega_before}, {omega_after}")
     share = omega_before / (omega_before + omega_after)
     for name in before:
-        one, other = list(before[name].shape), list(after[name].shape)
-        if one != other:
-            raise ValueError(f"{name} is {one} in one neighbour, {other} in the other")
+        shape_before, shape_after = list(before[name].shape), list(after[name].shape)
+        if shape_before != shape_after:
+            raise ValueError(f"{name} is {shape_before} in one neighbour, {shape_after} in the other")
     return {name: share * before[name] + (1.0 - share) * after[name] for name in before}
 
 

@@ -43,8 +43,8 @@ class _Side:
 
     def _slice(self, step: int) -> int:
         """Return the slice to send in ``step``; -1: none."""
-        result = self._versions.begin(step, self._rule).slice(step)
-        return result if result < self._rule.slices else -1
+        number = self._versions.begin(step, self._rule).slice(step)
+        return number if number < self._rule.slices else -1
 
     def drop(self) -> None:
         """Drop the step: a snapshot that began with it begins again with the next attempt, from the same state."""
@@ -96,7 +96,7 @@ class _Keeper(_Side, RestoredHolder):
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (*self._held, *self._coming))
+        return sum(row.nbytes for row in (*self._held, *self._coming))
 
     def restart(self) -> None:
         super().restart()
@@ -104,15 +104,15 @@ class _Keeper(_Side, RestoredHolder):
 
     def commit(self, step: int) -> None:
         versions = self._versions.begin(step, self._rule)
-        if (part := self._received()) is not None:
-            self._coming.append(CheckedRow(part))
+        if (row := self._received()) is not None:
+            self._coming.append(CheckedRow(row))
         self.drop()
         self._versions = versions.commit(step, self._rule)
         if versions.completed(step, self._rule):
             self._held, self._coming = self._coming, []
 
     def intact(self) -> bool:
-        return all(part.intact() for part in self._held)
+        return all(row.intact() for row in self._held)
 
     @abstractmethod
     def _received(self) -> Tensor | None:
@@ -149,7 +149,7 @@ class ParityHolder(_Keeper):
         self._now.clear()
 
     def state(self) -> StageState:
-        return StageState({f"{PARITY}{n}": part.whole for n, part in enumerate(self._held)})
+        return StageState({f"{PARITY}{n}": row.whole for n, row in enumerate(self._held)})
 
     def load(self, state: StageState, step: int) -> None:
         self._held = [CheckedRow(state.weights[f"{PARITY}{n}"]) for n in range(len(state.weights))]

@@ -83,13 +83,13 @@ class ParityGroup:
 
         None if the others do not determine it.
         """
-        result = {}
+        members_to_read = {}
         for stripe in range(self.members):
             plan = self.code.plan([self.shard(stripe, member) for member in lost], [self.shard(stripe, heir)])
             if isinstance(plan, str):
                 return None
-            result[stripe] = tuple(self._member(stripe, shard) for shard in plan)
-        return result
+            members_to_read[stripe] = tuple(self._member(stripe, shard) for shard in plan)
+        return members_to_read
 
 
 class Snapshot(CommonSnapshot):
@@ -136,9 +136,9 @@ class Snapshot(CommonSnapshot):
         if copy.own:
             return CopyCost(0, versions * stream_bytes(shapes[copy.host]))
         slices = self.slices
-        parts = [block_bytes(own, self._group(copy.group).code.data * slices) for own in shapes.values()]
-        sent = slices * sum(parts) / len(parts) / max(1, self.retention.every)
-        return CopyCost(sent, versions * slices * max(parts), in_background=not self.retention.in_step)
+        blocks = [block_bytes(own, self._group(copy.group).code.data * slices) for own in shapes.values()]
+        sent = slices * sum(blocks) / len(blocks) / max(1, self.retention.every)
+        return CopyCost(sent, versions * slices * max(blocks), in_background=not self.retention.in_step)
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         group = self._group(replica.stages + 1)
@@ -160,7 +160,7 @@ class Snapshot(CommonSnapshot):
         return RebuildPlan(donors, {}, "memory" if self.every else None)
 
     def helps_rebuild(self, copy: Copy, lost: int) -> bool:
-        """Parities help: each is of the lost stage's blocks, or needed to rebuild a parity that it held."""
+        """Return whether ``copy`` is a parity: it has the lost stage's blocks, or rebuilds a parity that it held."""
         return not copy.own
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
@@ -173,9 +173,9 @@ class Snapshot(CommonSnapshot):
             for n in range(slices)
         }
         parities = {
-            f"{_stripe(group, copy)}.{key.removeprefix(PARITY)}": part
+            f"{_stripe(group, copy)}.{key.removeprefix(PARITY)}": row
             for copy, parity in kept.items()
-            for key, part in parity.weights.items()
+            for key, row in parity.weights.items()
         }
         return StageState(blocks | parities | {MEMBERS: torch.tensor(group.members)})
 
@@ -186,8 +186,8 @@ class Snapshot(CommonSnapshot):
         """
         group = self._group_of(donated)
         slices = range(self.slices)
-        parts = [self._repaired(group, stripe, n, stage, donated) for stripe in group.given(stage) for n in slices]
-        return state_in(join_blocks(parts))
+        blocks = [self._repaired(group, stripe, n, stage, donated) for stripe in group.given(stage) for n in slices]
+        return state_in(join_blocks(blocks))
 
     def restored(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
         if copy.own:
@@ -197,13 +197,13 @@ class Snapshot(CommonSnapshot):
         return StageState({f"{PARITY}{n}": self._repaired(group, stripe, n, copy.host, donated) for n in slices})
 
     def _repaired(
-        self, group: ParityGroup, stripe: int, slice: int, stage: int, donated: Mapping[int, StageState]
+        self, group: ParityGroup, stripe: int, number: int, stage: int, donated: Mapping[int, StageState]
     ) -> Tensor:
         """Return the lost block or parity of ``stage`` in a stripe."""
-        key, wanted = f"{stripe}.{slice}", group.shard(stripe, stage)
-        blocks = {member: part.weights[key] for member, part in donated.items() if key in part.weights}
+        key, wanted = f"{stripe}.{number}", group.shard(stripe, stage)
+        blocks = {member: state.weights[key] for member, state in donated.items() if key in state.weights}
         longest = max(map(len, blocks.values()))
-        reads = {group.shard(stripe, member): _padded(block, longest) for member, block in blocks.items()}
+        reads = {group.shard(stripe, member): _padded(row, longest) for member, row in blocks.items()}
         return torch.from_numpy(group.code.repair(reads, [wanted])[wanted])
 
     def _group(self, members: int) -> ParityGroup:
@@ -216,7 +216,7 @@ class Snapshot(CommonSnapshot):
         return ParityGroup(_code(self.code, members, self.tolerate))
 
     def _group_of(self, donated: Mapping[int, StageState]) -> ParityGroup:
-        (members,) = {int(part.weights[MEMBERS]) for part in donated.values()}
+        (members,) = {int(state.weights[MEMBERS]) for state in donated.values()}
         return self._group(members)
 
 
@@ -228,8 +228,8 @@ def _stripe(group: ParityGroup, copy: Copy) -> int:
     return next(t for t in range(group.members) if group.givers(t) == copy.sources and copy.host in group.holders(t))
 
 
-def _padded(part: Tensor, size: int) -> Tensor:
-    return torch.nn.functional.pad(part, (0, size - len(part)))
+def _padded(row: Tensor, size: int) -> Tensor:
+    return torch.nn.functional.pad(row, (0, size - len(row)))
 
 
 def _list(stages: Collection[int]) -> str:

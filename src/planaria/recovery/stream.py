@@ -69,9 +69,9 @@ def state_in(whole: Tensor) -> StageState:
     return unpack(whole[HEAD:], digests=False)
 
 
-def block(whole: Tensor, number: int, parts: int) -> Tensor:
-    """Return block ``number`` of a stream cut into ``parts``; shares memory. The last ones may be short or empty."""
-    size = _size(len(whole), parts)
+def block(whole: Tensor, number: int, count: int) -> Tensor:
+    """Return block ``number`` of a stream cut into ``count``; shares memory. The last ones may be short or empty."""
+    size = _size(len(whole), count)
     return whole[number * size : (number + 1) * size]
 
 
@@ -79,7 +79,7 @@ def join_blocks(blocks: Sequence[Tensor]) -> Tensor:
     """Join a stream from all its blocks, in order; each may have padding."""
     length = HEAD + int.from_bytes(blocks[0][:8].numpy().tobytes(), "little")
     size = _size(length, len(blocks))
-    return torch.cat([part[:size] for part in blocks])[:length]
+    return torch.cat([padded[:size] for padded in blocks])[:length]
 
 
 def stream_bytes(shapes: Shapes) -> int:
@@ -87,10 +87,10 @@ def stream_bytes(shapes: Shapes) -> int:
     return HEAD + bare_bytes(shapes)
 
 
-def block_bytes(shapes: Shapes, parts: int) -> int:
-    """Return the length of each of ``parts`` blocks of it, except the last ones."""
-    return _size(stream_bytes(shapes), parts)
+def block_bytes(shapes: Shapes, count: int) -> int:
+    """Return the length of each of ``count`` blocks of it, except the last ones."""
+    return _size(stream_bytes(shapes), count)
 
 
-def _size(length: int, parts: int) -> int:
-    return -(-length // (parts * _UNIT)) * _UNIT
+def _size(length: int, count: int) -> int:
+    return -(-length // (count * _UNIT)) * _UNIT

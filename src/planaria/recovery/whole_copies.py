@@ -78,12 +78,12 @@ class WholeCopies(CommonSnapshot):
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         if kept:
             (copy,) = kept.values()
-            return StageState({f"{COPY}{key.removeprefix(PARITY)}": part for key, part in copy.weights.items()})
-        whole, parts = stream(own), range(self.slices)
-        return StageState({f"{OWN}{n}": block(whole, n, len(parts)) for n in parts})
+            return StageState({f"{COPY}{key.removeprefix(PARITY)}": row for key, row in copy.weights.items()})
+        whole, numbers = stream(own), range(self.slices)
+        return StageState({f"{OWN}{n}": block(whole, n, len(numbers)) for n in numbers})
 
     def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        (copy,) = (part.weights for part in donated.values() if f"{COPY}0" in part.weights)
+        (copy,) = (state.weights for state in donated.values() if f"{COPY}0" in state.weights)
         return state_in(join_blocks([copy[f"{COPY}{n}"] for n in range(self.slices)]))
 
     def restored(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:

@@ -68,17 +68,17 @@ def figures(body: Iterable[str]) -> dict[str, go.Figure]:
 
 def sheets(body: Iterable[str]) -> dict[str, str]:
     """Return the numbers of a page's figures and tables as CSV, by name, with every point and row."""
-    result = build_parts(body)[1]
-    rows = {name: rows_of(fig) for name, fig in result.figures.items()} | result.tables
+    drawn = build_parts(body)[1]
+    rows = {name: rows_of(fig) for name, fig in drawn.figures.items()} | drawn.tables
     return {name: as_csv(cells) for name, cells in rows.items()}
 
 
 def document(title: str, body: Iterable[str]) -> str:
     """Return the complete page around ``body``, with figures, CSV and, if needed, plotly.js."""
-    parts, result = build_parts(body)
-    shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in result.tables.items()}
-    loads = {"figures": _payload(slug(title), result.figures, shown)}
-    loads |= {"plotly": _plotly()} if result.figures else {}
+    parts, drawn = build_parts(body)
+    shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in drawn.tables.items()}
+    loads = {"figures": _payload(slug(title), drawn.figures, shown)}
+    loads |= {"plotly": _plotly()} if drawn.figures else {}
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -164,7 +164,7 @@ def chart(fig: go.Figure, name: str) -> str:
 def table(name: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int) -> str:
     """Return a table of the first :data:`ROWS` rows; columns from ``numbers_from`` on are numbers, right-aligned."""
     every = [list(row) for row in rows]
-    _keep(name, table=[head, *every])
+    _keep(name, rows=[head, *every])
     kinds = ["" if index < numbers_from else ' class="number"' for index in range(len(head))]
     top = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, head, strict=True))
     body = "".join(
@@ -178,21 +178,21 @@ def table(name: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers
     )
 
 
-def _keep(name: str, figure: go.Figure | None = None, table: list[Sequence[Cell]] | None = None) -> None:
+def _keep(name: str, figure: go.Figure | None = None, rows: list[Sequence[Cell]] | None = None) -> None:
     """Store a figure or table of the page; both share one namespace, since names become file names."""
-    result = _drawn.get()
-    if result is None:
+    drawn = _drawn.get()
+    if drawn is None:
         return
-    if name in result.figures or name in result.tables:
+    if name in drawn.figures or name in drawn.tables:
         raise ValueError(f"two parts of a page are called {name}")
     if figure is not None:
-        result.figures[name] = figure
-    if table is not None:
-        result.tables[name] = table
+        drawn.figures[name] = figure
+    if rows is not None:
+        drawn.tables[name] = rows
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Names and their colours."""
+    """Return a legend: names and their colours."""
     return "<p>" + " ".join(f'<b style="color:{colour}">■</b> {escape(name)}' for name, colour in entries) + "</p>"
 
 
@@ -203,7 +203,7 @@ def tinted_text(pieces: Iterable[tuple[str, str]]) -> str:
 
 
 def settings(groups: Iterable[tuple[str, Iterable[tuple[str, str, bool]]]]) -> str:
-    """Small tables side by side: title, then (key, value, differs from the default)."""
+    """Return small tables side by side: title, then (key, value, differs from the default)."""
     blocks, mark = [], ' class="given"'
     for title, entries in groups:
         rows = "".join(
@@ -219,15 +219,15 @@ def footer(text: str) -> str:
 
 
 def log(name: str, lines: Iterable[tuple[str, str]]) -> str:
-    """(time, text) of each line; of a long log, its two ends."""
+    """Return a list of (time, text) lines; of a long log, only both ends."""
     every = list(lines)
-    _keep(name, table=[("time", "what"), *every])
+    _keep(name, rows=[("time", "what"), *every])
     left_out = len(every) - ROWS
     if left_out > 0:
         gap = ("…", f"{left_out:,} more; planaria report --csv has all")
         every = [*every[: ROWS // 2], gap, *every[-(ROWS // 2) :]]
-    items = "".join(f"<li><time>{escape(t)}</time><span>{escape(text)}</span></li>" for t, text in every)
-    return f'<ul class="log">{items}</ul>'
+    entries = "".join(f"<li><time>{escape(t)}</time><span>{escape(text)}</span></li>" for t, text in every)
+    return f'<ul class="log">{entries}</ul>'
 
 
 def _script() -> str:
@@ -258,16 +258,16 @@ def _plotly() -> str:
     return b64encode(PLOTLY.read_bytes()).decode()
 
 
-def _payload(page: str, figures: Mapping[str, go.Figure], tables: Mapping[str, str]) -> str:
+def _payload(page: str, drawn: Mapping[str, go.Figure], tables: Mapping[str, str]) -> str:
     """Return figures, and the CSV of figures and tables, as gzip in base64; ``page`` prefixes saved files' names."""
-    slim = {name: thin_curves(fig) for name, fig in figures.items()}
+    slim = {name: thin_curves(fig) for name, fig in drawn.items()}
     numbers = {name: as_csv(rows_of(fig)) for name, fig in slim.items()} | dict(tables)
     curves = {name: _rounded(json.loads(fig.to_json())) for name, fig in slim.items()}
     bars = [
         {"bgcolor": "rgba(0,0,0,0)", "color": c, "activecolor": a} for c, a in ((MUTED, INK), (DARK[MUTED], DARK[INK]))
     ]
-    parts = {"page": page, "dark": DARK, "bar": bars, "drawn": curves, "sheets": numbers}
-    text = json.dumps(parts, separators=(",", ":"))
+    payload = {"page": page, "dark": DARK, "bar": bars, "drawn": curves, "sheets": numbers}
+    text = json.dumps(payload, separators=(",", ":"))
     return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
@@ -282,9 +282,9 @@ def thin_curves(fig: go.Figure) -> go.Figure:
         if trace.type == "scatter" and len(trace.y or ()) > most and trace.fill is None:
             indices = drawn_points([y if isinstance(y, int | float) else None for y in trace.y], most)
             for key in ("x", "y", "text", "customdata"):
-                values = trace[key]
-                if values is not None and not isinstance(values, str):
-                    trace[key] = [values[index] for index in indices]
+                column = trace[key]
+                if column is not None and not isinstance(column, str):
+                    trace[key] = [column[index] for index in indices]
     return few
 
 
@@ -292,7 +292,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [_rounded(entry) for entry in value]
     if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
+        return {key: _rounded(entry) for key, entry in value.items()}
     return value

@@ -66,15 +66,15 @@ def _points(trace: Any) -> Iterator[dict[str, Any]]:
             point["least"], point["most"] = note
         elif note not in (None, ""):
             point["note"] = _plain(str(note))
-        for key, values in (("begins at", bases), ("least", least), ("most", most)):
-            if index < len(values):
-                point[key] = values[index]
+        for key, column in (("begins at", bases), ("least", least), ("most", most)):
+            if index < len(column):
+                point[key] = column[index]
         yield point
 
 
 def _cells(trace: Any, name: str) -> Iterator[dict[str, Any]]:
-    for row, values in enumerate(trace.z):
-        for column, value in enumerate(values):
+    for row, numbers in enumerate(trace.z):
+        for column, value in enumerate(numbers):
             if value is not None:
                 x = trace.x[column] if trace.x is not None else column
                 y = trace.y[row] if trace.y is not None else row
@@ -83,11 +83,11 @@ def _cells(trace: Any, name: str) -> Iterator[dict[str, Any]]:
 
 def _whiskers(trace: Any) -> tuple[list[float], list[float]]:
     """Return the lower and upper ends of a trace's error bars."""
-    for values, bars in ((trace.x, trace.error_x), (trace.y, trace.error_y)):
+    for positions, bars in ((trace.x, trace.error_x), (trace.y, trace.error_y)):
         if bars.array is not None:
             below = bars.array if bars.arrayminus is None else bars.arrayminus
-            return [v - b for v, b in zip(values, below, strict=True)], [
-                v + a for v, a in zip(values, bars.array, strict=True)
+            return [v - b for v, b in zip(positions, below, strict=True)], [
+                v + a for v, a in zip(positions, bars.array, strict=True)
             ]
     return [], []
 

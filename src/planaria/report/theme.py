@@ -81,7 +81,7 @@ def figure(height: int, *, x: str = "", y: str = "", **layout: Any) -> go.Figure
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``below`` updated with ``above``, recursively."""
     both = {key: (below[key], above[key]) for key in below.keys() & above.keys()}
-    tables = {key: _merged(*pair) for key, pair in both.items() if all(isinstance(one, dict) for one in pair)}
+    tables = {key: _merged(*pair) for key, pair in both.items() if all(isinstance(table, dict) for table in pair)}
     return {**below, **above, **tables}
 
 
@@ -103,10 +103,10 @@ def integer_x_axis(fig: go.Figure, numbers: Iterable[float], *, bars: bool = Fal
     :param numbers: x values that are drawn; the figure is unchanged without any.
     :param bars: leave room for half a bar at either end.
     """
-    values = list(numbers)
-    if not values:
+    xs = list(numbers)
+    if not xs:
         return fig
-    first, last = min(values), max(values)
+    first, last = min(xs), max(xs)
     if first == last and not bars:
         last += 1
     room = 0.5 if bars else 0.015 * (last - first)
@@ -118,7 +118,7 @@ def integer_x_axis(fig: go.Figure, numbers: Iterable[float], *, bars: bool = Fal
 
 def share(fig: go.Figure, shares: Iterable[float | None]) -> go.Figure:
     """Fit the y axis to shares: from 0 to the largest, at most 1."""
-    most = max((one for one in shares if one is not None), default=1.0)
+    most = max((amount for amount in shares if amount is not None), default=1.0)
     top = min(1.0, math.ceil(11 * most) / 10) or 1.0
     return fig.update_yaxes(range=[-0.02 * top, 1.02 * top], tickformat=".0%")
 
@@ -162,18 +162,18 @@ def add_curve(fig: go.Figure, points: Sequence[tuple[float, float | None]], hove
     )
 
 
-def drawn_points(values: Sequence[float | None], most: int = MAX_POINTS) -> list[int]:
+def drawn_points(ys: Sequence[float | None], most: int = MAX_POINTS) -> list[int]:
     """Return the indices of the points to draw: all, or the lowest, highest and last of each stretch.
 
     Spikes and gaps are kept: so is one missing value per stretch that has any.
     """
-    if len(values) <= most:
-        return list(range(len(values)))
-    stretch = -(-4 * len(values) // most)
+    if len(ys) <= most:
+        return list(range(len(ys)))
+    stretch = -(-4 * len(ys) // most)
     kept: list[int] = []
-    for start in range(0, len(values), stretch):
-        indices = range(start, min(start + stretch, len(values)))
-        present = [(y, index) for index in indices if (y := values[index]) is not None]
-        gaps = [index for index in indices if values[index] is None]
+    for start in range(0, len(ys), stretch):
+        indices = range(start, min(start + stretch, len(ys)))
+        present = [(y, index) for index in indices if (y := ys[index]) is not None]
+        gaps = [index for index in indices if ys[index] is None]
         kept += sorted({indices[-1], *gaps[:1], *([min(present)[1], max(present)[1]] if present else [])})
     return kept

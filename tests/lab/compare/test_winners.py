@@ -4,8 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria.config.schema import RunConfig
+from planaria.lab.compare.advice import candidates
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.report.winner_figure import hours_at, winners, without_failures
+from planaria.runtime.prediction.copy_costs import costs_of_copies
+from planaria.runtime.resolved_config import ResolvedRun
 
 STEP_S = 36.0
 TICKS = 100.0
@@ -115,3 +119,9 @@ def test_redundancy_does_not_win_again_at_a_higher_cost(a: float, b: float, rate
     found = compared(arm("a", a), arm("twin", b))
     column = [row[0] for row in winners(found, [rate], sorted(costs), "twin")]
     assert "twin" not in column[column.index("a") :] if "a" in column else True
+
+
+def test_only_redundancy_declares_that_workers_compute_copies() -> None:
+    variants = candidates(RunConfig())
+    costs = {name: costs_of_copies(ResolvedRun(variant)) for name, variant in variants.items()}
+    assert {name for name, copies in costs.items() if any(cost.forward for _, cost in copies)} == {"redundant"}

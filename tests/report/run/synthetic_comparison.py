@@ -46,6 +46,7 @@ class Manner:
     workers: int = 7
     control: str = ""
     exact: bool = False
+    computes_copies: bool = False
 
 
 MANNERS = {
@@ -54,7 +55,9 @@ MANNERS = {
         {"routing.kind": "swapped", "recovery.strategy": "checkfree_plus"}, slower=1.05, setback=6, traffic=0.004
     ),
     "checkpoint-50": Manner({"recovery.strategy": "checkpoint", "checkpoint.every": "50"}, setback=25, save=50),
-    "redundant": Manner({"recovery.strategy": "redundant"}, step_s=129.0, traffic=0.52, memory=1.0),
+    "redundant": Manner(
+        {"recovery.strategy": "redundant"}, step_s=129.0, traffic=0.52, memory=1.0, computes_copies=True
+    ),
     MISSING: Manner({"recovery.strategy": "random"}, setback=60),
 }
 
@@ -130,6 +133,7 @@ def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compa
             curves=[curve(one, clock(manner), 250.0) for one in courses[name].values()],
             control=manner.control,
             exact=manner.exact,
+            computes_copies=manner.computes_copies,
             given=GIVEN,
             courses=list(courses[name].values()),
         )

@@ -173,8 +173,7 @@ def test_winners_are_drawn_in_the_arms_own_colours(found: ComparisonResults) -> 
 def test_redundancy_without_its_computation_has_no_step_to_vary() -> None:
     found = compared()
     assert redundant_arm(found) == "redundant"
-    changes = {"recovery.strategy": "redundant, checkpoint", "recovery.options.forward": "False"}
-    found.arms[3] = found.arms[3].model_copy(update={"changes": changes})
+    found.arms[3] = found.arms[3].model_copy(update={"computes_copies": False})
     assert redundant_arm(found) is None
 
 

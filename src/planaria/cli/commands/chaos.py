@@ -126,13 +126,13 @@ def require_incarnation(folder: Path, worker: str, incarnation: int) -> None:
 
 
 def _find(workers: list[LiveWorker], target: str, folder: Path) -> LiveWorker:
-    kind, _, value = target.partition("=")
-    if kind not in ("stage", "node", "worker") or not value:
+    kind, _, wanted = target.partition("=")
+    if kind not in ("stage", "node", "worker") or not wanted:
         raise UserError(
             f"{target!r}: not a target; write stage=2, node=2, worker=w3, controller, standby or supervisor"
         )
     for worker in workers:
-        if value == str(getattr(worker, kind)):
+        if wanted == str(getattr(worker, kind)):
             return worker
     descriptions = [f"{w.worker} ({'spare' if w.stage is None else f'stage {w.stage}'})" for w in workers]
     raise UserError(f"{folder}: no worker is {target}; there are: {', '.join(descriptions)}")

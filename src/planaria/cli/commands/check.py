@@ -32,16 +32,16 @@ def replay_run(folder: Path) -> str:
         raise UserError(
             f"{folder} was trained inline by an older planaria, without a controller, so it cannot be replayed"
         )
-    result = replay(fact for _, fact in record.history)
-    problems = list(result.problems)
-    left, again = _comparable(read_state(folder)), _comparable(describe(result.state))
-    if result.state.over:  # before the end, the log is ahead of the state
+    replayed = replay(fact for _, fact in record.history)
+    problems = list(replayed.problems)
+    left, again = _comparable(read_state(folder)), _comparable(describe(replayed.state))
+    if replayed.state.over:  # before the end, the log is ahead of the state
         problems += [f"state.json: {k} is {left[k]!r}, replayed {again[k]!r}" for k in left if left[k] != again[k]]
     if problems:
         raise RunStopped("\n".join([f"{folder}: the log does not explain the run:", *problems[:10]]))
-    end = "the same final state" if result.state.over else "a run that has not ended"
+    end = "the same final state" if replayed.state.over else "a run that has not ended"
     answer = (
-        f"{result.events} events led to the same {result.decisions} decisions and {end}: "
+        f"{replayed.events} events led to the same {replayed.decisions} decisions and {end}: "
         f"step {again['step']}, generation {again['generation']}, {again['phase']}"
     )
     shapes = [

@@ -137,10 +137,10 @@ def export(
     if kind == "hf":
         export_run(folder, to, saved, precision or "fp32", (shard_mb or SHARD_MB) << 20)
         return [str(to)]
-    for flag, value in (("--precision", precision), ("--shard", shard_mb)):
-        if value is not None:
+    for flag, given in (("--precision", precision), ("--shard", shard_mb)):
+        if given is not None:
             raise UserError(
-                f"{flag} {value} requires --format hf; moments are exported with fp32 weights, tensor by tensor"
+                f"{flag} {given} requires --format hf; moments are exported with fp32 weights, tensor by tensor"
             )
     return [*export_state(folder, to, kind, saved), str(to)]
 
@@ -191,5 +191,5 @@ def _chosen(folder: Path, name: str | None) -> SealedCheckpoint:
 
 
 def _files(copies: Mapping[int, SavedReplica]) -> list[StageContents]:
-    parts = [part for copy in copies.values() for part in (copy.stages, copy.outer)]
-    return list({file.path: file for part in parts for file in part.values()}.values())
+    tables = [table for copy in copies.values() for table in (copy.stages, copy.outer)]
+    return list({file.path: file for table in tables for file in table.values()}.values())

@@ -20,21 +20,21 @@ def diagnose(folder: Path) -> str:
         raise UserError(
             f"{folder}: its workers shared one process, so there are no timings of single workers to diagnose"
         )
-    result, naming = diagnosis_of(record), naming_of(record)
-    if not result.now:
+    diagnosed, naming = diagnosis_of(record), naming_of(record)
+    if not diagnosed.now:
         if record.config.fleet.diagnose == "off":
             raise UserError(f"{folder}: nothing was measured (fleet.diagnose = 'off'); train with 'report' or 'act'")
         raise UserError(
             f"{folder}: nothing was measured yet: workers report every second step; logs of older runs have no reports"
         )
     live = "live" if run_folders.is_held(folder) else "not live"
-    last = max(gauge.last.step for gauge in result.now.values())
-    lines = [f"{folder}, step {last} ({live})", "", *_workers(result, naming), "", *_transits(result, naming), ""]
+    last = max(gauge.last.step for gauge in diagnosed.now.values())
+    lines = [f"{folder}, step {last} ({live})", "", *_workers(diagnosed, naming), "", *_transits(diagnosed, naming), ""]
     responses = []
     for _, fact in record.landmarks:
         if isinstance(fact, d.SlowPartFound | d.HandOverSlowStage | d.Reroute | d.Cleared):
             responses.append(f"step {fact.step}  {line(fact, naming)}")
-    slow = [sentence(blamed, naming) for blamed in result.current]
+    slow = [sentence(blamed, naming) for blamed in diagnosed.current]
     lines += ["Slow at present:", *(f"  {text}" for text in slow)] if slow else ["Nothing is slow at present."]
     return "\n".join(lines + (["", "What was found:", *(f"  {text}" for text in responses)] if responses else []))
 

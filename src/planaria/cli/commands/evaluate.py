@@ -33,13 +33,13 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
     batch = batches(stream, 0, config.pipeline.microbatch_size)
     document_masks = masks(config.data, stream, batch, 0, config.pipeline.microbatch_size)
     counts = learned_targets(stream, 0, config.pipeline.microbatch_size, count)
-    parts = evaluations(stages, shares, most)
-    with CountProgress("evaluating the whole model and subsets of stages", "evaluations", parts) as progress:
-        result = omissions(model, batch, count, shares, most, config.seed, document_masks, counts, progress.done)
+    total = evaluations(stages, shares, most)
+    with CountProgress("evaluating the whole model and subsets of stages", "evaluations", total) as progress:
+        measured = omissions(model, batch, count, shares, most, config.seed, document_masks, counts, progress.done)
     unfinished = folder / f".{FILE}"
-    unfinished.write_text(json.dumps([omission.model_dump() for omission in result], indent=1))
+    unfinished.write_text(json.dumps([omission.model_dump() for omission in measured], indent=1))
     unfinished.replace(folder / FILE)
-    _show(result, stages)
+    _show(measured, stages)
     print(f"numbers       {folder / FILE}")
     return 0
 
@@ -47,21 +47,21 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
 def parse_shares(text: str, stages: int) -> list[float]:
     """Parse shares of the block stages, such as '0.25,0.5'; UserError if one omits none or all of them."""
     shares = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for word in filter(None, (word.strip() for word in text.split(","))):
         try:
-            share = float(part)
+            share = float(word)
         except ValueError:
             share = -1.0
         if not 0 <= share < 1 or not 0 < round(share * stages) < stages:
             raise UserError(
-                f"--omit {text}: {part} of {stages} block stages is not between one stage and all but one; give shares "
+                f"--omit {text}: {word} of {stages} block stages is not between one stage and all but one; give shares "
                 "such as 0.25,0.5"
             )
         shares.append(share)
     return shares
 
 
-def _show(items: list[Omission], stages: int) -> None:
+def _show(measured: list[Omission], stages: int) -> None:
     rows = [
         [
             f"{omission.stages}",
@@ -70,7 +70,7 @@ def _show(items: list[Omission], stages: int) -> None:
             f"{omission.least:.3f} … {omission.most:.3f}" if omission.subsets > 1 else "",
             f"{omission.over_full - 1:+.1%}" if omission.stages else "",
         ]
-        for omission in items
+        for omission in measured
     ]
     head = ["left out", "subsets", "perplexity", "least … most", "over the whole model"]
     show([Table(f"validation perplexity, of {stages} block stages", head, rows, numbers_from=0)])

@@ -60,10 +60,10 @@ def _schedule(config: RunConfig, recipe: Path | None) -> tuple[Schedule, Several
     if config.routing.schedule is None:
         raise UserError("routing.schedule: not given; name the schedule that `planaria plan` has written")
     file = relative_to_recipe(recipe, config.routing.schedule)
-    result = read(file)
-    if result.paths is None:
+    schedule = read(file)
+    if schedule.paths is None:
         raise UserError(f"{file} was planned with one path between two sites; plan again with [[link]] entries")
-    return result, result.paths
+    return schedule, schedule.paths
 
 
 def _require_same(problem: PlanningProblem, schedule: Schedule) -> None:

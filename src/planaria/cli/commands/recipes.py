@@ -19,9 +19,9 @@ ORDER = ("train", "swarm", "compare", "experts", "drill")
 
 def listing() -> Iterator[str]:
     """Yield a line for each shipped recipe: its name, its command, and the first sentence of its comment."""
-    names = shipped.names()
-    width = max(map(len, names))
-    for name in names:
+    recipes = shipped.names()
+    width = max(map(len, recipes))
+    for name in recipes:
         path = shipped.find(name)
         command = " or ".join(sorted(map(recipe.command_of, recipe.kinds_of(recipe.read(path)))))
         yield f"{name:{width}}  {command:13}  {_first_sentence(path)}"

@@ -31,11 +31,11 @@ def report(run: Path, to: Path | None, csv: Path | None) -> Iterator[Path]:
     :raises UserError: if there is no such report, it is damaged, or a file cannot be written.
     :raises LedgerError: after writing, if samples of a run were lost or used twice.
     """
-    result = reported(run)
-    yield result.write(to or result.file)
+    reported_page = reported(run)
+    yield reported_page.write(to or reported_page.file)
     if csv is not None:
-        yield from page.write_sheets(csv, result.body())
-    result.check()
+        yield from page.write_sheets(csv, reported_page.body())
+    reported_page.check()
 
 
 def reported(run: Path) -> ReportPage:
@@ -94,21 +94,21 @@ def _comparison(file: Path) -> ReportPage:
     from planaria.lab.compare.race_results import ComparisonResults
     from planaria.lab.report.comparison import body, write_comparison
 
-    result = documents.model(file, ComparisonResults, fix=FIX)
-    return ReportPage(file.with_name(PAGE), lambda to: write_comparison(result, to), lambda: body(result))
+    results = documents.model(file, ComparisonResults, fix=FIX)
+    return ReportPage(file.with_name(PAGE), lambda to: write_comparison(results, to), lambda: body(results))
 
 
 def _drill(file: Path) -> ReportPage:
     from planaria.swarm.drill import Drill
     from planaria.swarm.report.drill_report import body, write_drill_report
 
-    result = documents.model(file, Drill, fix=FIX)
-    return ReportPage(file.with_name(PAGE), lambda to: write_drill_report(result, to), lambda: body(result))
+    drill = documents.model(file, Drill, fix=FIX)
+    return ReportPage(file.with_name(PAGE), lambda to: write_drill_report(drill, to), lambda: body(drill))
 
 
 def _experts(file: Path) -> ReportPage:
     from planaria.lab.experts.experts_results import Results
     from planaria.lab.report.experts_report import body, write_experts_report
 
-    result = documents.model(file, Results, fix=FIX)
-    return ReportPage(file.with_name(PAGE), lambda to: write_experts_report(result, to), lambda: body(result))
+    results = documents.model(file, Results, fix=FIX)
+    return ReportPage(file.with_name(PAGE), lambda to: write_experts_report(results, to), lambda: body(results))

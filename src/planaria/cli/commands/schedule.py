@@ -53,13 +53,11 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
         spend, bound.step_s if problem.forward.any() or problem.backward.any() else None, quiet
     ) as progress:
         first = SearchBudget((until - time.monotonic()) * (1 - share), spend.moves * (1 - share))
-        result = find(problem, config.seed, first, progress.update)
+        found = find(problem, config.seed, first, progress.update)
     rest = SearchBudget(until - time.monotonic(), spend.moves * share)
-    compared = baselines(problem, result.solution, config.seed, rest, step, find)
-    record = SearchRecord(seed=config.seed, moves=result.moves, seconds=round(result.seconds, 3))
-    schedule = _schedule(
-        problem, result.solution, result.step_s, ProvedBound(**bound._asdict()), compared, record, over
-    )
+    compared = baselines(problem, found.solution, config.seed, rest, step, find)
+    record = SearchRecord(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
+    schedule = _schedule(problem, found.solution, found.step_s, ProvedBound(**bound._asdict()), compared, record, over)
     file = to or Path(config.out) / f"{config.name}.schedule.json"
     write(schedule, file)
     page = write_page(schedule, file.with_suffix(".html"))
@@ -123,30 +121,27 @@ def _show(problem: PlanningProblem, schedule: Schedule) -> None:
     terms = sorted(schedule.bound.terms.items(), key=lambda pair: -pair[1])
     rows = [
         ["this plan", _seconds(schedule.step_s), "1.000"],
-        *(
-            [name, _seconds(seconds), f"{schedule.step_s / seconds:.3f}" if seconds else "–"]
-            for name, seconds in others
-        ),
+        *([name, _seconds(step_s), f"{schedule.step_s / step_s:.3f}" if step_s else "–"] for name, step_s in others),
         [
             f"lower bound ({schedule.bound.binds})",
             _seconds(schedule.bound.step_s),
             "–" if schedule.gap is None else f"gap {schedule.gap:.1%}",
         ],
-        *([f"  {name}", _seconds(seconds), ""] for name, seconds in terms if name != schedule.bound.binds),
+        *([f"  {name}", _seconds(step_s), ""] for name, step_s in terms if name != schedule.bound.binds),
     ]
     title = f"one step: {problem.count} microbatches, {problem.visits} of {len(problem.sizes) - 1} stages"
     title += ", then gradient sums" if problem.summed else ""
     show([Table(title, ["", "seconds", "this plan ÷ it"], rows)])
     if schedule.gap is None:
         print(f"costs         passes cost nothing, so only messages count: {COSTS}")
-    search = schedule.search
+    record = schedule.search
     if schedule.paths is not None:
         show([table(schedule, schedule.paths)])
         print(f"paths         {summary(schedule.paths)}")
     if schedule.bound.binds != ALL:
         print(f"relaxed       the bound ignores {RELAXED}")
-    print(f"search        seed {search.seed}, {search.moves} moves in {search.seconds:.1f} s")
+    print(f"search        seed {record.seed}, {record.moves} moves in {record.seconds:.1f} s")
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.2f}" if value >= 10 else f"{value:.3f}"
+def _seconds(number: float) -> str:
+    return f"{number:.2f}" if number >= 10 else f"{number:.3f}"

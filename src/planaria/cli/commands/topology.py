@@ -38,8 +38,8 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
             rates = " and ".join(_digits(link.bandwidth.value / MBIT) for link in (there, back))
             progress.update(f"{a} – {b}, {_digits(there.latency.value * 1000)} ms, {rates} Mbit/s there and back")
 
-        result = survey(config.fleet, [node.name for node in nodes], lines, report)
-    links = between_sites(nodes, result)
+        measured = survey(config.fleet, [node.name for node in nodes], lines, report)
+    links = between_sites(nodes, measured)
     write(to, files(nodes, links, queueing=topology is None or topology.queueing))
     _show(nodes, links)
     print(f"topology      {to / 'topology.toml'}")
@@ -77,13 +77,13 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = {folder / name: folder / f".{name}.{os.getpid()}" for name in texts}
     try:
-        for part, text in zip(unfinished.values(), texts.values(), strict=True):
-            part.write_text(text, encoding="utf-8")
-        for path, part in unfinished.items():
-            part.replace(path)
+        for written, text in zip(unfinished.values(), texts.values(), strict=True):
+            written.write_text(text, encoding="utf-8")
+        for path, written in unfinished.items():
+            written.replace(path)
     finally:
-        for part in unfinished.values():
-            part.unlink(missing_ok=True)
+        for written in unfinished.values():
+            written.unlink(missing_ok=True)
 
 
 def _require_folder(to: Path) -> None:
@@ -102,8 +102,8 @@ def _show(nodes: Sequence[Node], links: Mapping[tuple[str, str], MeasuredLink]) 
 
 
 def _shown(spread: Quartiles, unit: float) -> str:
-    value, low, high = (_digits(number * unit) for number in spread)
-    return f"{value} ({low} … {high})"
+    middle, low, high = (_digits(number * unit) for number in spread)
+    return f"{middle} ({low} … {high})"
 
 
 def _digits(number: float) -> str:

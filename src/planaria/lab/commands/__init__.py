@@ -18,6 +18,7 @@ from planaria.common.errors import UserError
 if TYPE_CHECKING:
     from planaria.config.schema import Section
     from planaria.lab.commands.merge import MergeOptions
+    from planaria.lab.compare.run_comparison import ComparisonRequest
 
 DELAYS = "choose a gradient code for replicas as late as those of this run (its folder)"
 ADD = "the expert to add: for an ensemble, a run or an exported model with its tokenizer"
@@ -75,7 +76,7 @@ def _compare(
     from planaria.config.recipe import kinds_of, read
     from planaria.config.schema import RunConfig
 
-    numbers, progress = _seeds(seeds), not quiet
+    numbers = _seeds(seeds)
     if kinds_of(read(recipe)) == {"drill"}:
         others = {
             "arms": arms,
@@ -89,35 +90,34 @@ def _compare(
     refuse({"repair": repair or None}, f"is for a drill, and {recipe} has no [drill] table; leave it out")
     _require_of(RunConfig, settings, f"is a setting of a swarm, and {recipe} has no [drill] table; leave it out")
     from planaria.faults.failure_groups import failure_domain_of
-    from planaria.lab.compare.api import compare, trace_overrides
+    from planaria.lab.compare.api import trace_overrides
     from planaria.lab.compare.run_comparison import ComparisonRequest
     from planaria.lab.dry_run import dry_run as estimate
-    from planaria.lab.report.comparison_table import show_table
+    from planaria.runtime.configuration import merge_settings
     from planaria.runtime.fleet.spawner import fork_server
 
     fork_server(())  # races run in new processes
-    changes: dict[str, object] = {**settings} | ({} if steps is None else {"train.steps": steps})
+    changes = merge_settings({**settings} | ({} if steps is None else {"train.steps": steps}), {})
     names = None if arms is None else [name.strip() for name in arms.split(",")]
-    taken = failure_domain_of(failure_domain)
+    overrides = trace_overrides(adjacent_probability, failure_domain_of(failure_domain))
+    requested = ComparisonRequest(recipe, changes, numbers, names, overrides)
     if dry_run:
-        estimate(
-            ComparisonRequest(recipe, changes, numbers, names, trace_overrides(adjacent_probability, taken)),
-            print if progress else None,
-        )
+        estimate(requested, None if quiet else print)
         return 0
-    result = compare(
-        recipe,
-        seeds=numbers,
-        arms=names,
-        adjacent_probability=adjacent_probability,
-        failure_domain=taken,
-        settings=changes,
-        progress=progress,
-    )
-    show_table(result.results)
-    print(f"report        {result.report}\nnumbers       {result.numbers}")
+    return _race(requested, to, quiet)
+
+
+def _race(requested: ComparisonRequest, to: Path | None, quiet: bool) -> int:
+    """Run a comparison and print its table; write files for a paper into ``to``, if given."""
+    from planaria.lab.compare.api import ComparisonResult
+    from planaria.lab.compare.run_comparison import run_remaining_races
+    from planaria.lab.report.comparison_table import show_table
+
+    comparison = ComparisonResult(*run_remaining_races(requested, quiet, None if quiet else print))
+    show_table(comparison.results)
+    print(f"report        {comparison.report}\nnumbers       {comparison.numbers}")
     if to is not None:
-        print(f"for a paper   {', '.join(result.write(to))} in {to}")
+        print(f"for a paper   {', '.join(comparison.write(to))} in {to}")
     return 0
 
 
@@ -268,7 +268,7 @@ def _merged(run: Path, to: Path, how: How, safe: str | None, given: Mapping[str,
     if how != "dare":
         refuse({"seed": given["seed"]}, "is for --merge dare")
     if how != "dume":
-        routers = {name: value for name, value in given.items() if name not in ("lambda", "seed")}
+        routers = {name: option for name, option in given.items() if name not in ("lambda", "seed")}
         refuse(routers, "is about routers, which only --merge dume makes")
     if how == "average":
         refuse({"lambda": given["lambda"]}, "does not apply to an average; leave it out")
@@ -289,11 +289,11 @@ def _wanted(by: Literal["average", "dume"], given: Mapping[str, Any]) -> MergeOp
 
     least = {"top-k": 0, "temperature": COLDEST, "samples": 1, "lambda": 0}
     chosen = {name: given[name] for name in least if given[name] is not None}
-    for name, value in chosen.items():
-        if not least[name] <= value < float("inf"):
+    for name, number in chosen.items():
+        if not least[name] <= number < float("inf"):
             note = " (all)" if name == "top-k" else ""
-            raise UserError(f"--{name} {value:g} must be {least[name]:g}{note} or more")
+            raise UserError(f"--{name} {number:g} must be {least[name]:g}{note} or more")
     usual = {"top_k": 1, "temperature": 1.0, "samples": SAMPLES, "ridge": RIDGE}
     fields = {"top-k": "top_k", "lambda": "ridge"}
-    chosen = {fields.get(name, name): value for name, value in chosen.items()}
+    chosen = {fields.get(name, name): number for name, number in chosen.items()}
     return MergeOptions(by, Routers.model_validate(usual | chosen), bias=not given["no-bias"])

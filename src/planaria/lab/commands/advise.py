@@ -83,8 +83,8 @@ def _unit(hours: float) -> str:
 
 def _in_unit(unit: str, *hours: float) -> str:
     """Format with four significant digits and no exponent."""
-    values = [each * UNITS[unit] for each in hours]
-    return " … ".join(f"{value:.0f}" if value >= 1000 else f"{value:#.4g}" for value in values)
+    amounts = [each * UNITS[unit] for each in hours]
+    return " … ".join(f"{amount:.0f}" if amount >= 1000 else f"{amount:#.4g}" for amount in amounts)
 
 
 def _show(config: RunConfig, advice: StrategyAdvice, unit: str) -> None:
@@ -106,8 +106,8 @@ def _conclusions(config: RunConfig, advice: StrategyAdvice, known: Experience, u
     command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
     if best.background != config.checkpoint.background:
         command += f" --checkpoint.background {str(best.background).lower()}"
-    taken, doubts = _in_unit(unit, best.prediction.hours.mean), unknown_strategies(config, known)
-    lines = [f"advice        {best.prediction.name}: {taken} {unit} ({command})"]
+    hours, doubts = _in_unit(unit, best.prediction.hours.mean), unknown_strategies(config, known)
+    lines = [f"advice        {best.prediction.name}: {hours} {unit} ({command})"]
     if advice.rivals:
         lines.append(
             f"how sure      not very: {', '.join(advice.rivals)} may be as good, within the spread of the races"
@@ -204,13 +204,13 @@ def windows_of(config: RunConfig, profile: FinishTimes, jobs: int) -> list[BestW
     ``profile`` is of steps of ``jobs`` jobs. For other numbers, rounds are combined or divided, since the data of a job
     and its time change.
     """
-    microbatches, results = config.pipeline.microbatches * profile.workers, []
+    microbatches, windows = config.pipeline.microbatches * profile.workers, []
     for width in WIDTHS:
         if microbatches % (width * profile.workers) == 0:
             cut = profile.cut(jobs, width)
             chosen = choose(cut, window=width, microbatches=microbatches // width)
-            results.append(BestWindow(width, chosen, width * chosen.best.seconds))
-    return sorted(results, key=lambda window: (window.step_s, window.jobs))
+            windows.append(BestWindow(width, chosen, width * chosen.best.seconds))
+    return sorted(windows, key=lambda window: (window.step_s, window.jobs))
 
 
 def _coded_conclusions(windows: list[BestWindow], none_s: float, plain: SchemeChoice) -> Iterator[str]:
@@ -220,7 +220,7 @@ def _coded_conclusions(windows: list[BestWindow], none_s: float, plain: SchemeCh
     if best.chosen.best.name == "none":
         yield "advice        none: no code saves more than the measurement's uncertainty"
         return
-    options = ", ".join(f"{name} = {value}" for name, value in best.chosen.best.scheme.model_dump().items())
+    options = ", ".join(f"{name} = {option}" for name, option in best.chosen.best.scheme.model_dump().items())
     scheme = f'{{ scheme = "{best.chosen.best.name}", {options}, jobs = {best.jobs} }}'
     yield f"advice        exchange.coded = {scheme}: {best.step_s / none_s:.2f} of what uncoded steps take"
     sends = best.chosen.best.vectors * best.jobs

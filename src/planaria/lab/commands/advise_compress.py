@@ -54,8 +54,8 @@ def _require(config: RunConfig, path: Path) -> None:
             "gradients that replicas agree on in every step; give 'allreduce', and 2 replicas or more"
         )
     for name in ("robust", "coded"):
-        if value := getattr(exchange, name):
-            raise UserError(f"{path}: exchange.{name} = {value!r} was not raced with fewer bytes; leave it out")
+        if setting := getattr(exchange, name):
+            raise UserError(f"{path}: exchange.{name} = {setting!r} was not raced with fewer bytes; leave it out")
     require_costs(network, path, "forward_s", "backward_s", "bandwidth")
 
 
@@ -99,7 +99,7 @@ def _advised(advice: CompressionAdvice) -> Iterator[str]:
     if best is None:
         yield f"advice        none: nothing that reaches dense gradients' loss saves more than {CLOSE - 1:.0%}"
         return
-    command = " ".join(f"--{name} {value}" for name, value in best.arm.changes.items())
+    command = " ".join(f"--{name} {setting}" for name, setting in best.arm.changes.items())
     yield f"advice        {best.how}: {best.step_s:.4g} s a step, {best.step_s / dense.step_s:.3f} of dense ({command})"
     assert best.arm.steps is not None, "only measured arms are advised"
     yield (

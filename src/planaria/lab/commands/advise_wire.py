@@ -65,10 +65,10 @@ def weigh_wires(config: RunConfig) -> WireAdvice:
 
 
 def _best(config: RunConfig, wire: str | Options) -> WireChoice:
-    result = {size: _step(_resized(config, wire, size)) for size in _sizes(config)}
-    best = min(result, key=lambda size: (result[size][0], size))
-    step_s, sent = result[best]
-    return WireChoice(str(wire), sent, step_s, best, result[config.pipeline.microbatch_size][0])
+    steps_by_size = {size: _step(_resized(config, wire, size)) for size in _sizes(config)}
+    best = min(steps_by_size, key=lambda size: (steps_by_size[size][0], size))
+    step_s, sent = steps_by_size[best]
+    return WireChoice(str(wire), sent, step_s, best, steps_by_size[config.pipeline.microbatch_size][0])
 
 
 def _sizes(config: RunConfig) -> list[int]:
@@ -95,8 +95,8 @@ def _resized(config: RunConfig, wire: str | Options, size: int) -> RunConfig:
 def _step(config: RunConfig) -> tuple[float, int]:
     """Return the seconds of a step and the bytes that all workers send in it."""
     plan = ResolvedRun(config).training(0)
-    result = simulate(plan, Costs(config.network), message_bytes(config.model, config.pipeline))
-    return result.step_s, sum(result.sent_bytes.values())
+    simulated = simulate(plan, Costs(config.network), message_bytes(config.model, config.pipeline))
+    return simulated.step_s, sum(simulated.sent_bytes.values())
 
 
 HEAD = ["pipeline.wire", "MB a step", "s a step", f"of {REFERENCE}", "microbatch size", "s at the recipe's size"]

@@ -113,8 +113,8 @@ def demo(name: str, settings: Mapping[str, str], to: Path | None, quiet: bool) -
     if name not in DEMOS:
         raise UserError(f"{name}: no such demo; {nearest(name, DEMOS)}")
     recipe, arms = DEMOS[name]
-    if taken := sorted(settings.keys() & arms[next(iter(arms))].keys() - {"chaos.trace"}):
-        raise UserError(f"--{taken[0]} {settings[taken[0]]}: differs between the arms of {name}; leave it out")
+    if fixed := sorted(settings.keys() & arms[next(iter(arms))].keys() - {"chaos.trace"}):
+        raise UserError(f"--{fixed[0]} {settings[fixed[0]]}: differs between the arms of {name}; leave it out")
     if to is not None:
         _require_drawable(to)
     path, common = find(recipe), dict[str, object](settings)

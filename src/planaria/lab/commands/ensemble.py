@@ -72,10 +72,10 @@ def evaluate(folder: Path, text: str | None) -> int:
 
 def _print_text(ensemble: Ensemble, folder: Path, text: str) -> None:
     """Print a row for the ensemble and one for each expert."""
-    logps, result = _measured(ensemble, folder, text)
-    members = zip(ensemble.manifest.members, logps, result.speaking, strict=True)
+    logps, scored = _measured(ensemble, folder, text)
+    members = zip(ensemble.manifest.members, logps, scored.speaking, strict=True)
     rows = [
-        ["ensemble", "", f"{result.perplexity:.3f}", ""],
+        ["ensemble", "", f"{scored.perplexity:.3f}", ""],
         *([m.name, m.domain, f"{math.exp(-float(own.mean())):.3f}", f"{share:.1%}"] for m, own, share in members),
     ]
     title = f"perplexity on {text}: {logps.shape[1]} samples of {logps.shape[2]} tokens"
@@ -86,20 +86,20 @@ def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> N
     """Print a row for each test text of the ensemble."""
     rows, names = [], [member.name for member in ensemble.manifest.members]
     for file in tests:
-        logps, result = _measured(ensemble, folder, str(file))
-        best, most = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=result.speaking.__getitem__)
-        cells = [f"{result.perplexity:.3f}", names[best], f"{math.exp(result.best):.3f}"]
-        rows.append([file.stem, *cells, names[most], f"{result.speaking[most]:.1%}"])
+        logps, scored = _measured(ensemble, folder, str(file))
+        best, most = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=scored.speaking.__getitem__)
+        cells = [f"{scored.perplexity:.3f}", names[best], f"{math.exp(scored.best):.3f}"]
+        rows.append([file.stem, *cells, names[most], f"{scored.speaking[most]:.1%}"])
     title = f"perplexity on test texts of {folder}: at most {MAX_WINDOWS} samples of each"
     show([Table(title, ["domain", "ensemble", "best expert", "of it alone", "largest weight", "share"], rows)])
 
 
 def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, DomainScore]:
     """Return the experts' ln p of a text [E, N, T], and the ensemble's score."""
-    data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MAX_WINDOWS)
-    parts = len(samples) * len(ensemble.manifest.members)
-    with CountProgress(f"experts read {source}", "samples", parts) as progress:
+    source_config = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
+    samples = windows(prepare(source_config, ensemble.manifest.vocab), "train", ensemble.manifest.context, MAX_WINDOWS)
+    readings = len(samples) * len(ensemble.manifest.members)
+    with CountProgress(f"experts read {source}", "samples", readings) as progress:
         logps = ensemble.logps(samples, on_read=progress.done)
     return logps, score(logps, ensemble.log_prior(samples), ensemble.manifest.mixture)
 
@@ -211,17 +211,17 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
     if floor is not None and not 0 < floor < 1 / len(experts):
         raise UserError(f"--floor {floor:g} must be above 0 and below 1/{len(experts)}, so that weights can differ")
     held_out, test = _read(ensemble, folder, HELD_OUT), _read(ensemble, folder, TEST)
-    result = fit_weights(
+    fitted = fit_weights(
         experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE
     )
-    console = show(tables(result))
-    for line in sentences(result):
+    console = show(tables(fitted))
+    for line in sentences(fitted):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
-def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
-    """Return domain with an expert's text here → the experts' ln p of its held-out or test text [E, N, T]."""
+def _read(ensemble: Ensemble, folder: Path, split: str) -> dict[str, Tensor]:
+    """Return domain → the experts' ln p of its held-out or test text [E, N, T]; only domains with text here."""
     files = sorted((folder / HELD_OUT).glob("*.jsonl"))
     if not files:
         raise UserError(
@@ -230,7 +230,7 @@ def _read(ensemble: Ensemble, folder: Path, part: str) -> dict[str, Tensor]:
         )
     known = ensemble.manifest
     return {
-        file.stem: ensemble.logps(domain_samples(folder, [file.stem], part, known.vocab, known.context, MAX_WINDOWS))
+        file.stem: ensemble.logps(domain_samples(folder, [file.stem], split, known.vocab, known.context, MAX_WINDOWS))
         for file in files
     }
 
@@ -243,7 +243,7 @@ def evaluate_model(folder: Path, text: str | None) -> int:
     torch.set_num_threads(1)
     model, made = Completer(folder), fused.read(folder)
     routing = model.llama.routing if model.llama is not None else None
-    names = [] if made is None or routing is None else [part.name for part in made.parts]
+    names = [] if made is None or routing is None else [expert.name for expert in made.parts]
     if routing is not None and len(names) != routing.experts:
         names = [f"block {number}" for number in range(routing.experts)]
     rows = [[name, *_cells(folder, model, source, names)] for name, source in _test_sources(folder, made, text).items()]
@@ -266,14 +266,14 @@ def _test_sources(folder: Path, made: fused.Fused | None, text: str | None) -> d
 
 def _cells(folder: Path, model: Completer, source: str, names: list[str]) -> list[str]:
     """Return the table cells of one text; ``names`` are those of a routed model's blocks."""
-    data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    samples = windows(prepare(data, model.vocab), "train", model.context, MAX_WINDOWS)
+    source_config = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
+    samples = windows(prepare(source_config, model.vocab), "train", model.context, MAX_WINDOWS)
     with (
         CountProgress(f"the model reads {source}", "samples", len(samples)) as progress,
         shares(model.llama) if names and model.llama is not None else nullcontext(torch.ones(1)) as passed,
     ):
-        result = math.exp(-float(token_logps(model.logits, samples, progress.done).mean()))
+        perplexity = math.exp(-float(token_logps(model.logits, samples, progress.done).mean()))
     if not names:
-        return [f"{result:.3f}"]
+        return [f"{perplexity:.3f}"]
     most = int(passed.argmax())
-    return [f"{result:.3f}", names[most], f"{float(passed[most] / passed.sum()):.1%}"]
+    return [f"{perplexity:.3f}", names[most], f"{float(passed[most] / passed.sum()):.1%}"]

@@ -56,14 +56,14 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         before = manifest.read(folder) if (folder / manifest.FILE).exists() else None
         with JobsProgress(quiet) as progress:
             texts = _texts(folder, spec, base, progress.note)
-            items = [run for seed in spec.seeds for run in Campaign(spec, base, folder, seed, texts, progress).run()]
-        made = _ensemble(folder, spec, base, items[0])
+            runs = [run for seed in spec.seeds for run in Campaign(spec, base, folder, seed, texts, progress).run()]
+        made = _ensemble(folder, spec, base, runs[0])
         manifest.write(folder, made if before is None else made.changed_like(before))
         results = Results(
             name=base.name,
             trained=list(spec.domains),
             untrained=list(spec.untrained),
-            runs=items,
+            runs=runs,
             speech=weights_over_text(Ensemble(folder), texts),
             worst=_worst(folder, made, texts, list(spec.domains)),
         )
@@ -72,8 +72,8 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     print(f"report        {write_experts_report(results, folder / 'report.html')}")
     print(f"ensemble      {folder / manifest.FILE}")
     for arm in results.generalists:
-        (job,) = items[0].arms[arm].experts
-        print(f"{arm:13} {folder / _trained(job, items[0])}")
+        (job,) = runs[0].arms[arm].experts
+        print(f"{arm:13} {folder / _trained(job, runs[0])}")
     return 0
 
 
@@ -122,9 +122,9 @@ def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
     if not folder.exists():
         make_folder(folder)
         kept.write(inputs)
-    before, other = kept.read(versions=False)
+    before, difference = kept.read(versions=False)
     if before is None:
-        reason = other or "it is not an experts run"
+        reason = difference or "it is not an experts run"
         raise UserError(f"{folder}: exists, but {reason}; choose another name with --name, or remove it")
     return folder
 
@@ -139,8 +139,8 @@ def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, notify: Callable[[s
     try:
         write_domains(spec, folder)
         if not known:
-            data = DataConfig(source=str(folder / TRAINED), tokenizer=base.data.tokenizer, cache=base.data.cache)
-            load_tokenizer(data, base.model.vocab, cache_folder(data.cache), notify).save(tokenizer)
+            data_config = DataConfig(source=str(folder / TRAINED), tokenizer=base.data.tokenizer, cache=base.data.cache)
+            load_tokenizer(data_config, base.model.vocab, cache_folder(data_config.cache), notify).save(tokenizer)
         return DomainTexts(folder, spec, base)
     except UserError:
         if not known:
@@ -162,30 +162,30 @@ def _worst(folder: Path, made: EnsembleManifest, texts: DomainTexts, domains: Se
     )
 
 
-def _trained(job: ExpertPlan, result: SeedResult) -> str:
+def _trained(job: ExpertPlan, run: SeedResult) -> str:
     """Return the path of an expert's model within the run's folder."""
-    return f"seed-{result.seed}/experts/{numbered_name(job.name, result.line)}/model"
+    return f"seed-{run.seed}/experts/{numbered_name(job.name, run.line)}/model"
 
 
-def _branched_off(job: ExpertPlan, spec: ExpertsSpec, result: SeedResult) -> str:
+def _branched_off(job: ExpertPlan, spec: ExpertsSpec, run: SeedResult) -> str:
     """Return the path of the model that an expert branched off: a parent, or the expert before it."""
     if before := spec.after[job.domain]:
-        return _trained(job.model_copy(update={"domain": before}), result)
-    return _parent(result, job.size)
+        return _trained(job.model_copy(update={"domain": before}), run)
+    return _parent(run, job.size)
 
 
-def _parent(result: SeedResult, size: str) -> str:
+def _parent(run: SeedResult, size: str) -> str:
     """Return the path of the parent of a size within the run's folder."""
-    return f"seed-{result.seed}/seeds/{result.parents[size]}/model"
+    return f"seed-{run.seed}/seeds/{run.parents[size]}/model"
 
 
-def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> EnsembleManifest:
+def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, run: SeedResult) -> EnsembleManifest:
     """Return the arm of experts that does best on held-out text as an ensemble."""
-    ensembles = [value for arm, value in result.arms.items() if not is_generalist(arm)]
+    ensembles = [scored for arm, scored in run.arms.items() if not is_generalist(arm)]
     best, shapes = min(ensembles, key=lambda arm: arm.held_out), expert_shapes(base.model, spec)
     members = []
     for job, belief in zip(best.experts, best.belief, strict=True):
-        model = _trained(job, result)
+        model = _trained(job, run)
         members.append(
             Expert(
                 name=job.name,
@@ -193,7 +193,7 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResu
                 model=model,
                 sha256=manifest.digest(folder / model / manifest.WEIGHTS),
                 parameters=parameter_count(shapes[job.size]),
-                parent=_branched_off(job, spec, result),
+                parent=_branched_off(job, spec, run),
                 belief=belief,
             )
         )
@@ -203,6 +203,6 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResu
         context=base.model.context,
         mixture=spec.mixture,
         members=members,
-        parent=_parent(result, spec.middle),
+        parent=_parent(run, spec.middle),
         mixes={name: domain.of for name, domain in spec.domains.items() if domain.of},
     )

@@ -77,9 +77,9 @@ def fuse(run: Path, to: Path, by: How, scale: float | None, safe: str | None, se
 
     :raises UserError: as :func:`gather`.
     """
-    result = gather(run, to, safe)
+    gathered = gather(run, to, safe)
     weight = SCALES[by] if scale is None else scale
-    add_up(result, to, Fused(by=by, scale=weight, seed=seed, parent=result.origin, parts=result.parts))
+    add_up(gathered, to, Fused(by=by, scale=weight, seed=seed, parent=gathered.origin, parts=gathered.parts))
     return 0
 
 
@@ -105,10 +105,10 @@ def open_llama(path: str) -> LlamaPolicy:
 
     :raises UserError: when it is another model, or unreadable.
     """
-    result = open_policy(path)
-    if not isinstance(result, LlamaPolicy):
+    policy = open_policy(path)
+    if not isinstance(policy, LlamaPolicy):
         raise UserError(f"{path} is not a LLaMA like planaria's; only experts of one can become one model")
-    return result
+    return policy
 
 
 def require_child(parent: Policy, expert: Policy, label: str, location: str) -> None:
@@ -159,19 +159,18 @@ def merge(run: Path, to: Path, wanted: MergeOptions, safe: str | None) -> int:
     :raises UserError: before anything is computed, when they cannot be merged, or an expert's domain has no text.
     """
     torch.set_num_threads(1)
-    result = gather(run, to, safe)
+    gathered = gather(run, to, safe)
     if wanted.by == "average":
-        scale = 1 / len(result.parts)
-        add_up(
-            result, to, Fused(by="average", scale=scale, parent=result.origin, parts=result.parts, run=_run_path(run))
-        )
+        scale = 1 / len(gathered.parts)
+        parts = gathered.parts
+        add_up(gathered, to, Fused(by="average", scale=scale, parent=gathered.origin, parts=parts, run=_run_path(run)))
         return 0
-    texts = _texts(result, wanted.routers.samples)
-    experts = [_llama(policy) for policy in result.experts]
+    texts = _texts(gathered, wanted.routers.samples)
+    experts = [_llama(policy) for policy in gathered.experts]
     model = merging.merged(experts, wanted.routers.of(len(experts)), wanted.bias)
-    sums = {part.name: merging.domain_sums(model, n, texts[part.domain]) for n, part in enumerate(result.parts)}
-    record = Fused(by="dume", parent=result.origin, parts=result.parts, run=_run_path(run), routers=wanted.routers)
-    _finish(to, model, result.experts[0], record, sums)
+    sums = {part.name: merging.domain_sums(model, n, texts[part.domain]) for n, part in enumerate(gathered.parts)}
+    record = Fused(by="dume", parent=gathered.origin, parts=gathered.parts, run=_run_path(run), routers=wanted.routers)
+    _finish(to, model, gathered.experts[0], record, sums)
     return 0
 
 
@@ -194,9 +193,9 @@ def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text
     if policy.tokenizer_fingerprint != opened.policy.tokenizer_fingerprint:
         raise UserError(f"{expert}: its tokenizer differs from that of {folder}; give an expert of the same parent")
     require_child(open_llama(origin), policy, f"expert {name!r}", origin)
-    data = DataConfig(source=text, tokenizer=str(folder / TOKENIZER), validation=0.0)
+    data_config = DataConfig(source=text, tokenizer=str(folder / TOKENIZER), validation=0.0)
     model, routers, config = opened.model, opened.routers, opened.model.config
-    samples = windows(prepare(data, config.vocab), "train", config.context, routers.samples)[:, :-1]
+    samples = windows(prepare(data_config, config.vocab), "train", config.context, routers.samples)[:, :-1]
     number = len(opened.record.parts)
     wider = merging.with_block(model, _llama(policy), routers.of(number + 1))
     sums = {**opened.sums, name: merging.domain_sums(wider, number, samples)}
@@ -255,18 +254,18 @@ class _Opened:
 
 def _sums(file: Path, names: Sequence[str], shape: tuple[int, ...]) -> dict[str, Tensor]:
     fix = "restore it, or merge again"
-    result, _ = kept_sums(file, shape, fix)
+    sums, _ = kept_sums(file, shape, fix)
     for name in names:
-        if name not in result:
+        if name not in sums:
             raise UserError(f"{file} has no sums of expert {name!r}; {fix}")
-    return result
+    return sums
 
 
 def _texts(sources: MergeSources, samples: int) -> dict[str, Tensor]:
     """Return domain → samples [n, T] from which its router is computed."""
-    known, there = sources.known, with_text(sources.run)
+    known, domains = sources.known, with_text(sources.run)
     for member in known.members:
-        if lacking := [part for part in known.parts(member.domain) if part not in there]:
+        if lacking := [domain for domain in known.parts(member.domain) if domain not in domains]:
             raise UserError(
                 f"{sources.run}: expert {member.name!r}: its domain {lacking[0]!r} has no text, which routers are "
                 f"made from; put some into {sources.run / TRAINED / f'{lacking[0] or member.name}.jsonl'}"

@@ -70,9 +70,9 @@ class StrategyAdvice:
     break_evens: Sequence[BreakEven]
 
 
-def require_costs(network: NetworkConfig, path: Path, *names: str) -> None:
+def require_costs(network: NetworkConfig, path: Path, *needed: str) -> None:
     """Raise UserError, naming the recipe, if [network] lacks one of the costs that advice needs."""
-    if missing := [f"network.{name}" for name in names if not getattr(network, name)]:
+    if missing := [f"network.{name}" for name in needed if not getattr(network, name)]:
         raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
 
 
@@ -81,21 +81,21 @@ def weigh_strategies(config: RunConfig, experience: Experience) -> list[Strategy
 
     Sorted by hours.
     """
-    results = []
+    predictions = []
     for name, variant in candidates(config).items():
         expected = _expected(name, variant, experience)
         if isinstance(expected, Prediction):
             costs, in_background = step_bytes_and_memory(ResolvedRun(variant)), variant.checkpoint.background
-            results.append(
+            predictions.append(
                 StrategyPrediction(expected, variant.recovery.strategy, variant.routing.kind, *costs, in_background)
             )
-    return sorted(results, key=lambda w: w.prediction.hours.mean)
+    return sorted(predictions, key=lambda w: w.prediction.hours.mean)
 
 
 def unknown_strategies(config: RunConfig, experience: Experience) -> dict[str, UncoveredStrategy]:
     """Return the strategies that cannot be weighed."""
-    result = {name: _expected(name, variant, experience) for name, variant in candidates(config).items()}
-    return {name: one for name, one in result.items() if isinstance(one, UncoveredStrategy)}
+    expectations = {name: _expected(name, variant, experience) for name, variant in candidates(config).items()}
+    return {name: expected for name, expected in expectations.items() if isinstance(expected, UncoveredStrategy)}
 
 
 def _expected(name: str, variant: RunConfig, experience: Experience) -> Prediction | UncoveredStrategy:
@@ -104,11 +104,11 @@ def _expected(name: str, variant: RunConfig, experience: Experience) -> Predicti
     failures = FailureRate(rate, frozenset(range(variant.pipeline.stages + 1)))
     if why := why_not_covered(variant, failures, experience):
         return UncoveredStrategy(why, None)
-    result = predict(name, variant, clock, failures, experience)
-    ends = math.isfinite(result.hours.mean)
+    prediction = predict(name, variant, clock, failures, experience)
+    ends = math.isfinite(prediction.hours.mean)
     if why := why_size_not_covered(variant, failures, experience, parameters(variant.model, variant.pipeline.stages)):
-        return UncoveredStrategy(why, result.hours if ends else None)
-    return result if ends else UncoveredStrategy("between failures it makes no durable progress", None)
+        return UncoveredStrategy(why, prediction.hours if ends else None)
+    return prediction if ends else UncoveredStrategy("between failures it makes no durable progress", None)
 
 
 def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
@@ -116,14 +116,14 @@ def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
 
     :raises UserError: when no strategy would ever finish.
     """
-    result = weigh_strategies(config, experience)
-    if not result:
+    ranked = weigh_strategies(config, experience)
+    if not ranked:
         raise UserError(
             f"network: at a failure rate of {config.network.hourly_failure_probability:.3g} per worker and hour, no "
             "known strategy makes durable progress: steps, saves or repairs take too long; check [network]"
         )
-    best = result[0].prediction
-    rivals = [w.prediction.name for w in result[1:] if may_be_as_good(w.prediction.hours, best.hours)]
+    best = ranked[0].prediction
+    rivals = [w.prediction.name for w in ranked[1:] if may_be_as_good(w.prediction.hours, best.hours)]
     network = config.network
     varied_settings: list[tuple[str, float | None]] = [
         ("network.hourly_failure_probability", network.hourly_failure_probability),
@@ -133,36 +133,36 @@ def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
         ("network.replacement_s", network.replacement_s or None),
     ]
     breaks = []
-    for label, value in varied_settings:
-        if value is not None:
-            breaks += _break_evens(config, experience, best.name, label, value)
-    return StrategyAdvice(result, rivals, breaks)
+    for label, setting in varied_settings:
+        if setting is not None:
+            breaks += _break_evens(config, experience, best.name, label, setting)
+    return StrategyAdvice(ranked, rivals, breaks)
 
 
-def may_be_as_good(other: Range, best: Range) -> bool:
-    """Return whether hours in the range ``other`` may be fewer than hours in ``best``."""
-    return other.low < best.high
+def may_be_as_good(rival: Range, best: Range) -> bool:
+    """Return whether hours in the range ``rival`` may be fewer than hours in ``best``."""
+    return rival.low < best.high
 
 
-def _break_evens(config: RunConfig, experience: Experience, best: str, label: str, value: float) -> list[BreakEven]:
-    """Return the first numbers above and below ``value`` at which another strategy is better, if the best is known."""
+def _break_evens(config: RunConfig, experience: Experience, best: str, label: str, current: float) -> list[BreakEven]:
+    """Return the first numbers above and below ``current`` at which another strategy beats ``best``, where known."""
 
     def winner(number: float) -> str:
         network = config.network.model_copy(update={label.partition(".")[2]: number})
-        names = [
+        ranked = [
             strategy.prediction.name
             for strategy in weigh_strategies(config.model_copy(update={"network": network}), experience)
         ]
-        return names[0] if best in names else best
+        return ranked[0] if best in ranked else best
 
-    result = []
+    break_evens = []
     for factor in (1.0 / BREAK_EVEN_SEARCH_FACTOR, BREAK_EVEN_SEARCH_FACTOR):
-        far = value * factor
+        far = current * factor
         if label == "network.hourly_failure_probability":
-            far = min(far, max(0.99, value))
-        if (at := first_change(winner, best, value, far)) is not None:
-            result.append(BreakEven(label, at, winner(at)))
-    return result
+            far = min(far, max(0.99, current))
+        if (at := first_change(winner, best, current, far)) is not None:
+            break_evens.append(BreakEven(label, at, winner(at)))
+    return break_evens
 
 
 def first_change(winner: Callable[[float], str], best: str, near: float, far: float) -> float | None:
@@ -207,8 +207,8 @@ def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experi
     if config.routing.kind not in ("full", "swapped"):
         return "the steps that its routes cost were not measured"
     chain = recovery(config.recovery, config.pipeline.stages).strategies
-    for name, one in chain.items():
-        if not one.exact and strategy_of(name, one) not in experience.curves:
+    for name, strategy in chain.items():
+        if not strategy.exact and strategy_of(name, strategy) not in experience.curves:
             return "not measured yet"
     used = _used(config, _stage_recoveries(config, failures.affected_stages), failures.rate, experience)
     return next((why for curve, met in used if (why := curve.doubt(met))), "")
@@ -223,7 +223,7 @@ def why_size_not_covered(config: RunConfig, failures: FailureRate, experience: E
     used: list[Curve | SwappedSteps] = [curve for curve, _ in _used(config, recoveries, failures.rate, experience)]
     if config.routing.kind == "swapped":
         used.append(experience.swapped)
-    return next((why for one in used if (why := one.why_size_not_covered(size))), "")
+    return next((why for source in used if (why := source.why_size_not_covered(size))), "")
 
 
 def predict(
@@ -247,9 +247,9 @@ def predict(
     ``interval`` is f; by default the best one for these numbers, and at least the checkpoints' delay.
     """
     recoveries = _stage_recoveries(config, failures.affected_stages)
-    rolled = [stage for stage, one in recoveries.items() if one.by is None]
-    rebuilt = [one for one in recoveries.values() if one.by is not None]
-    unready = sum(1.0 - (1.0 - failures.rate) ** one.unready for one in rebuilt)
+    rolled = [stage for stage, stage_recovery in recoveries.items() if stage_recovery.by is None]
+    rebuilt = [stage_recovery for stage_recovery in recoveries.values() if stage_recovery.by is not None]
+    unready = sum(1.0 - (1.0 - failures.rate) ** stage_recovery.unready for stage_recovery in rebuilt)
     chance = 1.0 - (1.0 - failures.rate) ** (len(rolled) + unready)
     if chance and interval is None:
         interval = max(1, round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s))
@@ -286,7 +286,7 @@ def _used(
 ) -> list[tuple[Curve, float]]:
     """Return the curves that predict a recipe's strategy, each with the failures per step that it repairs."""
     chain = recovery(config.recovery, config.pipeline.stages).strategies
-    by = [one.by for one in recoveries.values() if one.by is not None]
+    by = [stage_recovery.by for stage_recovery in recoveries.values() if stage_recovery.by is not None]
     rebuilt = Counter(strategy_of(name, chain[name]) for name in by)
     curves = experience.curves
     return [(curves[strategy], count * rate) for strategy, count in rebuilt.items() if strategy in curves]
@@ -299,31 +299,31 @@ def _stage_recoveries(config: RunConfig, stages: Collection[int]) -> dict[int, _
         plan = chain.plan(frozenset({stage}), dict.fromkeys(range(config.pipeline.stages + 1), age))
         return None if plan.rollback or plan.reason else plan.rebuilt[stage][0]
 
-    result = {}
+    recoveries = {}
     for stage in stages:
         by = rebuilt(stage, COMPLETE_COPY_AGE)
         youngest = next(age for age in range(COMPLETE_COPY_AGE + 1) if rebuilt(stage, age) == by)
-        result[stage] = _StageRecovery(by, youngest)
-    return result
+        recoveries[stage] = _StageRecovery(by, youngest)
+    return recoveries
 
 
 def candidates(config: RunConfig) -> Mapping[str, RunConfig]:
     """Return the strategies to weigh, each a change of ``config``; the recipe's own first strategy is among them."""
-    result = {"checkpoint": _changed(config, "checkpoint", {})}
+    variants = {"checkpoint": _changed(config, "checkpoint", {})}
     for strategy in RECOVERIES.names:
         for suffix, options in RECOVERIES.find(strategy).advised_variants.items():
-            result[strategy + suffix] = _changed(config, f"{strategy}, checkpoint", options)
-    plain = result["checkpoint"]
+            variants[strategy + suffix] = _changed(config, f"{strategy}, checkpoint", options)
+    plain = variants["checkpoint"]
     for name, in_background in (("checkpoint", False), ("checkpoint, in the background", True)):
         checkpoint = plain.checkpoint.model_copy(update={"background": in_background})
-        result[name] = plain.model_copy(update={"checkpoint": checkpoint})
+        variants[name] = plain.model_copy(update={"checkpoint": checkpoint})
     own = recovery(config.recovery, config.pipeline.stages)
-    if (first := _first(config)) not in map(_first, result.values()) and not own.control:  # controls are no choice
-        listed = names(config.recovery)[0] in {names(variant.recovery)[0] for variant in result.values()}
-        result[first if listed else config.recovery.strategy] = config
+    if (first := _first(config)) not in map(_first, variants.values()) and not own.control:  # controls are no choice
+        listed = names(config.recovery)[0] in {names(variant.recovery)[0] for variant in variants.values()}
+        variants[first if listed else config.recovery.strategy] = config
     return {
         name: variant
-        for name, variant in result.items()
+        for name, variant in variants.items()
         if variant.routing.kind != "swapped" or config.pipeline.stages >= 4
     }
 

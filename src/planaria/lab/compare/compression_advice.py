@@ -103,8 +103,8 @@ def advise(config: RunConfig, lessons: CompressionExperience) -> CompressionAdvi
 
     def pays(bandwidth: float) -> str:
         network = config.network.model_copy(update={"bandwidth": bandwidth})
-        there = config.model_copy(update={"network": network})
-        return str(_best([weigh_scheme(there, arm, lessons.coding) for arm in known]) is not None)
+        variant = config.model_copy(update={"network": network})
+        return str(_best([weigh_scheme(variant, arm, lessons.coding) for arm in known]) is not None)
 
     best = _best(strategies)
     far = own * SPAN if best is not None else own / SPAN
@@ -116,10 +116,10 @@ def _best(strategies: Sequence[WeighedCompression]) -> WeighedCompression | None
     """Return the scheme that reaches dense gradients' loss (``strategies[0]``) fastest; None if none saves time."""
     dense = strategies[0].step_s
     known = {choice.arm.name: seconds for choice in strategies[1:] if (seconds := choice.seconds("mean")) is not None}
-    result = min(known, key=known.__getitem__, default=None)
-    if result is None or known[result] * CLOSE >= dense:
+    fastest = min(known, key=known.__getitem__, default=None)
+    if fastest is None or known[fastest] * CLOSE >= dense:
         return None
-    return next(choice for choice in strategies if choice.arm.name == result)
+    return next(choice for choice in strategies if choice.arm.name == fastest)
 
 
 def weigh_scheme(config: RunConfig, arm: CompressionArm, coding: CodingTimes) -> WeighedCompression:

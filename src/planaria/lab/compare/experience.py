@@ -105,7 +105,7 @@ class Experience(Record):
 
         Models of all sizes share a curve, since races of one size are too few and noisy.
         """
-        everything = [observation for item in self.observed.values() for observation in item]
+        everything = [observation for observations in self.observed.values() for observation in observations]
         options = dict.fromkeys(observation.strategy for observation in everything)
         return {
             strategy: fit([observation for observation in everything if observation.strategy == strategy])
@@ -150,7 +150,7 @@ def fit(observed: Sequence[Observation]) -> Curve:
 def _far(size: int, smallest: int, largest: int) -> str:
     if smallest / SIZES <= size <= SIZES * largest:
         return ""
-    raced = " to ".join(dict.fromkeys(f"{one / 1e6:.2g}" for one in (smallest, largest)))
+    raced = " to ".join(dict.fromkeys(f"{bound / 1e6:.2g}" for bound in (smallest, largest)))
     own = f"{size / 1e6:.3g} million" if size < 1e9 else f"{size / 1e9:.3g} billion"
     return f"raced with {raced} million parameters, and this model has {own}"
 
@@ -159,11 +159,11 @@ def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
     """Return scale, not below 0, and power."""
     rates, extras = [observation.rate for observation in observed], [observation.extra for observation in observed]
     powers = POWERS if max(rates) >= WIDE * min(rates) else [1.0]
-    results = []
+    fits = []
     for power in powers:
         shape = [rate**power for rate in rates]
         scale = max(0.0, sum(s * e for s, e in zip(shape, extras, strict=True)) / sum(s * s for s in shape))
         wrong = sum((scale * s - e) ** 2 for s, e in zip(shape, extras, strict=True))
-        results.append((wrong, power, scale))
-    _, power, scale = min(results)
+        fits.append((wrong, power, scale))
+    _, power, scale = min(fits)
     return scale, power

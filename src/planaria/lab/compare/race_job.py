@@ -61,11 +61,11 @@ class Race(Record):
 
     def struck(self) -> Mapping[int, Sequence[int]]:
         """Return tick → the nodes lost before it, those of replica 0 first."""
-        result, stages = defaultdict[int, list[int]](list), self.config.pipeline.stages
+        nodes_by_tick, stages = defaultdict[int, list[int]](list), self.config.pipeline.stages
         for replica, trace in enumerate([self.trace, *self.further] if self.faults else []):
             for fault in trace.faults:
-                result[fault.step].append(node_of(replica, fault.stage, stages))
-        return result
+                nodes_by_tick[fault.step].append(node_of(replica, fault.stage, stages))
+        return nodes_by_tick
 
 
 class _Work(Record):
@@ -93,8 +93,8 @@ class _Work(Record):
             atomic.write_text(self.file("job"), self.model_dump_json())
             return ["-m", "planaria.lab.compare.race_job", str(self.file("job")), *consent.flags()]
 
-        steps, there = self.race.config.train.steps, lambda: self.kept.read()[0] is not None
-        return Job(self.race.name, steps, self.file("log"), there, ticks, ticks, command)
+        steps, is_done = self.race.config.train.steps, lambda: self.kept.read()[0] is not None
+        return Job(self.race.name, steps, self.file("log"), is_done, ticks, ticks, command)
 
     def tidy(self) -> None:
         """Remove the other files of an attempt."""
@@ -124,7 +124,7 @@ def run_races(
     :raises RunStopped: when one failed, naming its arm, seed and log.
     """
     make_folder(folder)
-    works = [_Work(race=one, identity=one.identity(code(one.config)), folder=folder) for one in races]
+    works = [_Work(race=trial, identity=trial.identity(code(trial.config)), folder=folder) for trial in races]
     for work in works:
         if stale := work.kept.read()[1]:
             watcher.note(f"{work.race.name}: run again, {stale}")
@@ -136,7 +136,7 @@ def run_races(
 
 def cached_races(races: Sequence[Race], folder: Path, code: Code = lambda config: ()) -> list[bool]:
     """Return for each race whether a result of the same identity exists."""
-    works = (_Work(race=one, identity=one.identity(code(one.config)), folder=folder) for one in races)
+    works = (_Work(race=trial, identity=trial.identity(code(trial.config)), folder=folder) for trial in races)
     return [work.kept.read()[0] is not None for work in works]
 
 

@@ -20,11 +20,11 @@ ENOUGH = 5
 
 def smoothed(points: Sequence[ValidationPoint]) -> list[tuple[float, float]]:
     """Return (tick, loss): each validation as the mean of the last :data:`SMOOTHED` ones, where that many exist."""
-    result = []
+    means = []
     for last in range(SMOOTHED, len(points) + 1):
         window = points[last - SMOOTHED : last]
-        result.append((float(window[-1].tick), statistics.fmean(point.loss for point in window)))
-    return result
+        means.append((float(window[-1].tick), statistics.fmean(point.loss for point in window)))
+    return means
 
 
 def ticks_to(points: Sequence[ValidationPoint], target: float) -> float | None:
@@ -135,6 +135,8 @@ class ArmScore(Record):
     """name of the control that it is; empty if it is none"""
     exact: bool | None = None
     """whether all its strategies restore lost state exactly; None in results of older versions"""
+    computes_copies: bool = False
+    """whether workers also compute stages whose copies they hold (``CopyCost.forward``)"""
     given: ArmPrices | None = None
     """inputs of its numbers, with :attr:`courses`"""
     courses: list[ArmCourse] = Field(default_factory=list)
@@ -163,15 +165,15 @@ class ArmScore(Record):
 def against_reset(arms: Sequence[ArmScore]) -> list[ArmScore]:
     """Return the arms with each struck arm's steps relative to those of the matching reset control."""
     resets = [arm for arm in arms if arm.control == "reset"]
-    result = []
+    compared = []
     for arm in arms:
         own = next((reset for reset in resets if reset.alike == arm.alike), None)
         if own is None or not arm.faults or arm.control:
-            result.append(arm)
+            compared.append(arm)
             continue
-        runs = [_over(run, other.ticks) for run, other in zip(arm.runs, own.runs, strict=True)]
-        result.append(arm.model_copy(update={"runs": runs}))
-    return result
+        runs = [_over(run, reset_run.ticks) for run, reset_run in zip(arm.runs, own.runs, strict=True)]
+        compared.append(arm.model_copy(update={"runs": runs}))
+    return compared
 
 
 def _over(run: ArmRun, ticks: float | None) -> ArmRun:
@@ -231,7 +233,7 @@ class ComparisonResults(Record):
         """
         calm = next((arm for arm in self.arms if not arm.faults and arm.alike == reset.alike), None)
         pairs = zip(reset.runs, calm.runs, strict=True) if calm else ()
-        return spread(_over(run, other.ticks).reset_ratio for run, other in pairs)
+        return spread(_over(run, calm_run.ticks).reset_ratio for run, calm_run in pairs)
 
     @property
     def machines_differ(self) -> bool:
@@ -246,8 +248,8 @@ class ComparisonResults(Record):
         of = "hours" if self.priced else "ticks"
 
         def rank(arm: ArmScore) -> tuple[int, float]:
-            result = arm.spread(of)
-            return (arm.missed, result[0] if result else 0.0)
+            numbers = arm.spread(of)
+            return (arm.missed, numbers[0] if numbers else 0.0)
 
         return [self.arms[0], *sorted(self.arms[1:], key=rank)]
 
@@ -271,13 +273,13 @@ def score(
 ) -> list[ArmRun]:
     """Score an arm's runs against the fault-free arm's, whose clock is the first of ``clocks``."""
     runs = []
-    for seed, other in free.items():
+    for seed, reference_course in free.items():
         own = course[seed]
-        target = loss_at(other.points, target_at * other.ticks)
-        ticks, reference = ticks_to(own.points, target), ticks_to(other.points, target)
+        target = loss_at(reference_course.points, target_at * reference_course.ticks)
+        ticks, reference = ticks_to(own.points, target), ticks_to(reference_course.points, target)
         assert reference is not None, "the fault-free arm reaches its own loss"
         hours = None if ticks is None else clocks[1].seconds(own, ticks, scale) / 3600
-        fair = clocks[0].seconds(other, reference, scale) / 3600
+        fair = clocks[0].seconds(reference_course, reference, scale) / 3600
         until = own.ticks if ticks is None else ticks
         runs.append(
             ArmRun(
@@ -328,7 +330,7 @@ class Ranking(NamedTuple):
 def ranking(results: ComparisonResults) -> Ranking:
     """Rank by mean hours, or by mean steps if they take no time."""
     unit: Literal["hours", "ticks"] = "hours" if results.priced else "ticks"
-    ranked = [RankedArm(arm, spread) for arm in results.finishers if (spread := arm.spread(unit)) is not None]
+    ranked = [RankedArm(arm, arm_spread) for arm in results.finishers if (arm_spread := arm.spread(unit)) is not None]
     return Ranking(ranked, unit, _certainty([index.arm for index in ranked], unit))
 
 

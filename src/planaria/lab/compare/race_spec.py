@@ -78,12 +78,12 @@ class TuningGrid(Section):
     @property
     def points(self) -> dict[str, dict[str, Any]]:
         """Name → its changes of the recipe."""
-        tried = {name: values for name, values in (("lr", self.lr), ("beta2", self.beta2)) if values}
-        result: dict[str, dict[str, Any]] = {}
+        tried = {name: grid for name, grid in (("lr", self.lr), ("beta2", self.beta2)) if grid}
+        changes: dict[str, dict[str, Any]] = {}
         for point in product(*tried.values()) if tried else ():
             given = dict(zip(tried, point, strict=True))
-            result[", ".join(f"{name} {value:g}" for name, value in given.items())] = {"optim": given}
-        return result
+            changes[", ".join(f"{name} {setting:g}" for name, setting in given.items())] = {"optim": given}
+        return changes
 
 
 class Comparison(TrialsWithArms, JobSettings):
@@ -145,16 +145,23 @@ def load(
             f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHED} validations within "
             f"{comparison.target_at:g} of {base.train.steps} steps; validate more often"
         )
-    data = resolved(base.data)  # no arm may change it
+    return comparison, _distinct_arms(base, configs, points, faults)
+
+
+def _distinct_arms(
+    base: RunConfig, configs: Mapping[str, RunConfig], points: Collection[str], faults: Mapping[str, bool]
+) -> list[Arm]:
+    """Return the fault-free arm and all others, without points of a search that repeat the recipe or another point."""
+    data_config = {"data": resolved(base.data)}  # no arm may change it
     alike = [base]
-    arms = [Arm(name=FAULT_FREE, config=base.model_copy(update={"data": data}), faults=False)]
+    arms = [Arm(name=FAULT_FREE, config=base.model_copy(update=data_config), faults=False)]
     for name, config in configs.items():
         if name in points and config in alike:
-            continue  # equal to the recipe or, after flags, to another point
+            continue
         alike += [config] if name in points else []
-        config = config.model_copy(update={"data": data})
+        config = config.model_copy(update=data_config)
         arms.append(Arm(name=name, config=config, faults=faults[name], searched=name in points))
-    return comparison, arms
+    return arms
 
 
 def _chosen(
@@ -166,8 +173,8 @@ def _chosen(
     own = comparison.arms
     chosen = {name: tables for name, tables in own.items() if only is None or name in only}
     chosen |= {name: _strategy(name, own, path) for name in only or () if name not in own}
-    if taken := [name for name in chosen if file_name(name) in (FAULT_FREE, TUNED)]:
-        raise UserError(f"{path}: compare.arms.{taken[0]}: every comparison has this arm; choose another name")
+    if reserved := [name for name in chosen if file_name(name) in (FAULT_FREE, TUNED)]:
+        raise UserError(f"{path}: compare.arms.{reserved[0]}: every comparison has this arm; choose another name")
     points = comparison.search.points if only is None else {}
     chosen |= {**(_controls(comparison, chosen) if only is None else {}), **points}
     return chosen, points

@@ -47,7 +47,7 @@ from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.prepare import epochs, streams
-from planaria.runtime.prediction.copy_costs import settle, step_bytes_and_memory
+from planaria.runtime.prediction.copy_costs import costs_of_copies, settle, step_bytes_and_memory
 from planaria.runtime.resolved_config import ResolvedRun
 
 REPORT, NUMBERS = "report.html", "comparison.json"
@@ -103,20 +103,20 @@ def run_remaining_races(
     requested: ComparisonRequest, quiet: bool, notify: Callable[[str], None] | None
 ) -> tuple[ComparisonResults, Path]:
     """Run the remaining races of the comparison; return its results and folder."""
-    all_ = prepare_races(requested, notify)
-    folder, comparison = all_.folder, all_.comparison
+    ready = prepare_races(requested, notify)
+    folder, comparison = ready.folder, ready.comparison
     make_folder(folder)
     with run_folders.locked_for_training(folder):
         with JobsProgress(quiet) as progress:
-            courses = run_races(all_.races, folder, comparison, progress, own_classes)
-        for seed, drawn in all_.traces.items():
+            courses = run_races(ready.races, folder, comparison, progress, own_classes)
+        for seed, drawn in ready.traces.items():
             write(drawn[0], folder / f"trace-{seed}.json")
             for replica, trace in enumerate(drawn[1:], 1):
                 write(trace, folder / f"trace-{seed}-replica-{replica}.json")
-        result = score_arms(requested.path, comparison, all_.arms, all_.clocks, all_.traces, all_.races, courses)
-        atomic.write_text(folder / NUMBERS, result.model_dump_json(indent=1))
-    write_comparison(result, folder / REPORT)
-    return result, folder
+        scored = score_arms(requested.path, comparison, ready.arms, ready.clocks, ready.traces, ready.races, courses)
+        atomic.write_text(folder / NUMBERS, scored.model_dump_json(indent=1))
+    write_comparison(scored, folder / REPORT)
+    return scored, folder
 
 
 def _race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: Mapping[str, ArmClock]) -> Race:
@@ -143,7 +143,7 @@ def score_arms(
 ) -> ComparisonResults:
     """Score every arm against the fault-free first arm; the best point of a search becomes an arm."""
     base, clock, free = arms[0].config, clocks[arms[0].name], dict[int, ArmCourse]()
-    drawn = [_failures(seed, replica, trace) for seed, all_ in traces.items() for replica, trace in enumerate(all_)]
+    drawn = [_failures(seed, replica, trace) for seed, each in traces.items() for replica, trace in enumerate(each)]
     digests = {failures.seed: failures.digest for failures in drawn if not failures.replica}
     scored, search = list[ArmScore](), list[ArmScore]()
     for arm in arms:
@@ -223,6 +223,7 @@ def _scored(
         curves=[curve(course, clock, scale) for course in courses],
         control=chain.control if arm.faults else "",
         exact=all(strategy.exact for strategy in chain.strategies.values()),
+        computes_copies=any(cost.forward for _, cost in costs_of_copies(ResolvedRun(clocked))),
         given=_given(clocked, clock, scale),
         courses=courses,
     )
@@ -250,8 +251,8 @@ def _given(config: RunConfig, clock: ArmClock, scale: float) -> ArmPrices:
 
 def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:
     """Return the settings in which an arm differs from the recipe."""
-    one, other = recipe.flat(base), recipe.flat(config)
-    return {name: str(value) for name, value in other.items() if one.get(name) != value and name != "name"}
+    common, settings = recipe.flat(base), recipe.flat(config)
+    return {name: str(value) for name, value in settings.items() if common.get(name) != value and name != "name"}
 
 
 def resolve_arms(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, ArmClock]]:
@@ -304,20 +305,20 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) 
     if not comparison.clock:
         return settle(arm.config)
     recipe_file = path.parent / comparison.clock
-    other = recipe.load(recipe_file if recipe_file.is_file() else Path(comparison.clock), {}, "train", "compare")
-    if other.pipeline.stages != arm.config.pipeline.stages:
+    clock = recipe.load(recipe_file if recipe_file.is_file() else Path(comparison.clock), {}, "train", "compare")
+    if clock.pipeline.stages != arm.config.pipeline.stages:
         raise UserError(
-            f"{path}: compare.clock = {comparison.clock!r} has {other.pipeline.stages} block stages, "
+            f"{path}: compare.clock = {comparison.clock!r} has {clock.pipeline.stages} block stages, "
             f"this comparison {arm.config.pipeline.stages}; the same failures must mean the same"
         )
-    share = other.pipeline.microbatches * arm.config.pipeline.microbatches
-    count, left = divmod(share, base.pipeline.microbatches)
+    product = clock.pipeline.microbatches * arm.config.pipeline.microbatches
+    count, left = divmod(product, base.pipeline.microbatches)
     if left:
         raise UserError(
             f"{path}: compare.arms.{arm.name}: pipeline.microbatches = {arm.config.pipeline.microbatches} of "
-            f"{base.pipeline.microbatches} are not a multiple of {comparison.clock}'s {other.pipeline.microbatches}; "
+            f"{base.pipeline.microbatches} are not a multiple of {comparison.clock}'s {clock.pipeline.microbatches}; "
             "give another number, or another compare.clock"
         )
-    pipeline = other.pipeline.model_copy(update={"microbatches": count})
-    taken = ("routing", "recovery", "exchange", "checkpoint")
-    return settle(other.model_copy(update={"pipeline": pipeline} | {name: getattr(arm.config, name) for name in taken}))
+    pipeline = clock.pipeline.model_copy(update={"microbatches": count})
+    names = ("routing", "recovery", "exchange", "checkpoint")
+    return settle(clock.model_copy(update={"pipeline": pipeline} | {name: getattr(arm.config, name) for name in names}))

@@ -80,9 +80,9 @@ def arm_costs(
 
     :raises UserError: when the costs of arms of experts differ by more than ``EVEN``.
     """
-    result = {arm: arm_cost(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
-    _require_even([bill for arm, bill in result.items() if not is_generalist(arm)])
-    return result
+    costs = {arm: arm_cost(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
+    _require_even([bill for arm, bill in costs.items() if not is_generalist(arm)])
+    return costs
 
 
 def arm_cost(

@@ -51,19 +51,19 @@ def arms_of(spec: ExpertsSpec, base: RunConfig, tier: Mapping[str, Mapping[str, 
     Further measures of difficulty add uneven arms; the even arm is the same for all, and its cost is the budget of each
     generalist.
     """
-    result: dict[str, list[ExpertPlan]] = {}
+    arms: dict[str, list[ExpertPlan]] = {}
     for by, tiers in tier.items():
         for arm, jobs in allot_jobs(tiers, list(spec.sizes), spec.steps).items():
             if by == spec.probe.by[0]:
-                result[arm] = jobs
+                arms[arm] = jobs
             elif arm != SYNCHRONISED:
-                result[f"{arm}, by {by}"] = jobs
+                arms[f"{arm}, by {by}"] = jobs
     models, tokens = expert_shapes(base.model, spec), step_tokens(base)
-    flops = arm_cost(SYNCHRONISED, result[SYNCHRONISED], models, tokens).flops
+    flops = arm_cost(SYNCHRONISED, arms[SYNCHRONISED], models, tokens).flops
     for size in spec.rivals:
         arm, job = generalist(size, flops, models[size], tokens)
-        result[arm] = [job]
-    return result
+        arms[arm] = [job]
+    return arms
 
 
 def costs(spec: ExpertsSpec, base: RunConfig, offered: Mapping[str, list[ExpertPlan]]) -> dict[str, ArmCost]:
@@ -84,7 +84,7 @@ def require_even(spec: ExpertsSpec, base: RunConfig) -> None:
 
 
 def schedule_steps(spec: ExpertsSpec, job: ExpertPlan) -> int:
-    """Return the steps of the learning rate schedule that a job's steps begin; 0: just these.
+    """Return the length in steps of the learning-rate schedule that a job begins; 0: the job's own length.
 
     A generalist's schedule is scaled like the even arm's, so both end at the same rate.
     """
@@ -163,7 +163,7 @@ class Campaign:
             if not is_generalist(arm):
                 raise RunStopped(f"{self.own}: none of the experts of {arm} could be trained; see their .log files")
         return {
-            "single": {name: value.losses for name, value in readings.items()},
+            "single": {name: reading.losses for name, reading in readings.items()},
             "lost": [experts[name].config.name for name in missing],
             "arms": {
                 arm: arm_result(jobs, cost[arm], readings, self.spec, positions)
@@ -201,7 +201,7 @@ class Campaign:
         """Return domain → nats learned in the last doubling of a probe's steps."""
         probes = {name: self._probe(name) for name in self.spec.domains}
         self._require("probes", list(probes.values()))
-        result = {}
+        nats = {}
         for name, probe in probes.items():
             saved = CheckpointStore(probe.folder / "checkpoints").list()
             held_out = self.texts.held_out[name]
@@ -209,14 +209,14 @@ class Campaign:
                 ProbeLoss(checkpoint.step, -float(token_logps(load_model(checkpoint).eval(), held_out).mean()))
                 for checkpoint in saved
             ]
-            self.curves[name], result[name] = curve, still_to_learn(curve)
-            self.watcher.note(f"{name}: {result[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps")
-        return result
+            self.curves[name], nats[name] = curve, still_to_learn(curve)
+            self.watcher.note(f"{name}: {nats[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps")
+        return nats
 
     def _parent(self, size: str, number: int) -> Training:
         given = self.spec.seed
         own = {"lr": given.lr, "warmup": given.warmup, "final_lr": given.final_lr}
-        optim = {name: value for name, value in own.items() if value is not None}
+        optim = {name: setting for name, setting in own.items() if setting is not None}
         text = {"source": str((self.folder / (GENERAL if given.text.source else TRAINED)).absolute())}
         changes = {"train": {"steps": given.steps}, "optim": optim, "seed": parent_seed(self.seed, number)}
         return self._training("seeds", numbered_name(size, number), size, text, changes)

@@ -81,13 +81,13 @@ def write_domains(spec: ExpertsSpec, folder: Path) -> None:
         _write(folder / GENERAL / f"{GENERAL}.jsonl", own)
 
 
-def split_documents(items: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+def split_documents(document_digests: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
     """Return document → its part, for a domain's digests. ``known``: parts of other domains' documents.
 
     New documents are ordered by digest: the first tenth (rounded up) is test text, the second is held out. The split is
     effectively random, and the same for the same documents.
     """
-    new = sorted(set(items) - known.keys())
+    new = sorted(set(document_digests) - known.keys())
     tenth = -(-len(new) // TENTH)
     parts = dict.fromkeys(new, TRAINED) | dict.fromkeys(new[:tenth], TEST)
     return parts | dict.fromkeys(new[tenth : 2 * tenth], HELD_OUT)
@@ -98,15 +98,15 @@ def with_text(folder: Path) -> list[str]:
     return sorted(file.stem for file in (folder / TRAINED).glob("*.jsonl"))
 
 
-def read_pieces(folder: Path, part: str, name: str) -> list[str]:
-    """Return the pieces of a domain in this part of a run."""
-    return list(read_records(folder / part / f"{name}.jsonl", "text"))
+def read_pieces(folder: Path, split: str, name: str) -> list[str]:
+    """Return the pieces of a domain in a ``split`` of a run."""
+    return list(read_records(folder / split / f"{name}.jsonl", "text"))
 
 
 def _files(spec: ExpertsSpec, folder: Path) -> Iterator[Path]:
     """Yield all files that :func:`write_domains` writes."""
     for name in spec.parts(GENERALIST):
-        yield from (folder / part / f"{name}.jsonl" for part in (TRAINED, HELD_OUT, TEST))
+        yield from (folder / split / f"{name}.jsonl" for split in (TRAINED, HELD_OUT, TEST))
     yield from (folder / TEST / f"{name}.jsonl" for name in spec.untrained)
     if spec.seed.text.source:
         yield folder / GENERAL / f"{GENERAL}.jsonl"
@@ -125,11 +125,11 @@ def _cut_into_clusters(spec: ExpertsSpec, folder: Path, known: dict[str, str]) -
         _write_parts(name, f"experts.domains.{name}", own, known, folder)
 
 
-def _require_enough(location: str, kept: Sequence[DocumentPart], other: str = "") -> None:
+def _require_enough(location: str, kept: Sequence[DocumentPart], hint: str = "") -> None:
     if len(kept) < TENTH:
         raise UserError(
             f"{location}: {sum(map(_length, kept))} characters are too few to learn from and be tested on; "
-            f"give {TENTH * PIECE} or more{other}"
+            f"give {TENTH * PIECE} or more{hint}"
         )
 
 
@@ -175,11 +175,11 @@ def _texts(location: str, spec: TextSpec) -> Iterator[str]:
         path = expanded(spec.source)
         if kind_of(path) is None:
             raise UserError(f"{location}.where: goes with a file of records such as .jsonl, not with {spec.source!r}")
-        result = list(read_records(path, spec.field, spec.where))
-        if not result:
-            values = ", ".join(f"{key} = {value!r}" for key, value in spec.where.items())
-            raise UserError(f"{location}: {path} has no record with {values}; fix {location}.where")
-        yield from result
+        texts = list(read_records(path, spec.field, spec.where))
+        if not texts:
+            conditions = ", ".join(f"{key} = {wanted!r}" for key, wanted in spec.where.items())
+            raise UserError(f"{location}: {path} has no record with {conditions}; fix {location}.where")
+        yield from texts
         return
     try:
         files = _globbed(spec.source)
@@ -188,10 +188,10 @@ def _texts(location: str, spec: TextSpec) -> Iterator[str]:
             return
         if not files:
             raise UserError(f"source = {spec.source!r}: no file has such a name")
-        result = [text for file in files for text in file_documents(file, spec.field)]
-        if not result:
+        texts = [text for file in files for text in file_documents(file, spec.field)]
+        if not texts:
             raise UserError(f"source = {spec.source!r}: none of its {len(files)} files holds UTF-8 text")
-        yield from result
+        yield from texts
     except UserError as error:
         raise UserError(f"{location}: {str(error).removeprefix('data.')}") from None
 
@@ -207,11 +207,11 @@ def _globbed(source: str) -> list[Path] | None:
         path = expanded(source).absolute()
     else:
         return None
-    root, parts = Path(path.anchor), list(path.parts[1:])
-    while parts and (not set(parts[0]) & set(WILD) or (root / parts[0]).exists()):
-        root /= parts.pop(0)  # folder names may contain these characters
-    result = root.glob(str(Path(*parts))) if parts else [root]
-    return sorted(file for file in result if file.is_file() or (file.is_symlink() and not file.exists()))
+    root, components = Path(path.anchor), list(path.parts[1:])
+    while components and (not set(components[0]) & set(WILD) or (root / components[0]).exists()):
+        root /= components.pop(0)  # folder names may contain these characters
+    matches = root.glob(str(Path(*components))) if components else [root]
+    return sorted(file for file in matches if file.is_file() or (file.is_symlink() and not file.exists()))
 
 
 def _write(file: Path, kept: Iterable[DocumentPart]) -> None:

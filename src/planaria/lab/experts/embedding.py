@@ -60,14 +60,14 @@ class Embedding:
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Return unit vectors [N, D]; zero for a text without known words."""
         weighted = _weighted(_counts(texts), self.idf.double())
-        result = torch.from_numpy(weighted @ self.components.double().numpy().T)
-        return torch.nn.functional.normalize(result, dim=1).float()
+        projected = torch.from_numpy(weighted @ self.components.double().numpy().T)
+        return torch.nn.functional.normalize(projected, dim=1).float()
 
     def prior(self, texts: Sequence[str], domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E, N] of the domains' experts for texts; uniform for one without known words."""
         positions = self.embed(texts)
-        result = nearest(positions, torch.stack([self.centres[domain] for domain in domains]), temperature)
-        return torch.where(positions.any(1), result, uniform(len(domains))[:, None])
+        log_prior = nearest(positions, torch.stack([self.centres[domain] for domain in domains]), temperature)
+        return torch.where(positions.any(1), log_prior, uniform(len(domains))[:, None])
 
     def priors(self, samples: Tensor, decode: Decode, domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every ``EVERY`` tokens.
@@ -75,10 +75,10 @@ class Embedding:
         A prior of the whole sample would leak later tokens.
         """
         steps = range(0, samples.shape[1] - 1, EVERY)
-        results = [
-            self.prior([decode(one[: at + 1]) for one in samples.tolist()], domains, temperature) for at in steps
+        log_priors = [
+            self.prior([decode(sample[: at + 1]) for sample in samples.tolist()], domains, temperature) for at in steps
         ]
-        return torch.stack(results, -1).repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
+        return torch.stack(log_priors, -1).repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
 
     def save(self, folder: Path) -> None:
         """Write the embedding atomically."""
@@ -95,9 +95,9 @@ class Embedding:
         """
         _sklearn()
         try:
-            result = load_file(folder / FILE)
-            centres = {name.removeprefix(_CENTRE): t for name, t in result.items() if name.startswith(_CENTRE)}
-            return cls(result["idf"], result["components"], centres)
+            tensors = load_file(folder / FILE)
+            centres = {name.removeprefix(_CENTRE): t for name, t in tensors.items() if name.startswith(_CENTRE)}
+            return cls(tensors["idf"], tensors["components"], centres)
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{folder / FILE}: missing or damaged ({error}); restore it") from None
 

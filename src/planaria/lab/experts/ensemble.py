@@ -107,13 +107,13 @@ class Ensemble:
         return _Continuation(self, list(tokens), max_new, temperature, top_k, seed).run()
 
 
-def domain_weights_over_text(ensemble: Ensemble, texts: DomainTexts, parts: int = 6) -> TextWeights:
-    """Return the experts' weights over ``parts`` texts, each joined from pieces of every domain's test text."""
+def domain_weights_over_text(ensemble: Ensemble, texts: DomainTexts, count: int = 6) -> TextWeights:
+    """Return the experts' weights over ``count`` texts, each joined from pieces of every domain's test text."""
     each = ensemble.manifest.context // len(ensemble.manifest.members)
     domains = [member.domain for member in ensemble.manifest.members if member.domain in texts.test]
     pieces, weights = list[str](), list[list[float]]()
-    for part in range(parts):
-        joined = torch.cat([texts.test[domain][part % len(texts.test[domain]), :each] for domain in domains])
+    for text_number in range(count):
+        joined = torch.cat([texts.test[domain][text_number % len(texts.test[domain]), :each] for domain in domains])
         log_w = ensemble.weights(joined[None])[:, 0]
         pieces += [ensemble.tokenizer.decode([token]) or "␃" for token in joined[1:].tolist()]
         weights += [[round(w, 3) for w in row] for row in log_w.exp().T.tolist()]

@@ -208,14 +208,14 @@ class Results(Record):
 
         For each line of descent, relative to the geometric mean of all lines of its seed; 1 if a seed has one line.
         """
-        result = []
+        ratios = []
         for seed in self.seeds:
             logs = [
                 fmean(run.arms[arm].scores[d].loss - run.arms[to].scores[d].loss for d in self.domains)
                 for run in self.of(seed)
             ]
-            result += [math.exp(log - fmean(logs)) for log in logs]
-        return result
+            ratios += [math.exp(log - fmean(logs)) for log in logs]
+        return ratios
 
     def branched(self, size: str) -> list[list[float]]:
         """Return the parents' perplexity, geometric mean over all domains, by seed and line of descent."""
@@ -238,6 +238,6 @@ class Results(Record):
         return "loss" if min(ratios) > 1 + TIE else "tie"
 
 
-def geometric_mean(values: Sequence[float]) -> float:
+def geometric_mean(numbers: Sequence[float]) -> float:
     """Return the geometric mean."""
-    return math.exp(fmean(map(math.log, values)))
+    return math.exp(fmean(map(math.log, numbers)))

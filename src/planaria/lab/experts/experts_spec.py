@@ -183,10 +183,10 @@ class ExpertsSpec(SeededTrials, JobSettings):
             raise ValueError("experts.sizes and experts.steps: name the smallest first")
         if "sizes" in self.probe.by and count == 1:
             raise ValueError("experts.probe.by has 'sizes': experts.sizes names one only; give three, or change by")
-        both = sorted(self.domains.keys() & self.untrained.keys())
-        if both:
+        shared = sorted(self.domains.keys() & self.untrained.keys())
+        if shared:
             raise ValueError(
-                f"experts.untrained.{both[0]} is one of experts.domains too; give one of them another name"
+                f"experts.untrained.{shared[0]} is one of experts.domains too; give one of them another name"
             )
         if "hand" in self.probe.by and (open_ := [n for n, d in self.domains.items() if d.hand is None]):
             raise ValueError(
@@ -239,9 +239,9 @@ class ExpertsSpec(SeededTrials, JobSettings):
                 where = f"experts.{table}.{name}"
                 if bool(domain.source) == bool(domain.of):
                     raise ValueError(f"{where}: give source, or the domains that it is made of")
-                for part in domain.of:
-                    if part not in plain:
-                        raise ValueError(f"{where}.of: {part!r} is no domain with text; {nearest(part, plain)}")
+                for source in domain.of:
+                    if source not in plain:
+                        raise ValueError(f"{where}.of: {source!r} is no domain with text; {nearest(source, plain)}")
                 if table == "untrained" and (domain.after or domain.of):
                     key = "after" if domain.after else "of"
                     raise ValueError(f"{where}.{key}: goes with an expert, and this domain has none; leave it out")
@@ -297,8 +297,8 @@ def expanded(spec: ExpertsSpec) -> ExpertsSpec:
         return spec
     name, domain = next(iter(spec.domains.items()))
     cut = {f"{name}-{number}": domain for number in range(spec.clusters)}
-    if both := sorted(cut.keys() & spec.untrained.keys()):
-        raise UserError(f"experts.untrained.{both[0]}: experts.clusters makes a domain of that name; give it another")
+    if shared := sorted(cut.keys() & spec.untrained.keys()):
+        raise UserError(f"experts.untrained.{shared[0]}: experts.clusters makes a domain of that name; give it another")
     return spec.model_copy(update={"domains": cut})
 
 

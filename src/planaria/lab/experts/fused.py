@@ -92,11 +92,11 @@ def read_whole(folder: Path) -> Fused | None:
     :raises UserError: also when a source model is missing, or the model is no sum of them.
     """
     fix = "restore it, or remove it to repair the model as one"
-    if (result := read(folder, fix)) is None:
+    if (fused := read(folder, fix)) is None:
         return None
-    if result.routers is not None:
+    if fused.routers is not None:
         raise UserError(f"{folder} has several blocks per layer, which repair does not support; repair its experts")
-    for part in (result.parent, *result.parts):
-        if not Path(part.path).is_dir():
-            raise UserError(f"{folder / FILE}: {part.name} is missing at {part.path}; {fix}")
-    return result
+    for model in (fused.parent, *fused.parts):
+        if not Path(model.path).is_dir():
+            raise UserError(f"{folder / FILE}: {model.name} is missing at {model.path}; {fix}")
+    return fused

@@ -28,11 +28,11 @@ def lineages(sizes: Sequence[str], parents: int, seed: int) -> list[dict[str, st
     Every parent is in exactly one line, so means over lines weigh parents equally. Ensembles contain experts of one
     line only, so that all arms have the same compute before branching.
     """
-    draw, result = random.Random(seed), list[dict[str, str]]()
+    draw, lines = random.Random(seed), list[dict[str, str]]()
     orders = {size: draw.sample(range(parents), parents) for size in sizes}
     for line in range(parents):
-        result.append({size: numbered_name(size, order[line]) for size, order in orders.items()})
-    return result
+        lines.append({size: numbered_name(size, order[line]) for size, order in orders.items()})
+    return lines
 
 
 def chains(after: Mapping[str, str]) -> list[list[str]]:
@@ -51,19 +51,19 @@ def chains(after: Mapping[str, str]) -> list[list[str]]:
             )
         if before:
             following[before] = name
-    result = []
+    found_chains = []
     for name in (name for name, before in after.items() if not before):
-        result.append(chain := [name])
+        found_chains.append(chain := [name])
         while chain[-1] in following:
             chain.append(following[chain[-1]])
-    if round_ := sorted(after.keys() - {name for chain in result for name in chain}):
+    if round_ := sorted(after.keys() - {name for chain in found_chains for name in chain}):
         raise ValueError(f"experts.domains.{round_[0]}.after: forms a cycle; leave one 'after' of it out")
-    return result
+    return found_chains
 
 
 def tier_of_domains(difficulty: Mapping[str, float], after: Mapping[str, str], count: int) -> dict[str, int]:
     """Return domain → its tier, the same for all of a chain, whose difficulty is the mean over its domains."""
-    result = {chain[-1]: chain for chain in chains(after)}
-    hard = {last: fmean(difficulty[name] for name in chain) for last, chain in result.items()}
-    tier = {name: at for last, at in tiers(hard, count).items() for name in result[last]}
+    chain_of = {chain[-1]: chain for chain in chains(after)}
+    hard = {last: fmean(difficulty[name] for name in chain) for last, chain in chain_of.items()}
+    tier = {name: at for last, at in tiers(hard, count).items() for name in chain_of[last]}
     return {name: tier[name] for name in difficulty}

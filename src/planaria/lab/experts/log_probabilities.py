@@ -58,11 +58,11 @@ class DomainTexts:
         """
         self._folder = folder
 
-        def samples(part: str, table: str, names: Iterable[str]) -> dict[str, Tensor]:
+        def samples(split: str, table: str, names: Iterable[str]) -> dict[str, Tensor]:
             sizes, cache = (base.model.vocab, base.model.context, spec.test_windows), base.data.cache
             return {
                 name: domain_samples(
-                    folder, spec.parts(name), part, *sizes, cache, f"experts.{table}.{name}: its {part} text"
+                    folder, spec.parts(name), split, *sizes, cache, f"experts.{table}.{name}: its {split} text"
                 )
                 for name in names
             }
@@ -78,25 +78,25 @@ class DomainTexts:
         kept = _kept(file)
         if kept is None:
             read = import_model(model).eval()
-            result = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
-            result |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
-            write_tensors(file, result)
-            kept = result
+            readings = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
+            readings |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
+            write_tensors(file, readings)
+            kept = readings
         return DomainLogProbabilities(
             {name: kept[f"test.{name}"] for name in self.test},
             {name: kept[f"held_out.{name}"] for name in self.held_out},
         )
 
     def priors(self, prior: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return part and domain ("test.law") → ln π [active domains, N, T] of its samples by a text prior."""
-        samples = {f"test.{name}": value for name, value in self.test.items()}
-        samples |= {f"held_out.{name}": value for name, value in self.held_out.items()}
-        return {part: prior(value) for part, value in samples.items()}
+        """Return split and domain ("test.law") → ln π [active domains, N, T] of its samples by a text prior."""
+        samples = {f"test.{name}": tensor for name, tensor in self.test.items()}
+        samples |= {f"held_out.{name}": tensor for name, tensor in self.held_out.items()}
+        return {key: prior(tensor) for key, tensor in samples.items()}
 
     def _cluster_priors(self, spec: ExpertsSpec) -> dict[str, Tensor]:
         if not (self._folder / embedding.FILE).is_file():
             trained = {
-                name: [text for part in spec.parts(name) for text in read_pieces(self._folder, TRAINED, part)]
+                name: [text for source in spec.parts(name) for text in read_pieces(self._folder, TRAINED, source)]
                 for name in spec.domains
             }
             Embedding.fitted(trained).save(self._folder)
@@ -105,10 +105,10 @@ class DomainTexts:
         return self.priors(lambda samples: known.priors(samples, tokenizer.decode, domains, temperature))
 
 
-def write_tensors(file: Path, values: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors beside a model, with metadata, and update the digests of the folder."""
     with atomic.replacing(file) as unfinished:
-        save_file(dict(values), unfinished, metadata=None if metadata is None else dict(metadata))
+        save_file(dict(tensors), unfinished, metadata=None if metadata is None else dict(metadata))
     if sums := digests.read(file.parent):
         digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
 
@@ -120,16 +120,16 @@ def kept_sums(file: Path, shape: tuple[int, ...], fix: str) -> tuple[dict[str, T
 
     :raises UserError: ending with ``fix``, when it is missing, damaged or of other shapes.
     """
-    result = {}
+    tensors = {}
     try:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (no mapping)
-                part = opened.get_slice(name)
-                if tuple(part.get_shape()) == shape and part.get_dtype() == "F64":
-                    result[name] = opened.get_tensor(name)
-                if name not in result or not all_finite(result[name]):
+                stored = opened.get_slice(name)
+                if tuple(stored.get_shape()) == shape and stored.get_dtype() == "F64":
+                    tensors[name] = opened.get_tensor(name)
+                if name not in tensors or not all_finite(tensors[name]):
                     raise UserError(f"{file}: {name}: not {' × '.join(map(str, shape))} finite numbers in fp64; {fix}")
-            return result, dict(opened.metadata() or {})
+            return tensors, dict(opened.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: missing or damaged ({error}); {fix}") from None
 
@@ -148,25 +148,25 @@ def _kept(file: Path) -> dict[str, Tensor] | None:
 def domain_samples(
     folder: Path,
     domains: Sequence[str],
-    part: str,
+    split: str,
     vocab: int,
     context: int,
     most: int,
     cache: str | None = None,
     location: str = "",
 ) -> Tensor:
-    """Return at most ``most`` samples [N, context + 1] of a ``part`` (``TRAINED``, ``HELD_OUT`` or ``TEST``).
+    """Return at most ``most`` samples [N, context + 1] of a ``split`` (``TRAINED``, ``HELD_OUT`` or ``TEST``).
 
     The text is of one domain, or of equal shares of the ``domains`` that another mixes. Errors name ``location``.
 
     :raises UserError: when there is no such text, or less of it than one sample.
     """
     try:
-        text = sources(domains, folder / part)
-        data = DataConfig(**text, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
-        return windows(prepare(data, vocab), "train", context, most)
+        text = sources(domains, folder / split)
+        data_config = DataConfig(**text, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
+        return windows(prepare(data_config, vocab), "train", context, most)
     except UserError as error:
-        files = ", ".join(str(folder / part / f"{name}.jsonl") for name in domains)
+        files = ", ".join(str(folder / split / f"{name}.jsonl") for name in domains)
         location = location or f"domain {', '.join(map(repr, domains))} ({files})"
         raise UserError(f"{location}: {str(error).removeprefix('data.')}") from None
 
@@ -201,9 +201,9 @@ def token_logps(
     ``model`` maps token ids [B, T] to logits [B, T, V].
     ``on_read`` gets the number of samples of each batch that was read.
     """
-    results = []
+    logps = []
     for batch in torch.split(samples, BATCH):
         log_p = model(batch[:, :-1]).double().log_softmax(-1)
-        results.append(log_p.gather(-1, batch[:, 1:, None])[..., 0])
+        logps.append(log_p.gather(-1, batch[:, 1:, None])[..., 0])
         on_read(len(batch))
-    return torch.cat(results)
+    return torch.cat(logps)

@@ -69,19 +69,19 @@ class EnsembleManifest(Record):
         :raises UserError: when it is unknown or missing.
         """
         known = sorted((member for member in self.members if member.parent), key=lambda member: member.parameters)
-        result = self.parent or (known[len(known) // 2].parent if known else "")
+        parent = self.parent or (known[len(known) // 2].parent if known else "")
         prior = f"{folder}: prior = {self.mixture.prior!r}"
-        if not result:
+        if not parent:
             raise UserError(f"{prior}: its experts do not name the model they branched off; use another")
-        if not (folder / result / WEIGHTS).is_file():
-            raise UserError(f"{prior}: there is no {folder / result / WEIGHTS}; restore it")
-        return result
+        if not (folder / parent / WEIGHTS).is_file():
+            raise UserError(f"{prior}: there is no {folder / parent / WEIGHTS}; restore it")
+        return parent
 
     def changed_like(self, before: EnsembleManifest) -> EnsembleManifest:
         """Return this new manifest with the manual changes of the one ``before`` it."""
         stay = [member for member in self.members if member.name not in before.removed]
-        taken = {member.name for member in stay}
-        added = [expert for expert in before.members if expert.added and expert.name not in taken]
+        names = {member.name for member in stay}
+        added = [expert for expert in before.members if expert.added and expert.name not in names]
         return self.model_copy(update={"members": [*stay, *added], "removed": before.removed})
 
     def member(self, name: str) -> Expert:

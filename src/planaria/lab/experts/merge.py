@@ -93,10 +93,10 @@ def route(model: Llama, domains: Sequence[Tensor], lam: float, temperature: floa
     """
     assert model.routing is not None
     for at, layer in enumerate(_routed(model)):
-        result = ridge.router([own[at] for own in domains], lam, model.routing.bias).float() / temperature
-        layer.router.weight.copy_(result[: model.config.dim].T)
+        weights = ridge.router([own[at] for own in domains], lam, model.routing.bias).float() / temperature
+        layer.router.weight.copy_(weights[: model.config.dim].T)
         if model.routing.bias:
-            layer.router.bias.copy_(result[-1])
+            layer.router.bias.copy_(weights[-1])
 
 
 @contextmanager
@@ -116,23 +116,23 @@ def forced(model: Llama, block: int) -> Iterator[None]:
 def shares(model: Llama) -> Iterator[Tensor]:
     """Yield the weight of each block [N], summed over all tokens read meanwhile and over layers."""
     assert model.routing is not None
-    result = torch.zeros(model.routing.experts, dtype=torch.float64)
+    totals = torch.zeros(model.routing.experts, dtype=torch.float64)
 
     def count(layer: nn.Module, given: Any, logits: Tensor) -> None:
         weights, chosen = logits.double().topk(model.routing.top_k, -1)  # type: ignore[union-attr]
-        result.index_add_(0, chosen.flatten(), weights.softmax(-1).flatten())
+        totals.index_add_(0, chosen.flatten(), weights.softmax(-1).flatten())
 
     hooks = [layer.router.register_forward_hook(count) for layer in _routed(model)]
     try:
-        yield result
+        yield totals
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def _routed(model: Llama) -> list[MoELayer]:
-    results = [layer.mlp for layer in model.layers]
-    return [layer for layer in results if isinstance(layer, MoELayer)]
+    blocks = [layer.mlp for layer in model.layers]
+    return [layer for layer in blocks if isinstance(layer, MoELayer)]
 
 
 def _filled(model: Llama, state: Mapping[str, Tensor]) -> Llama:

@@ -75,8 +75,8 @@ class MinimaxProblem:
 
         By Moreau's decomposition it is the norm of -F projected on the tangent cone.
         """
-        parts = np.split(np.stack((u, force)), [self.experts], axis=1)
-        return float(np.linalg.norm([_along(part[0], -part[1]) for part in parts]))
+        by_domain = np.split(np.stack((u, force)), [self.experts], axis=1)
+        return float(np.linalg.norm([_along(row[0], -row[1]) for row in by_domain]))
 
     def middle(self) -> Array:
         """Return two uniform distributions."""
@@ -98,28 +98,28 @@ def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> MinimaxProblem:
     :raises UserError: for a domain without texts, a single expert, a floor that leaves no choice, or a text that all
         experts consider impossible.
     """
-    for name, value in texts.items():
-        if not value.shape[0]:
+    for name, logps in texts.items():
+        if not logps.shape[0]:
             raise UserError(f"domain {name!r} has no held-out text, on which weights are fitted; provide some")
     experts = next(iter(texts.values())).shape[1]
     if experts < 2:
         raise UserError("there is only one expert, so there are no weights; add another with `planaria experts edit`")
     if not 0 < floor < 1 / experts:
         raise UserError(f"floor = {floor:g} must be above 0 and below 1/{experts}, so that weights can differ")
-    for name, value in texts.items():
-        if (bad := np.flatnonzero(~np.isfinite(value.max(1)))).size:
+    for name, logps in texts.items():
+        if (bad := np.flatnonzero(~np.isfinite(logps.max(1)))).size:
             raise UserError(
                 f"domain {name!r}, held-out text {bad[0]}: all {experts} experts consider it impossible; remove it, or "
                 "add an expert that can read it"
             )
-    scaled = [np.exp(value - value.max(1, keepdims=True)) for value in texts.values()]
+    scaled = [np.exp(logps - logps.max(1, keepdims=True)) for logps in texts.values()]
     rows = np.concatenate(scaled)
     return MinimaxProblem(
         names=tuple(texts),
         rows=(1 - experts * floor) * rows + floor * rows.sum(1, keepdims=True),
-        domain=np.repeat(np.arange(len(texts)), [len(part) for part in scaled]),
-        size=np.array([float(len(part)) for part in scaled]),
-        shift=np.array([-value.max(1).mean() for value in texts.values()]),
+        domain=np.repeat(np.arange(len(texts)), [len(likelihoods) for likelihoods in scaled]),
+        size=np.array([float(len(likelihoods)) for likelihoods in scaled]),
+        shift=np.array([-logps.max(1).mean() for logps in texts.values()]),
         floor=floor,
     )
 
@@ -252,14 +252,14 @@ def extragradient(given: MinimaxProblem, tolerance: float, most: int) -> tuple[A
     best, least = u, given.residual(u, force)
     while least > tolerance and spent < most:
         ahead = given.project(u - step * force)
-        there, spent = given.force(ahead), spent + len(given.rows)
-        if step * np.linalg.norm(there - force) > 0.7 * np.linalg.norm(ahead - u):
+        force_ahead, spent = given.force(ahead), spent + len(given.rows)
+        if step * np.linalg.norm(force_ahead - force) > 0.7 * np.linalg.norm(ahead - u):
             step /= 2
             continue
-        u = given.project(u - step * there)
+        u = given.project(u - step * force_ahead)
         force, spent, step = given.force(u), spent + len(given.rows), 1.1 * step
-        if (result := given.residual(u, force)) < least:
-            best, least = u, result
+        if (residual := given.residual(u, force)) < least:
+            best, least = u, residual
     return best, spent, 1 / step
 
 
@@ -274,14 +274,14 @@ def halpern(given: MinimaxProblem, tolerance: float, most: int, draw: np.random.
     best, least = u, given.residual(u, given.force(u))
     k = 0
     while least > tolerance and spent < most:
-        there, cost = resolvent(given, u, lipschitz, k, draw)
-        result, spent = given.residual(there, given.force(there)), spent + cost + len(given.rows)
-        if result > 2 * least:
+        resolved, cost = resolvent(given, u, lipschitz, k, draw)
+        residual, spent = given.residual(resolved, given.force(resolved)), spent + cost + len(given.rows)
+        if residual > 2 * least:
             lipschitz, start, u, k = 2 * lipschitz, best, best, 0
             continue
-        if result < least:
-            best, least = there, result
-        u = start / (k + 2) + (1 - 1 / (k + 2)) * there
+        if residual < least:
+            best, least = resolved, residual
+        u = start / (k + 2) + (1 - 1 / (k + 2)) * resolved
         k += 1
     return best, spent, lipschitz
 

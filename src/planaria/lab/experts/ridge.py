@@ -45,6 +45,6 @@ def router(domains: Sequence[Tensor], ridge: float, bias: bool = True, unit: boo
             f"λ = {ridge:g}: {float(gram[-1, -1]):,.0f} tokens for {size} numbers of a router leave more than one "
             "solution; give a larger λ, or more text"
         )
-    result = torch.cholesky_solve(cross[:size], factor)
-    norms = result[: len(gram) - 1].norm(dim=0)
-    return result / torch.where(norms > 0, norms, 1.0) if unit else result
+    solution = torch.cholesky_solve(cross[:size], factor)
+    norms = solution[: len(gram) - 1].norm(dim=0)
+    return solution / torch.where(norms > 0, norms, 1.0) if unit else solution

@@ -29,44 +29,48 @@ def arm_result(
 ) -> ArmResult:
     """Score the ensemble of an arm's trained experts on every domain's test text.
 
-    ``positions``: for text priors, part and domain ("test.law") → ln π [D, N, T] of its samples, for the D domains
+    ``positions``: for text priors, split and domain ("test.law") → ln π [D, N, T] of its samples, for the D domains
     whose experts are active.
     """
-    there = [job for job in jobs if job.name in readings]
-    result = _stacked([readings[job.name] for job in there])
-    fixed = belief(spec.mixture, {name: result[f"held_out.{name}"] for name in spec.domains})
-    by_place = dict[str, Tensor]()
-    if positions:
-        speaking = spec.speaking
-        rows = [0 if job.domain == GENERALIST else speaking.index(job.domain) for job in there]
-        by_place = {part: log_prior[rows].log_softmax(0) for part, log_prior in positions.items()}
+    trained = [job for job in jobs if job.name in readings]
+    logps_of = _stacked([readings[job.name] for job in trained])
+    fixed = belief(spec.mixture, {name: logps_of[f"held_out.{name}"] for name in spec.domains})
+    by_text = _of_experts(positions, trained, spec.speaking) if positions else {}
 
-    def scores(part: str, mixture: MixtureSpec, lost: int | None = None) -> dict[str, DomainScore]:
-        left = [n for n in range(len(there)) if n != lost]
-        own = {name: logps for name, logps in result.items() if name.startswith(part)}
+    def scores(prefix: str, mixture: MixtureSpec, lost: int | None = None) -> dict[str, DomainScore]:
+        left = [n for n in range(len(trained)) if n != lost]
+        own = {name: logps for name, logps in logps_of.items() if name.startswith(prefix)}
         return {
-            name.removeprefix(part): score(logps[left], by_place.get(name, fixed)[left].log_softmax(0), mixture)
+            name.removeprefix(prefix): score(logps[left], by_text.get(name, fixed)[left].log_softmax(0), mixture)
             for name, logps in own.items()
         }
 
-    length, mixture = next(iter(result.values())).shape[-1], spec.mixture
+    length, mixture = next(iter(logps_of.values())).shape[-1], spec.mixture
     costs = {name: amount for name, amount in vars(bill).items() if name != "arm"}
-    ks = {f"top-{k}": k for k in range(1, len(there))}
+    ks = {f"top-{k}": k for k in range(1, len(trained))}
     return ArmResult(
-        experts=there,
+        experts=trained,
         belief=fixed.tolist(),
         scores=scores("test.", mixture),
         held_out=fmean(domain_score.loss for domain_score in scores("held_out.", mixture).values()),
         fewer={name: scores("test.", mixture.model_copy(update={"top_k": k})) for name, k in ks.items()},
         passes={
-            name: posterior.forward_passes_per_token(len(there), length, k, mixture.prefix) for name, k in ks.items()
+            name: posterior.forward_passes_per_token(len(trained), length, k, mixture.prefix) for name, k in ks.items()
         },
         without={
             job.name: {name: domain_score.loss for name, domain_score in scores("test.", mixture, n).items()}
-            for n, job in enumerate(there if len(there) > 1 else ())
+            for n, job in enumerate(trained if len(trained) > 1 else ())
         },
         **costs,
     )
+
+
+def _of_experts(
+    positions: Mapping[str, Tensor], jobs: Sequence[ExpertPlan], speaking: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return split and domain → ln π [E, N, T] of the jobs' experts, from those of the domains ``speaking``."""
+    rows = [0 if job.domain == GENERALIST else speaking.index(job.domain) for job in jobs]
+    return {name: log_prior[rows].log_softmax(0) for name, log_prior in positions.items()}
 
 
 def belief(spec: MixtureSpec, held_out: Mapping[str, Tensor]) -> Tensor:
@@ -97,9 +101,9 @@ def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> DomainScore:
 
 def _stacked(readings: Sequence[DomainLogProbabilities]) -> dict[str, Tensor]:
     """Return part and domain → the log-probabilities of several experts [E, N, T]."""
-    parts = {f"test.{name}": [reading.test[name] for reading in readings] for name in readings[0].test}
-    parts |= {f"held_out.{name}": [reading.held_out[name] for reading in readings] for name in readings[0].held_out}
-    return {name: torch.stack(logps).double() for name, logps in parts.items()}
+    by_text = {f"test.{name}": [reading.test[name] for reading in readings] for name in readings[0].test}
+    by_text |= {f"held_out.{name}": [reading.held_out[name] for reading in readings] for name in readings[0].held_out}
+    return {name: torch.stack(logps).double() for name, logps in by_text.items()}
 
 
 RIVALS = ("uniform", "cached")
@@ -122,28 +126,28 @@ def fit_weights(
     :raises UserError: naming the domain, when the problem has no solution or no choice.
     """
     tokens = min(tokens, *(logps.shape[-1] for logps in (*held_out.values(), *test.values())))
-    result = posterior.fit_worst_domain_weights(
+    solution = posterior.fit_worst_domain_weights(
         {name: logps[..., :tokens] for name, logps in held_out.items()}, floor, tolerance
     )
     beliefs = {name: belief(mixture.model_copy(update={"prior": name}), held_out) for name in RIVALS} | {
-        WORST: torch.from_numpy(result.w).log()
+        WORST: torch.from_numpy(solution.w).log()
     }
     return FittedWeights(
         experts=list(experts),
         tokens=tokens,
         texts=sum(logps.shape[1] for logps in held_out.values()),
         floor=floor,
-        weights=result.w.tolist(),
-        prices=dict(zip(held_out, result.q.tolist(), strict=True)),
-        value=result.proof.value / tokens,
-        bound=result.proof.bound / tokens,
-        residual=result.proof.residual,
+        weights=solution.w.tolist(),
+        prices=dict(zip(held_out, solution.q.tolist(), strict=True)),
+        value=solution.proof.value / tokens,
+        bound=solution.proof.bound / tokens,
+        residual=solution.proof.residual,
         tolerance=tolerance,
-        certified=result.certified,
-        solver=result.solver,
-        passes=result.evaluations / result.rows,
-        held_out={name: _losses(held_out, belief, tokens) for name, belief in beliefs.items()},
-        test={name: _losses(test, belief, tokens) for name, belief in beliefs.items()},
+        certified=solution.certified,
+        solver=solution.solver,
+        passes=solution.evaluations / solution.rows,
+        held_out={name: _losses(held_out, log_prior, tokens) for name, log_prior in beliefs.items()},
+        test={name: _losses(test, log_prior, tokens) for name, log_prior in beliefs.items()},
     )
 
 

@@ -27,8 +27,8 @@ SAMPLES = 256
 @torch.inference_mode()
 def states(model: Llama, tokens: Tensor) -> Tensor:
     """Return [N, T, D] for tokens [N, T]: the running mean of the normed last hidden states, in fp64."""
-    results = [model.ends.norm(model.hidden(batch)).double().cumsum(1) for batch in torch.split(tokens, BATCH)]
-    return torch.cat(results) / torch.arange(1, tokens.shape[1] + 1)[:, None]
+    sums = [model.ends.norm(model.hidden(batch)).double().cumsum(1) for batch in torch.split(tokens, BATCH)]
+    return torch.cat(sums) / torch.arange(1, tokens.shape[1] + 1)[:, None]
 
 
 def text_sums(model: Llama, samples: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ class RidgePrior:
         model = import_model(parent).eval()
         vocab, context, size = model.config.vocab, model.config.context, model.config.dim + 1
 
-        def read(parts: Sequence[str]) -> Tensor:
-            return text_sums(model, domain_samples(run, parts, TRAINED, vocab, context, SAMPLES, cache))
+        def read(sources: Sequence[str]) -> Tensor:
+            return text_sums(model, domain_samples(run, sources, TRAINED, vocab, context, SAMPLES, cache))
 
         return cls(model, stored_or_computed(parent, FILE, (size, size), texts, read))
 
@@ -72,8 +72,8 @@ class RidgePrior:
         π_j ∝ exp(s_j / T) with s = [x̄ 1] W, the least-squares estimate of each domain's probability from the mean
         hidden state x̄ of the text before.
         """
-        result = self._scores(states(self._model, samples[:, :-1])[:, ::EVERY], domains, temperature)
-        return result.repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
+        log_priors = self._scores(states(self._model, samples[:, :-1])[:, ::EVERY], domains, temperature)
+        return log_priors.repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
 
     def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E] after these tokens, limited to the model's context."""
@@ -100,7 +100,7 @@ def stored_or_computed(
     """
     file, whose = parent.with_name(name), digest(parent / WEIGHTS)
     known = _opened(file, whose, shape) if file.is_file() else {}
-    missing = {domain: compute(parts) for domain, parts in texts.items() if domain not in known}
+    missing = {domain: compute(sources) for domain, sources in texts.items() if domain not in known}
     if missing:
         known |= missing
         write_tensors(file, known, {"model": whose})
@@ -109,7 +109,7 @@ def stored_or_computed(
 
 def _opened(file: Path, whose: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
     fix = "remove it to compute it again"
-    result, metadata = kept_sums(file, shape, fix)
+    sums, metadata = kept_sums(file, shape, fix)
     if metadata.get("model") != whose:
         raise UserError(f"{file} was made with another model than the one beside it; {fix}")
-    return result
+    return sums

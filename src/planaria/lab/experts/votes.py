@@ -78,8 +78,8 @@ class VotesPrior:
         model = import_model(parent).eval()
         vocab, context = model.config.vocab, model.config.context
 
-        def read(parts: Sequence[str]) -> Tensor:
-            return token_counts(domain_samples(run, parts, TRAINED, vocab, context, SAMPLES, cache)[:, :-1], vocab)
+        def read(sources: Sequence[str]) -> Tensor:
+            return token_counts(domain_samples(run, sources, TRAINED, vocab, context, SAMPLES, cache)[:, :-1], vocab)
 
         counts = stored_or_computed(parent, FILE, (vocab,), texts, read)
         with torch.inference_mode():
@@ -106,8 +106,8 @@ class VotesPrior:
         length = samples.shape[1] - 1
         own = [self._domains.index(domain) for domain in domains]
         scores = torch.stack([self.scores(samples[:, : at + 1])[:, own] for at in range(0, length, EVERY)], -1)
-        result = (scores / temperature).log_softmax(1).transpose(0, 1)
-        return result.repeat_interleave(EVERY, -1)[..., :length]
+        log_priors = (scores / temperature).log_softmax(1).transpose(0, 1)
+        return log_priors.repeat_interleave(EVERY, -1)[..., :length]
 
     def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E] after these tokens."""

@@ -34,11 +34,10 @@ from planaria.runtime.worker.step_samples import StepData, batches, learned_targ
 
 @dataclass(frozen=True)
 class StepResult:
-    """A committed step: mean loss in nats, and every stage's gradient norm before clipping (the first replica's)."""
+    """A committed step and its mean loss in nats."""
 
     step: int
     loss: float
-    grad_norms: dict[int, float]
     rounds: list[StageRounds] = field(default_factory=list)
     """rounds of the replicas' exchange settled after this step"""
 
@@ -94,7 +93,7 @@ class InlineEngine:
     def train_step(self) -> StepResult:
         """Run and commit one step."""
         plan = self.resolved.training(self.step, self.skipped, self.detour)
-        there = self.active_nodes
+        active = self.active_nodes
         if self._memory is not None:
             self._memory = self._memory.begun(self.step)
         self._deliver("before")
@@ -103,25 +102,25 @@ class InlineEngine:
             self._carry_out_rounds(self.rounds, self._train, sample)
         else:
             self._carry_out(plan, self._train, sample, train=True)
-            self._agree(there)
-        for node in there.stage:  # before the first `finish`, which synchronises with the device
+            self._agree(active)
+        for node in active.stage:  # before the first `finish`, which synchronises with the device
             self.runners[node].clip()
-        norms = {node: self.runners[node].finish() or 0.0 for node in there.stage}
-        loss = self._loss(there)
+        for node in active.stage:
+            self.runners[node].finish()
+        loss = self._loss(active)
         self._deliver("after")
-        for node in there.stage:
+        for node in active.stage:
             self.runners[node].commit(self.step)
             self.copies[node].commit(self.step)
         if self.replicas is not None:
             self.replicas.commit()
         self._age_copies()
         if self._memory is not None:
-            self._memory = self._memory.committed(self.step, there.stage)
+            self._memory = self._memory.committed(self.step, active.stage)
         rounds = [] if self.replicas is None else self.replicas.exchange_round(self.step + 1)
-        first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
-        result = StepResult(self.step, loss, first, rounds)
+        committed = StepResult(self.step, loss, rounds)
         self.step += 1
-        return result
+        return committed
 
     def evaluate(self) -> float:
         """Return the mean validation loss over the recipe's validation microbatches and all replicas, in nats."""
@@ -135,15 +134,15 @@ class InlineEngine:
         everywhere = self.resolved.arrangement
         return [self._evaluate(everywhere.of(self.replicas.nodes(r))) for r in range(self.replicas.count)]
 
-    def _evaluate(self, there: Arrangement) -> float:
+    def _evaluate(self, active: Arrangement) -> float:
         assert self._validation is not None, "the engine was made without a validation stream"
-        plan = self.resolved.validation(self.stage.keys() - there.stage.keys())
+        plan = self.resolved.validation(self.stage.keys() - active.stage.keys())
         self._carry_out(plan, self._validation, 0, train=False)
-        return self._loss(there)
+        return self._loss(active)
 
-    def _loss(self, there: Arrangement) -> float:
+    def _loss(self, active: Arrangement) -> float:
         """Return the mean over data nodes: those of one replica share a loss, several replicas have their own."""
-        losses = [loss for node in there.nodes(0) if (loss := self.runners[node].loss) is not None]
+        losses = [loss for node in active.nodes(0) if (loss := self.runners[node].loss) is not None]
         return fmean(losses)
 
     def lose(self, nodes: Sequence[int], durable: int = -1) -> RecoveryPlan:
@@ -171,9 +170,9 @@ class InlineEngine:
             self._rebuild(nodes, plan, alive)
         return plan
 
-    def _recall(self, memory: MemorySnapshot, there: Arrangement) -> None:
-        """Reset the nodes of ``there`` to the remembered step."""
-        for node in there.stage:
+    def _recall(self, memory: MemorySnapshot, active: Arrangement) -> None:
+        """Reset the nodes of ``active`` to the remembered step."""
+        for node in active.stage:
             self.runners[node].load(self.copies[node].remembered().state)
         self.step = memory.step
 
@@ -254,23 +253,23 @@ class InlineEngine:
                 self.parcel_bytes += message.nbytes
                 self.copies[host].take(self.step, parcel, message)
 
-    def _agree(self, there: Arrangement) -> None:
+    def _agree(self, active: Arrangement) -> None:
         """Sum each stage's gradients over its nodes as workers do; several replicas use their exchange."""
         if self.replicas is not None:
             self.replicas.agree(self.step)
             return
-        for nodes in dict.fromkeys(nodes_sharing_parameters(there, self.config.model, node) for node in there.stage):
+        for nodes in dict.fromkeys(nodes_sharing_parameters(active, self.config.model, node) for node in active.stage):
             if len(nodes) > 1:
                 total = sum_shares(self.runners[node].gradient_sums() for node in nodes)
                 for node in nodes:
                     self.runners[node].load_gradient_sums(total)
 
     def _carry_out(self, plan: StepPlan, stream: Stream, first_sample: int, train: bool) -> None:
-        data = self._data(stream, first_sample, len(plan.routes))
-        assert data.batch is not None
+        samples = self._data(stream, first_sample, len(plan.routes))
+        assert samples.batch is not None
         own = len(plan.routes) // (self.resolved.replicas_per_plan if train else 1)
         for node, runner in self.runners.items():
-            batch, targets = data.batch, data.target_counts
+            batch, targets = samples.batch, samples.target_counts
             if train and self.replicas is not None:
                 batch = self.replicas.read(node, batch, self.step)
             if train and targets is not None:
@@ -279,11 +278,11 @@ class InlineEngine:
                 None if self.stage[node] else batch,
                 train,
                 own,
-                data.masks,
+                samples.masks,
                 target_counts=targets,
                 first_sample=first_sample,
             )
-            self.copies[node].begin(data.masks)
+            self.copies[node].begin(samples.masks)
 
         def passed(action: Action, out: Tensor) -> None:
             if train:
@@ -292,10 +291,10 @@ class InlineEngine:
         carry_out(plan, self.runners, passed)
 
     def _carry_out_rounds(self, rounds: InlineRounds, stream: Stream, first_sample: int) -> None:
-        data = self._data(stream, first_sample, rounds.microbatches)
+        samples = self._data(stream, first_sample, rounds.microbatches)
         for copies in self.copies.values():
-            copies.begin(data.masks)
-        rounds.run(self.step, lambda stage: data._replace(batch=None) if stage else data)
+            copies.begin(samples.masks)
+        rounds.run(self.step, lambda stage: samples._replace(batch=None) if stage else samples)
 
     def _data(self, stream: Stream, first_sample: int, microbatches: int) -> StepData:
         """Return the samples of a step or validation."""

@@ -132,9 +132,9 @@ class InlineReplicas:
         """Leave out replicas that sent different updates to others; a fleet repeats the step in that case."""
         if not self.exchange.detects_equivocation(self.count):
             return
-        result = self._suspicion.examine(self._digests(received, range(self.count)), self.exchange)
-        raised = self._suspicion.raised(result.all)
-        if result.min_byzantine and (wrong := raised.why_impossible(self.exchange)):
+        suspects = self._suspicion.examine(self._digests(received, range(self.count)), self.exchange)
+        raised = self._suspicion.raised(suspects.all)
+        if suspects.min_byzantine and (wrong := raised.why_impossible(self.exchange)):
             raise NonFinite(wrong)
         left_out = raised.exclusions(self.exchange).left_out
         for outer in self.outer.values():
@@ -170,8 +170,8 @@ class InlineReplicas:
         if every and commits % every == 0:
             weights = {node: runner.state().weights for node, runner in self._runners.items()}
             honest = {node: self.exchange.update(self.outer[node].settled, fast) for node, fast in weights.items()}
-            round, received = self._exchanged(honest, commits - 1)
-            self._pending.append(_Pending(commits + self.exchange.overlap, round, honest, received))
+            stage_rounds, received = self._exchanged(honest, commits - 1)
+            self._pending.append(_Pending(commits + self.exchange.overlap, stage_rounds, honest, received))
             for outer in self.outer.values():
                 outer.publisher.sent()
         due = [pending for pending in self._pending if pending.due <= commits]
@@ -186,27 +186,27 @@ class InlineReplicas:
         for stage in self._arrangement.stages:
             nodes = self._arrangement.nodes(stage)
             for group in groups:
-                for replica, sent in self._sent({other: nodes[other] for other in group}, honest, step).items():
-                    for other, update in sent.items():
-                        received[nodes[other]][replica] = update
-                        blocking += _size(update.blocking) if other != replica else 0
-                        prefetched += _size(update.prefetched) if other != replica else 0
-        round = StageRounds(self._round, groups, blocking, prefetched)
+                for sender, sent in self._sent({replica: nodes[replica] for replica in group}, honest, step).items():
+                    for receiver, update in sent.items():
+                        received[nodes[receiver]][sender] = update
+                        blocking += _size(update.blocking) if receiver != sender else 0
+                        prefetched += _size(update.prefetched) if receiver != sender else 0
+        stage_rounds = StageRounds(self._round, groups, blocking, prefetched)
         self._round += 1
-        return round, received
+        return stage_rounds, received
 
     def _sent(self, group: Mapping[int, int], honest: Mapping[int, Update], step: int) -> dict[int, dict[int, Update]]:
         """Return sender → receiver → update in a ``group`` (replica → node); Byzantine senders know correct updates."""
         settled = {replica: self.outer[node].settled for replica, node in group.items()}
         true = [replica for replica, node in group.items() if not self.outer[node].publisher.is_byzantine(step)]
-        result = {}
+        sent = {}
         for replica, node in group.items():
-            codec, round = self.exchange.codec(settled[replica]), settled[replica].rounds
-            known = {} if replica in true else vectors({other: honest[group[other]] for other in true}, codec, round)
-            others = [other for other in group if other != replica]
+            codec, number = self.exchange.codec(settled[replica]), settled[replica].rounds
+            known = {} if replica in true else vectors({r: honest[group[r]] for r in true}, codec, number)
+            others = [receiver for receiver in group if receiver != replica]
             publisher = self.outer[node].publisher
-            result[replica] = publisher.updates(honest[node], codec, (step, round), replica, others, known)
-        return result
+            sent[replica] = publisher.updates(honest[node], codec, (step, number), replica, others, known)
+        return sent
 
     def _settle(self, pending: _Pending) -> StageRounds:
         """Settle a round as a fleet does: updates rejected by any node at any stage are left out.
@@ -218,18 +218,18 @@ class InlineReplicas:
             codec, like = self.exchange.codec(self.outer[node].settled), pending.honest[node]
             others = {replica: update for replica, update in updates.items() if replica != self._replica[node]}
             verdicts[node] = UpdateJudgement(invalid_updates(others, like, codec))
-        out = {replica for verdict in verdicts.values() for replica in verdict.refused}
-        result = self._findings(pending.received, [replica for replica in range(self.count) if replica not in out])
-        out |= result.left_out.keys()
-        self._remember(pending.round.number, verdicts, result, out)
-        for node in (node for replica in set(range(self.count)) - out for node in self.nodes(replica)):
-            left_out = {replica: why for replica, why in result.left_out.items() if replica in pending.received[node]}
+        rejected = {replica for verdict in verdicts.values() for replica in verdict.refused}
+        exclusions = self._findings(pending.received, [r for r in range(self.count) if r not in rejected])
+        rejected |= exclusions.left_out.keys()
+        self._remember(pending.round.number, verdicts, exclusions, rejected)
+        for node in (node for replica in set(range(self.count)) - rejected for node in self.nodes(replica)):
+            left_out = {r: why for r, why in exclusions.left_out.items() if r in pending.received[node]}
             verdicts[node] = UpdateJudgement({**verdicts[node].refused, **left_out})
-        weighed = {me: self._weighed(pending, me, out) for me in range(self.count)}
+        weighed = {me: self._weighed(pending, me, rejected) for me in range(self.count)}
         for node, updates in pending.received.items():
             me = self._replica[node]
-            party = {me: pending.honest[node]} if me in out else {r: o for r, o in updates.items() if r not in out}
-            if len(party) == 1:
+            party = {replica: update for replica, update in updates.items() if replica not in rejected}
+            if me in rejected or len(party) == 1:
                 party = {me: pending.honest[node]}
             first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
@@ -240,38 +240,38 @@ class InlineReplicas:
             compressed = pending.honest[node].compressed if len(party) > 1 else None
             verdicts[node] = replace(verdicts[node], counted=counted, compressed=compressed)
             runner.set_weights(fast)
-        if self.exchange.synchronised and (left := [r for r in range(self.count) if r not in out]):
-            for replica in out:
+        if self.exchange.synchronised and (left := [r for r in range(self.count) if r not in rejected]):
+            for replica in rejected:
                 self._copy(left[0], replica)
         return replace(pending.round, verdicts=verdicts, first=frozenset(first))
 
-    def _weighed(self, pending: _Pending, me: int, out: Collection[int]) -> UpdateWeights | None:
+    def _weighed(self, pending: _Pending, me: int, rejected: Collection[int]) -> UpdateWeights | None:
         """Return which updates count for the replica ``me`` in a round, if they are judged over all stages."""
         weighing, products = self.exchange.weighing, list[Products]()
-        party = sorted(pending.received[self.nodes(me)[0]].keys() - out)
-        if weighing is None or me in out or len(party) < 2:
+        party = sorted(pending.received[self.nodes(me)[0]].keys() - rejected)
+        if weighing is None or me in rejected or len(party) < 2:
             return None
         for node in self.nodes(me):
             outer, updates = self.outer[node].settled, {member: pending.received[node][member] for member in party}
             products.append(weighing.products(outer, weighing.decoded_values(outer, updates), me, party))
         return weighing.counted(products, party, me, pending.round.number)
 
-    def _remember(self, round: int, verdicts: Verdicts, exclusions: Exclusions, out: Collection[int]) -> None:
+    def _remember(self, number: int, verdicts: Verdicts, exclusions: Exclusions, rejected: Collection[int]) -> None:
         """Record rejected updates and proven faults; a replica that copies another one reports nothing."""
         proved, reports = {*exclusions.byzantine, *exclusions.invalid}, dict[int, set[int]]()
         for node, verdict in verdicts.items():
             replica = self._replica[node]
-            if replica not in out or not self.exchange.synchronised:
+            if replica not in rejected or not self.exchange.synchronised:
                 reports.setdefault(replica, set()).update(verdict.refused, proved - {replica})
         refused = {replica: others for replica, others in reports.items() if others}
-        self._suspicion = self._suspicion.ended(round, refused, self.exchange)
+        self._suspicion = self._suspicion.ended(number, refused, self.exchange)
 
     def _copy(self, giver: int, taker: int) -> None:
         """Make one replica a copy of another."""
-        for given, taken in zip(self.nodes(giver), self.nodes(taker), strict=True):
-            self._runners[taken].load(self._runners[given].state().trained)
-            outer = self.outer[given].state_for_transfer(to_successor=False)
-            self.outer[taken].begin(outer, self._runners[taken].state().weights, self.outer[given].settled.rounds)
+        for source, target in zip(self.nodes(giver), self.nodes(taker), strict=True):
+            self._runners[target].load(self._runners[source].state().trained)
+            outer = self.outer[source].state_for_transfer(to_successor=False)
+            self.outer[target].begin(outer, self._runners[target].state().weights, self.outer[source].settled.rounds)
 
     def spread(self) -> float:
         """Return the RMS distance of replicas' weights from their mean: √(Σ (w − w̄)² / (replicas · parameters))."""

@@ -25,22 +25,22 @@ class InlineRounds:
         """in a step, over all replicas"""
         self.counts: Counts = lambda step, counted: frozenset(range(steps.coding.replicas))
 
-    def run(self, step: int, data: Callable[[int], StepData]) -> None:
-        """Compute the gradient of ``step`` at every node; ``data``: the required samples by stage."""
+    def run(self, step: int, samples_of: Callable[[int], StepData]) -> None:
+        """Compute the gradient of ``step`` at every node; ``samples_of``: the required samples by stage."""
         arrangement, counted = self._steps.resolved.arrangement, Counted()
         sums = {node: PartialSums() for node in self._runners}
         while len(counted) < self._steps.coding.rounds:
-            there = self.counts(step, counted)
-            for replica in sorted(there):
-                self._work(step, replica, counted, sums, data)
+            present = self.counts(step, counted)
+            for replica in sorted(present):
+                self._work(step, replica, counted, sums, samples_of)
             for own in sums.values():
                 own.close(True)  # replicas that do not count have computed nothing here
-            counted = (*counted, there)
+            counted = (*counted, present)
         for stage in arrangement.stages:
             nodes = arrangement.nodes(stage)
             sent = {key: vector for node in nodes for key, vector in sums[node].sent.items()}
             for node in nodes:
-                self._steps.absorb(self._runners[node], data(stage), counted, sent.__getitem__)
+                self._steps.absorb(self._runners[node], samples_of(stage), counted, sent.__getitem__)
 
     def _work(
         self,
@@ -48,14 +48,14 @@ class InlineRounds:
         replica: int,
         counted: Counted,
         sums: Mapping[int, PartialSums],
-        data: Callable[[int], StepData],
+        samples_of: Callable[[int], StepData],
     ) -> None:
         """Carry out one replica's tasks of a round."""
         arrangement = self._steps.resolved.arrangement
         column = {stage: arrangement.nodes(stage)[replica] for stage in arrangement.stages}
         for work in self._steps.tasks_of(step, counted, replica):
             for stage, node in column.items():
-                self._steps.begin(self._runners[node], work, data(stage))
+                self._steps.begin(self._runners[node], work, samples_of(stage))
             carry_out(work.plan, self._runners)
             for node in column.values():
                 sums[node].add(work.task, replica, len(counted), self._runners[node].gradient_sums())

@@ -60,7 +60,7 @@ def _facts(results: ComparisonResults) -> Iterator[tuple[str, str, str]]:
         yield "fastest with failures", _shown(spread.mean, unit), winner.name
     if results.floor is not None and (least := results.floor.spread(of)) is not None:
         yield "floor", _shown(least.mean, unit), "failures that lose nothing but time"
-    counts = [len(failures.faults) for failures in results.failures]
+    counts = [len(trace.faults) for trace in results.failures]
     yield "failures", f"{sum(counts) / len(counts):.3g}", f"in {counted(results.steps, 'step')}, mean over seeds"
     yield "failure rate", f"{100 * results.hourly:g} %", "that a stage fails within an hour"
 
@@ -110,8 +110,8 @@ def _races(results: ComparisonResults) -> Iterator[str]:
 
 def _controls(results: ComparisonResults) -> Iterator[str]:
     """Show the ratios to the fault-free arm and to the controls, with intervals; and the search."""
-    held = any(run.reset_ratio is not None for arm in results.arms for run in arm.runs)
-    if held or len(results.failures) >= ENOUGH:
+    with_reset = any(run.reset_ratio is not None for arm in results.arms for run in arm.runs)
+    if with_reset or len(results.failures) >= ENOUGH:
         yield page.section(
             "Comparison with the controls",
             "Steps to the target. Reset loses a struck stage's moments and nothing else. Arms that rebuild a stage "
@@ -192,7 +192,7 @@ def _details(results: ComparisonResults) -> Iterator[str]:
             "runs", head, [_row(results, arm, run) for arm in results.ranked() for run in arm.runs], numbers_from=3
         ),
     )
-    groups = [(arm.name, [(key, value, False) for key, value in arm.changes.items()]) for arm in results.arms]
+    groups = [(arm.name, [(key, setting, False) for key, setting in arm.changes.items()]) for arm in results.arms]
     yield page.section(
         "What each arm changes",
         "All other settings are the recipe's, for every arm.",
@@ -201,7 +201,7 @@ def _details(results: ComparisonResults) -> Iterator[str]:
 
 
 def _row(results: ComparisonResults, arm: ArmScore, run: ArmRun) -> list[str]:
-    taken = (run.hours, run.machine_hours) if results.priced else (None, None)
+    durations = (run.hours, run.machine_hours) if results.priced else (None, None)
     return [
         arm.name,
         run.trace[:DIGEST] if arm.faults else "none",
@@ -209,8 +209,8 @@ def _row(results: ComparisonResults, arm: ArmScore, run: ArmRun) -> list[str]:
         str(run.seed),
         _number(run.ticks, ".0f") if run.ticks is not None else "not reached",
         _number(run.ratio, ".3f"),
-        _number(taken[0], ".1f"),
-        _number(taken[1], ".0f"),
+        _number(durations[0], ".1f"),
+        _number(durations[1], ".0f"),
         _number(run.final, ".4f"),
         str(run.failures),
         str(run.steps_lost),
@@ -218,8 +218,8 @@ def _row(results: ComparisonResults, arm: ArmScore, run: ArmRun) -> list[str]:
     ]
 
 
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+def _number(number: float | None, form: str) -> str:
+    return "–" if number is None else format(number, form)
 
 
 def verdict(results: ComparisonResults) -> Verdict:
@@ -267,8 +267,8 @@ def _order(results: ComparisonResults, ranked: Ranking) -> str:
 def _ratios(results: ComparisonResults) -> str:
     """Summarise the controls: the share of an arm's steps that lost moments explain, and the floor."""
     text = ""
-    held = [(arm, spread) for arm in results.contestants if (spread := arm.spread("reset_ratio")) is not None]
-    inexact = [f"{arm.name} × {spread.mean:.3f}" for arm, spread in held if not arm.exact]
+    relative = [(arm, spread) for arm in results.contestants if (spread := arm.spread("reset_ratio")) is not None]
+    inexact = [f"{arm.name} × {spread.mean:.3f}" for arm, spread in relative if not arm.exact]
     resets = [(arm, results.alone(arm)) for arm in results.arms if arm.control == "reset"]
     alone = [f"× {ratio.mean:.3f} ({arm.name})" for arm, ratio in resets if ratio is not None]
     if inexact and alone:
@@ -307,12 +307,12 @@ def _numbers(results: ComparisonResults, ranked: Ranking) -> list[tuple[str, str
 
 
 def _lost(missed: list[ArmScore], others: list[ArmScore]) -> str:
-    parts = [f"{arm.name} missed the target in {arm.missed} of {counted(len(arm.runs), 'seed')}" for arm in missed]
+    clauses = [f"{arm.name} missed the target in {arm.missed} of {counted(len(arm.runs), 'seed')}" for arm in missed]
     undone = {arm.name: sum(run.steps_lost for run in arm.runs) for arm in others}
     rolled = [f"{name} {counted(steps, 'step')}" for name, steps in undone.items() if steps]
     if rolled:
-        parts.append(f"undone by rollbacks over all seeds: {listed(rolled)}")
+        clauses.append(f"undone by rollbacks over all seeds: {listed(rolled)}")
     stopped = [arm.name for arm in others if any(run.stopped for run in arm.runs)]
     if stopped:
-        parts.append(f"{listed(stopped)} stopped early with some seed")
-    return f"Lost: {'; '.join(parts)}." if parts else "Nothing was lost: no arm missed the target or rolled back."
+        clauses.append(f"{listed(stopped)} stopped early with some seed")
+    return f"Lost: {'; '.join(clauses)}." if clauses else "Nothing was lost: no arm missed the target or rolled back."

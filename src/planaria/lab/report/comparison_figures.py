@@ -127,9 +127,9 @@ def price_figure(results: ComparisonResults) -> go.Figure:
     spreads = [Spread(*(100 * (ratio - 1) for ratio in arm.spread("ratio") or ())) for arm in arms]
     largest = max(arm.memory for arm in arms) or 1.0
     fig = figure(480, x="extra traffic in a step, % of activations and gradients", y="extra steps to target, %")
-    for arm, place, extra in zip(arms, positions, spreads, strict=True):
+    for arm, position, extra in zip(arms, positions, spreads, strict=True):
         fig.add_scatter(
-            x=[place],
+            x=[position],
             y=[extra.mean],
             meta={"x": [100 * arm.traffic]},
             name=label(arm.name),
@@ -140,7 +140,7 @@ def price_figure(results: ComparisonResults) -> go.Figure:
             hovertemplate=f"<b>{label(arm.name)}</b><br>{100 * arm.traffic:.2f} % traffic, {100 * arm.memory:.0f} % "
             f"memory<br>%{{y:.2f}} % more steps, {extra.least:.2f} to {extra.most:.2f}<extra></extra>",
         )  # fmt: skip
-    marks = [(place, mean) for place, (mean, _, _) in zip(positions, spreads, strict=True)]
+    marks = [(position, mean) for position, (mean, _, _) in zip(positions, spreads, strict=True)]
     best = pareto_front(
         [mark if arm.faults and not arm.control else None for arm, mark in zip(arms, marks, strict=True)]
     )
@@ -160,37 +160,37 @@ def price_figure(results: ComparisonResults) -> go.Figure:
 
 def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
     """Return the Pareto front of (price, harm), by price."""
-    result: list[int] = []
+    front: list[int] = []
     least = math.inf
     for (_, harm), i in sorted((point, i) for i, point in enumerate(points) if point is not None):
         if harm < least:
             least = harm
-            result.append(i)
-    return result
+            front.append(i)
+    return front
 
 
-def _with_zero(values: Sequence[float]) -> tuple[list[float], Mapping[float, str]]:
-    """Return positions of ``values`` ≥ 0 on a logarithmic axis with 0 at its left, and the axis's ticks."""
-    logs = [math.log10(value) for value in values if value > 0]
+def _with_zero(shares: Sequence[float]) -> tuple[list[float], Mapping[float, str]]:
+    """Return positions of ``shares`` ≥ 0 on a logarithmic axis with 0 at its left, and the axis's ticks."""
+    logs = [math.log10(share) for share in shares if share > 0]
     if not logs:
-        return [0.0] * len(values), {0.0: "0"}
+        return [0.0] * len(shares), {0.0: "0"}
     first, last = math.floor(min(logs)), math.ceil(max(logs))
     zero = first - 1.0
     ticks = {zero: "0"} | {float(power): f"{10.0**power:g} %" for power in range(first, last + 1)}
-    return [math.log10(value) if value > 0 else zero for value in values], ticks
+    return [math.log10(share) if share > 0 else zero for share in shares], ticks
 
 
 def _add_names(
     fig: go.Figure, arms: Sequence[ArmScore], x: Sequence[float], y: Sequence[float], spans: tuple[float, float]
 ) -> None:
     """Annotate each mark with its arm's name, moved up where it would overlap another."""
-    taken: list[tuple[float, float]] = []
+    placed: list[tuple[float, float]] = []
     for index in sorted(range(len(arms)), key=lambda i: y[i]):
         height = y[index]
-        for at, other in taken:
+        for at, other_height in placed:
             if abs(at - x[index]) < 0.3 * spans[0]:
-                height = max(height, other + 0.05 * spans[1])
-        taken.append((x[index], height))
+                height = max(height, other_height + 0.05 * spans[1])
+        placed.append((x[index], height))
         memory = f" · {100 * arms[index].memory:.0f} % memory" if arms[index].memory else ""
         fig.add_annotation(
             x=x[index], y=y[index], ax=30, ay=-(height - y[index]) / spans[1] * 400, xanchor="left", standoff=4,

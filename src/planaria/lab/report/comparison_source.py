@@ -74,7 +74,7 @@ class ComparisonSource:
                 yield self._raced(when, file, **match.groupdict())
 
     def _news(self) -> list[tuple[float, Path]]:
-        results = []
+        changed = []
         for file in _files(self._folder):
             try:
                 when = file.stat().st_mtime
@@ -82,8 +82,8 @@ class ComparisonSource:
                 continue
             wanted = file.name == NUMBERS or RACE.fullmatch(file.name) is not None
             if wanted and self._read.get(file) != when:
-                results.append((when, file))
-        return sorted(results)
+                changed.append((when, file))
+        return sorted(changed)
 
     def _raced(self, when: float, file: Path, arm: str, seed: str, kind: str) -> StateChange | None:
         name = f"{arm} {seed}"
@@ -107,27 +107,27 @@ class ComparisonSource:
 
     def _repeated(self, file: Path, arm: str, seed: str) -> bool:
         """Return whether a race with a result is being raced again, which invalidates the result."""
-        result = self._folder / f"{arm}.{seed}.json"
-        return self._read.get(file, 0.0) > self._read.get(result, 0.0)
+        result_file = self._folder / f"{arm}.{seed}.json"
+        return self._read.get(file, 0.0) > self._read.get(result_file, 0.0)
 
     def _over(self, when: float, file: Path) -> StateChange | None:
-        result = documents.parse_model(
+        comparison = documents.parse_model(
             ComparisonResults, documents.data(file).decode(), file, "run the comparison again"
         )
         races = dict(self._races)
-        for arm in result.arms:
+        for arm in comparison.arms:
             for run in arm.runs:
                 key = f"{file_name(arm.name)} {run.seed}"
                 if key in races:
-                    taken = run.hours if result.priced else None
-                    hours = {"hours": taken, "hours_ratio": run.hours_ratio, "failures": run.failures}
-                    known = {name: value for name, value in hours.items() if value is not None}
+                    hours_taken = run.hours if comparison.priced else None
+                    hours = {"hours": hours_taken, "hours_ratio": run.hours_ratio, "failures": run.failures}
+                    known = {name: amount for name, amount in hours.items() if amount is not None}
                     races[key] = {**races[key], "arm": arm.name, "missed": run.hours is None, **known}
         self._races = races
-        about = {**self.state["run"], "name": result.name, "steps": result.steps, "stages": result.stages}
-        about |= {"arms": [arm.name for arm in result.ranked()], "clock": result.clock}
-        best = _best(result)
-        event = result.steps, "note", f"All {len(races)} races are over." + (f" {best}" if best else "")
+        about = {**self.state["run"], "name": comparison.name, "steps": comparison.steps, "stages": comparison.stages}
+        about |= {"arms": [arm.name for arm in comparison.ranked()], "clock": comparison.clock}
+        best = _best(comparison)
+        event = comparison.steps, "note", f"All {len(races)} races are over." + (f" {best}" if best else "")
         return self._seen.turn(when, {"races": races, "run": about, "over": "finished"}, event)
 
 

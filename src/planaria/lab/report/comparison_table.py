@@ -47,9 +47,9 @@ def failures_label(failures: SeedTrace) -> str:
 
 def spreads(results: ComparisonResults) -> dict[str, tuple[str, str]]:
     """Return the relevant columns: column → number of a run, and its format."""
-    held = any(run.reset_ratio is not None for arm in results.arms for run in arm.runs)
+    with_reset = any(run.reset_ratio is not None for arm in results.arms for run in arm.runs)
     hours = HOURS | (MACHINES if results.machines_differ else {}) if results.priced else {}
-    return STEPS | (RESET if held else {}) | hours | FINAL
+    return STEPS | (RESET if with_reset else {}) | hours | FINAL
 
 
 def columns(results: ComparisonResults) -> list[str]:
@@ -152,7 +152,7 @@ def search_sentence(results: ComparisonResults) -> str:
         return ""
     tried = "; ".join(f"{point.name} {shown(point.spread('ratio'))}" for point in results.search[1:])
     best = next(arm for arm in results.arms if arm.name == "tuned")
-    which = ", ".join(f"{name} = {value}" for name, value in best.changes.items()) or "the recipe's own settings"
+    which = ", ".join(f"{name} = {setting}" for name, setting in best.changes.items()) or "the recipe's own settings"
     return f"tuned         {which}; steps of each point over fault-free: {tried}"
 
 
@@ -169,5 +169,5 @@ def latex(results: ComparisonResults) -> str:
 
 def escaped(text: str) -> str:
     """Escape text for LaTeX."""
-    safe = _SPECIAL.sub(lambda value: _WORDS.get(value[0], "\\" + value[0]), text)
+    safe = _SPECIAL.sub(lambda match: _WORDS.get(match[0], "\\" + match[0]), text)
     return safe.replace("×", r"$\times$").replace("…", r"\dots{}").replace("–", "--")

@@ -107,14 +107,14 @@ def _reasons(results: Results) -> dict[str, Table]:
     }
 
 
-def _speech(found: TextWeights) -> str:
+def _speech(speech: TextWeights) -> str:
     return page.section(
         "Who speaks when",
         "Pieces of the domains' test texts, joined. Each token is coloured by the weights that the ensemble's experts "
         "have in it, by what came before. It takes a few tokens to notice that a domain has begun.",
-        page.legend(zip(found.experts, SERIES, strict=False)),
+        page.legend(zip(speech.experts, SERIES, strict=False)),
         page.tinted_text(
-            (text, mixed_colour(weights)) for text, weights in zip(found.pieces, found.weights, strict=True)
+            (text, mixed_colour(weights)) for text, weights in zip(speech.pieces, speech.weights, strict=True)
         ),
     )
 
@@ -132,12 +132,12 @@ def _ratio_row(results: Results, domain: str, uneven: Sequence[str]) -> list[str
     return [_named(results, domain), *cells]
 
 
-def _cell(values: Sequence[float], form: str = ".3f") -> str:
-    return shown(spread(values), form)
+def _cell(numbers: Sequence[float], form: str = ".3f") -> str:
+    return shown(spread(numbers), form)
 
 
-def _count(results: Results, arm: str, verdict: str, to: str = SYNCHRONISED) -> int:
-    return sum(results.verdict(arm, domain, to) == verdict for domain in results.domains)
+def _count(results: Results, arm: str, kind: str, to: str = SYNCHRONISED) -> int:
+    return sum(results.verdict(arm, domain, to) == kind for domain in results.domains)
 
 
 def _bill_row(results: Results, arm: str) -> list[str]:
@@ -153,14 +153,14 @@ def _rival_row(results: Results, arm: str, rival: str) -> list[str]:
     return [arm, rival, *map(_cell, ratios), counts, f"× {results.times(arm, rival):.2f}"]
 
 
-def _range(values: Sequence[float]) -> str:
-    return f"{min(values):.3f} … {max(values):.3f}" if len(set(values)) > 1 else "one parent"
+def _range(numbers: Sequence[float]) -> str:
+    return f"{min(numbers):.3f} … {max(numbers):.3f}" if len(set(numbers)) > 1 else "one parent"
 
 
 def _parent_row(results: Results, size: str) -> list[str]:
     """Compare the parents of a size with each other."""
     seeds = results.branched(size)
-    apart = [value / geometric_mean(lines) for lines in seeds for value in lines]
+    apart = [perplexity / geometric_mean(lines) for lines in seeds for perplexity in lines]
     return [
         f"parents of size {size}: perplexity",
         _cell([geometric_mean(lines) for lines in seeds], ".2f"),
@@ -182,7 +182,7 @@ def _lost_row(results: Results, lost: str) -> list[str]:
     arms = [run.arms[SYNCHRONISED] for run in results.runs]
     pairs = [(arm, arm.without[job.name]) for arm in arms for job in arm.experts if job.domain == lost and arm.without]
     ratios = [[math.exp(left[d] - arm.scores[d].loss) for arm, left in pairs] for d in results.domains]
-    return [lost, *(f"{geometric_mean(values):.3f}" if values else "–" for values in ratios)]
+    return [lost, *(f"{geometric_mean(ratios_here):.3f}" if ratios_here else "–" for ratios_here in ratios)]
 
 
 def _ks(results: Results) -> Mapping[str, float]:
@@ -254,10 +254,10 @@ def perplexity_figure(results: Results) -> go.Figure:
     for index, arm in enumerate(uneven):
         ratios = [results.ratios(arm, domain) for domain in results.domains]
         least, most = min(least, *map(min, ratios)), max(most, *map(max, ratios))
-        spreads = [Spread.of(values) for values in ratios]
+        spreads = [Spread.of(of_seeds) for of_seeds in ratios]
         fig.add_scatter(
             x=[label(domain) for domain in results.domains],
-            y=[one.mean for one in spreads],
+            y=[ratio_spread.mean for ratio_spread in spreads],
             mode="markers",
             name=label(arm),
             marker=stroke(index)["marker"] | {"size": 10},

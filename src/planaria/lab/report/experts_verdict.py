@@ -81,9 +81,9 @@ def _between(results: Results, own: Spread) -> str:
 def _lost(results: Results, best: str, rival: str) -> str:
     """Describe experts that could not be trained, and domains on which the best arm is worse."""
     experts = sorted({name for run in results.runs for name in run.lost})
-    parts = [f"{counted(len(experts), 'expert')} could not be trained ({listed(experts)})"] if experts else []
+    lost = [f"{counted(len(experts), 'expert')} could not be trained ({listed(experts)})"] if experts else []
     worse = [domain for domain in results.domains if best and results.verdict(best, domain, rival) == "loss"]
-    parts += [f"{best} is worse than {rival} on {listed(worse)}"] if worse else []
+    lost += [f"{best} is worse than {rival} on {listed(worse)}"] if worse else []
     return (
-        f"Lost: {'; '.join(parts)}." if parts else "Nothing was lost: all experts were trained, and no domain is worse."
+        f"Lost: {'; '.join(lost)}." if lost else "Nothing was lost: all experts were trained, and no domain is worse."
     )

@@ -19,9 +19,9 @@ def without_failures(results: ComparisonResults, arm: ArmScore) -> float:
 
     It comes from a fault-free arm with the same routes; without one it is 1.
     """
-    for other in results.arms:
-        ratio = other.spread("ratio")
-        if not other.faults and other.routing == arm.routing and ratio is not None:
+    for control_arm in results.arms:
+        ratio = control_arm.spread("ratio")
+        if not control_arm.faults and control_arm.routing == arm.routing and ratio is not None:
             return ratio[0]
     return 1.0
 
@@ -73,12 +73,8 @@ LABELLED = 0.03
 
 
 def redundant_arm(results: ComparisonResults) -> str | None:
-    """Return the first arm in which workers also compute their neighbours' stages."""
-    for arm in results.arms:
-        chain = [name.strip() for name in arm.changes.get("recovery.strategy", "").split(",")]
-        if arm.faults and "redundant" in chain and arm.changes.get("recovery.options.forward") != "False":
-            return arm.name
-    return None
+    """Return the first arm with failures in which workers also compute stages whose copies they hold."""
+    return next((arm.name for arm in results.arms if arm.faults and arm.computes_copies), None)
 
 
 def winners_figure(results: ComparisonResults) -> go.Figure:
@@ -128,7 +124,7 @@ def _add_region(
     fig: go.Figure, table: Sequence[Sequence[str]], hours: Mapping[str, list[list[float]]], name: str, colour: str
 ) -> None:
     """Draw the border of an arm's winning region, and its name at the centre."""
-    others = [np.array(rows) for other, rows in hours.items() if other != name]
+    others = [np.array(rows) for rival, rows in hours.items() if rival != name]
     if others:
         # The lead is 0 on the border, so contour lines locate it between grid points.
         lead = np.log(np.min(others, axis=0) / np.array(hours[name]))

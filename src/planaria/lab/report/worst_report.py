@@ -8,22 +8,22 @@ from planaria.report.phrases import counted
 from planaria.report.tables import Table
 
 
-def tables(found: FittedWeights) -> list[Table]:
+def tables(fitted: FittedWeights) -> list[Table]:
     """Return the domains with prices and losses, and the experts with weights."""
-    priors = list(found.held_out)
+    priors = list(fitted.held_out)
     rows = [
         [
             name,
             f"{price:.3f}",
-            *(f"{found.held_out[prior][name]:.4f}" for prior in priors),
-            *(f"{found.test[prior][name]:.4f}" for prior in priors),
-            f"{found.costs[name]:+.4f}",
+            *(f"{fitted.held_out[prior][name]:.4f}" for prior in priors),
+            *(f"{fitted.test[prior][name]:.4f}" for prior in priors),
+            f"{fitted.costs[name]:+.4f}",
         ]
-        for name, price in found.prices.items()
+        for name, price in fitted.prices.items()
     ]
-    heads = [f"{part}, {prior}" for part in ("held out", "test") for prior in priors]
-    title = f"the worst domain: nats per token of texts' first {found.tokens} tokens, by prior"
-    weights = [[name, f"{weight:.3f}"] for name, weight in zip(found.experts, found.weights, strict=True)]
+    heads = [f"{split}, {prior}" for split in ("held out", "test") for prior in priors]
+    title = f"the worst domain: nats per token of texts' first {fitted.tokens} tokens, by prior"
+    weights = [[name, f"{weight:.3f}"] for name, weight in zip(fitted.experts, fitted.weights, strict=True)]
     return [
         Table(title, ["domain", "price", *heads, "test: worst less uniform"], rows),
         Table("the weights", ["expert", "weight"], weights),
@@ -34,7 +34,7 @@ def sentences(weights: FittedWeights) -> list[str]:
     """Return the results in words."""
     name, uniform = weights.worst(WORST), weights.worst("uniform")
     dearest = max(weights.prices, key=weights.prices.__getitem__)
-    paid = [f"{other} {cost:+.3f}" for other, cost in weights.costs.items()]
+    paid = [f"{domain} {cost:+.3f}" for domain, cost in weights.costs.items()]
     proved = "" if weights.certified else f"; not certified to {weights.tolerance:g}"
     return [
         f"Worst of {counted(len(weights.prices), 'domain')} on {counted(weights.texts, 'held-out text')}: {uniform}, "
@@ -49,9 +49,9 @@ def sentences(weights: FittedWeights) -> list[str]:
     ]
 
 
-def section(found: FittedWeights) -> str:
+def section(fitted: FittedWeights) -> str:
     """Return the results as a section of a page."""
-    domains, weights = tables(found)
+    domains, weights = tables(fitted)
     return page.section(
-        "The worst domain", " ".join(sentences(found)), domains.html("worst"), weights.html("worst-weights")
+        "The worst domain", " ".join(sentences(fitted)), domains.html("worst"), weights.html("worst-weights")
     )

@@ -58,8 +58,8 @@ def table_of(
         command = recipe.command_of(runs)
         raise UserError(f"{path} has no [{name}] table; run it without one: `planaria {command} {path}`")
     table = tree.pop(name, {})
-    result = recipe.overlaid(table, laid or {}) if isinstance(table, dict) else table
-    return recipe.table(kind, result, name, path), tree
+    settings = recipe.overlaid(table, laid or {}) if isinstance(table, dict) else table
+    return recipe.table(kind, settings, name, path), tree
 
 
 LONGEST_ARM = 100
@@ -103,7 +103,7 @@ class ArmRules(Generic[Config]):
             named = f"{self.section}.arms"
             raise UserError(f"{path}: {named}: there are none; write one table [{named}.NAME] for each")
         base = self.checked(recipe.resolve(self.kind, tree, flags, path), str(path))
-        result = {}
+        configs = {}
         for name, tables in changes.items():
             location = f"{self.section}.arms.{name}"
             if not any(map(str.isalnum, name)) or len(name) > LONGEST_ARM:
@@ -111,11 +111,11 @@ class ArmRules(Generic[Config]):
                     f"{path}: {location}: not a valid name; use 1 to {LONGEST_ARM} characters, a letter among them"
                 )
             config = recipe.resolve(self.kind, recipe.overlaid(tree, tables), flags, path, location)
-            result[name] = self.checked(config, f"{path}: {location}")
+            configs[name] = self.checked(config, f"{path}: {location}")
             self.require_fair(base, config, f"{path}: {location}")
-        if len({file_name(name) for name in result}) < len(result):
+        if len({file_name(name) for name in configs}) < len(configs):
             raise UserError(f"{path}: {self.section}.arms: two names differ only in signs; rename one of them")
-        return base, result
+        return base, configs
 
     def require_fair(self, base: Config, arm: Config, location: str) -> None:
         """Raise UserError if ``arm`` differs from ``base`` in a setting that is not free."""

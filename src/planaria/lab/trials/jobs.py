@@ -88,8 +88,8 @@ def run_jobs(
             while waiting and len(running) < (processes.workers or len(os.sched_getaffinity(0))):
                 running.append(_Attempt(*waiting.popleft()))
             reached |= {attempt.job.name: attempt.job.reached() for attempt in running}
-            at_work = {attempt.job.name: (reached[attempt.job.name], attempt.job.steps) for attempt in running}
-            watcher.progressed(f"{title}, {done} of {len(jobs)} done", sum(reached.values()), steps, at_work)
+            progress = {attempt.job.name: (reached[attempt.job.name], attempt.job.steps) for attempt in running}
+            watcher.progressed(f"{title}, {done} of {len(jobs)} done", sum(reached.values()), steps, progress)
             time.sleep(POLL_S)
             for attempt in [attempt for attempt in running if attempt.is_over(processes.patience_s)]:
                 running.remove(attempt)

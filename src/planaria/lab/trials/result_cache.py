@@ -61,22 +61,22 @@ def identity(requested: object, code: Iterable[type | ModuleType] = ()) -> Trial
 
     :raises UserError: when code has no source file, as in a notebook: a trial's process could not import it.
     """
-    names = sorted({name for one in code for name in _modules(one)})
+    names = sorted({name for owner in code for name in _modules(owner)})
     return TrialIdentity(
         version=__version__, recipe=documents.digest(requested), code={name: _digest(name) for name in names}
     )
 
 
-def _modules(one: type | ModuleType) -> Iterator[str]:
-    names = [one.__name__] if isinstance(one, ModuleType) else [base.__module__ for base in one.__mro__]
+def _modules(owner: type | ModuleType) -> Iterator[str]:
+    names = [owner.__name__] if isinstance(owner, ModuleType) else [base.__module__ for base in owner.__mro__]
     return (name for name in names if name == "__main__" or name.partition(".")[0] not in _OURS)
 
 
 def _file(module: str) -> Path:
-    result = None if module == "__main__" else getattr(importlib.import_module(module), "__file__", None)
-    if result is None:
+    file = None if module == "__main__" else getattr(importlib.import_module(module), "__file__", None)
+    if file is None:
         raise UserError(f"{module} has no source file that another process could import; write the class into a file")
-    return Path(result)
+    return Path(file)
 
 
 def _digest(module: str) -> str:
@@ -117,9 +117,9 @@ class CachedResult(Generic[Found]):
             return None, reason
         return documents.parse_model(self.kind, json.dumps(sealed.result), self.file, _REMOVE), ""
 
-    def write(self, found: Found) -> None:
+    def write(self, outcome: Found) -> None:
         """Write the result atomically."""
-        sealed = _Sealed(identity=self.identity, result=found.model_dump(mode="json"))
+        sealed = _Sealed(identity=self.identity, result=outcome.model_dump(mode="json"))
         atomic.write_text(self.file, documents.sealed(sealed))
 
 

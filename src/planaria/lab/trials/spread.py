@@ -17,25 +17,25 @@ class Spread(NamedTuple):
     most: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, numbers: Sequence[float]) -> Spread:
         """Return the spread of one number per seed; raise ValueError for none."""
-        return cls(statistics.fmean(values), min(values), max(values))
+        return cls(statistics.fmean(numbers), min(numbers), max(numbers))
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
+def spread(seed_numbers: Iterable[float | None]) -> Spread | None:
     """Return the spread of one number per seed; None if any seed lacks it."""
-    numbers = list(values)
+    numbers = list(seed_numbers)
     known = [number for number in numbers if number is not None]
     if not known or len(known) < len(numbers):
         return None
     return Spread.of(known)
 
 
-def shown(found: Spread | None, form: str = ".3f") -> str:
+def shown(seed_spread: Spread | None, form: str = ".3f") -> str:
     """Format ``mean [least … most]``; the mean alone if all three read alike, a dash for None."""
-    if found is None:
+    if seed_spread is None:
         return "–"
-    mean, least, most = (format(number, form) for number in found)
+    mean, least, most = (format(number, form) for number in seed_spread)
     return mean if least == most else f"{mean} [{least} … {most}]"
 
 
@@ -45,12 +45,12 @@ def seeds_shown(seeds: Iterable[int]) -> str:
     return f"seed{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
 
-def bootstrap(values: Sequence[float], seed: int = 0, draws: int = 10_000, level: float = 0.95) -> tuple[float, float]:
+def bootstrap(samples: Sequence[float], seed: int = 0, draws: int = 10_000, level: float = 0.95) -> tuple[float, float]:
     """Return the percentile bootstrap interval of the mean, from ``draws`` resamples (Efron 1979).
 
     doi 10.1214/aos/1176344552. It is too narrow for few values: with five normal ones, a 95 % interval covers the true
     mean in about 85 % of cases.
     """
-    means = np.random.default_rng(seed).choice(np.asarray(values), (draws, len(values))).mean(axis=1)
+    means = np.random.default_rng(seed).choice(np.asarray(samples), (draws, len(samples))).mean(axis=1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

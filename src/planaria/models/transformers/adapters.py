@@ -56,7 +56,7 @@ class Lora:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the base model's weights in memory; adapters are fp32."""
+        """Type of the base model's weights in memory; adapters are fp32."""
         return PRECISIONS[self.precision]
 
     def peft(self, layers: nn.Module) -> Any:
@@ -67,9 +67,9 @@ class Lora:
             raise missing_package("LoRA", "peft", "lora") from error
         from transformers.pytorch_utils import Conv1D
 
-        named = {plain(name): one for name, one in layers.named_modules() if ADAPTER not in name}
+        named = {plain(name): module for name, module in layers.named_modules() if ADAPTER not in name}
         linear = (nn.Linear.forward, Conv1D.forward)  # not that of routers which return several tensors
-        matrices = {name.rpartition(".")[2] for name, one in named.items() if type(one).forward in linear}
+        matrices = {name.rpartition(".")[2] for name, module in named.items() if type(module).forward in linear}
         wanted = matrices if self.targets == (LINEAR,) else set(self.targets)
         if unknown := sorted(wanted - matrices):
             raise UserError(
@@ -110,7 +110,7 @@ def freeze(stage: nn.Module) -> list[str]:
 
     Return their names.
     """
-    frozen = [(name, one) for name, one in stage.named_parameters() if ADAPTER not in name]
+    frozen = [(name, parameter) for name, parameter in stage.named_parameters() if ADAPTER not in name]
     for name, parameter in frozen:
         owner, _, attribute = name.rpartition(".")
         module = stage.get_submodule(owner)
@@ -215,7 +215,7 @@ def write_adapters(lora: Lora, layers: nn.Module, named: Mapping[str, Tensor], f
     """
     tensors = {f"{_PREFIX}{name.replace(_NAME, '')}": tensor.contiguous() for name, tensor in named.items()}
     config = lora.peft(layers)
-    if any(name.endswith(".gate_up_proj") and one.dim() == 3 for name, one in layers.named_parameters()):
+    if any(name.endswith(".gate_up_proj") and parameter.dim() == 3 for name, parameter in layers.named_parameters()):
         dense = config.target_modules & _OF_EXPERTS
         config.target_modules -= dense
         config.target_parameters = sorted(f"{name}.weight" for name in dense) or None
@@ -238,16 +238,16 @@ def settings_of(folder: Path) -> AdapterConfig:
     :raises UserError: if the files are damaged.
     """
     path = folder / SETTINGS
-    result = documents.parse_json(documents.data(path, fix=_FIX), path, _FIX)
+    settings = documents.parse_json(documents.data(path, fix=_FIX), path, _FIX)
     try:
         with safe_open(folder / ADAPTERS, framework="pt") as opened:
             sha256 = (opened.metadata() or {})[_DIGEST]
-        targets = (*result["target_modules"], *(result.get("target_parameters") or ()))
+        targets = (*settings["target_modules"], *(settings.get("target_parameters") or ()))
         return AdapterConfig(
-            rank=result["r"],
-            alpha=float(result["lora_alpha"]),
+            rank=settings["r"],
+            alpha=float(settings["lora_alpha"]),
             targets=",".join(sorted(name.removesuffix(".weight") for name in targets)),
-            base=result["base_model_name_or_path"],
+            base=settings["base_model_name_or_path"],
             base_sha256=sha256,
         )
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

@@ -21,7 +21,7 @@ def signature(layer: nn.Module) -> Signature:
             name,
             type(module).__qualname__,
             tuple(sorted((key, repr(value)) for key, value in vars(module).items() if _plain(key, value))),
-            tuple((key, tuple(one.shape)) for key, one in module.named_parameters(recurse=False)),
+            tuple((key, tuple(parameter.shape)) for key, parameter in module.named_parameters(recurse=False)),
         )
         for name, module in layer.named_modules()
     )
@@ -46,9 +46,9 @@ def unlike_stages(of_layers: Sequence[int], config: ModelConfig, stages: int) ->
     sequences = _sequences(of_layers, config, stages)
     if len(set(sequences)) == 1:
         return ""
-    one = sequences[0]
-    other = next(sequence for sequence in sequences if sequence != one)
-    shown = " and ".join("".join(map(letter, sequence)) for sequence in (one, other))
+    first = sequences[0]
+    differing = next(sequence for sequence in sequences if sequence != first)
+    shown = " and ".join("".join(map(letter, sequence)) for sequence in (first, differing))
     return f"block stages have different kinds of layers ({shown}); {_next_cut(of_layers, config, stages)}"
 
 
@@ -68,15 +68,15 @@ def _sequences(of_layers: Sequence[int], config: ModelConfig, stages: int) -> li
 
 def _next_cut(of_layers: Sequence[int], config: ModelConfig, stages: int) -> str:
     """Return the settings nearest to ``stages`` and ``ends_layers`` under which block stages are alike."""
-    results = [
+    cuts = [
         (abs(count - stages) + abs(ends - config.ends_layers), -count, ends)
         for count in range(2, len(of_layers) + 1)
         for ends in range(len(of_layers) - count + 1)
         if _alike(of_layers, config, count, ends)
     ]
-    if not results:
+    if not cuts:
         return "no cut has equal ones"
-    _, count, ends = min(results)
+    _, count, ends = min(cuts)
     equal = " and without pipeline.layers" if config.block_layers else ""
     return f"they are alike with pipeline.stages = {-count}, model.ends_layers = {ends}{equal}"
 

@@ -54,20 +54,20 @@ def require_cuttable(decoder: Decoder, masked: bool) -> CutDifferences:
 
     :raises UserError: if they differ, tokens see later ones, or documents see each other.
     """
-    result = _findings(decoder)
-    if result.note:
-        log.warning("%s", result.note)
+    errors = _findings(decoder)
+    if errors.note:
+        log.warning("%s", errors.note)
     kind = f"{PLACE}: model_type = {decoder.values.get('model_type')!r}"
-    if not (result.loss <= MAX_RELATIVE_DIFFERENCE and result.gradient <= MAX_RELATIVE_DIFFERENCE):  # NaN differs, too
+    if not (errors.loss <= MAX_RELATIVE_DIFFERENCE and errors.gradient <= MAX_RELATIVE_DIFFERENCE):  # NaN differs, too
         raise UserError(
-            f"{kind}: cut into stages its loss differs by {result.loss:.1e} and gradients by {result.gradient:.1e} "
+            f"{kind}: cut into stages its loss differs by {errors.loss:.1e} and gradients by {errors.gradient:.1e} "
             "(relative) from the whole model's; it cannot be trained here"
         )
-    if not result.future <= MAX_RELATIVE_DIFFERENCE:
+    if not errors.future <= MAX_RELATIVE_DIFFERENCE:
         raise UserError(f"{kind}: tokens see later ones; only causal decoders can be trained")
-    if masked and not result.leak <= MAX_RELATIVE_DIFFERENCE:
+    if masked and not errors.leak <= MAX_RELATIVE_DIFFERENCE:
         raise UserError(f"data.document_mask: {kind}: documents of one sample see each other; leave it out")
-    return result
+    return errors
 
 
 @lru_cache(maxsize=8)
@@ -128,14 +128,14 @@ def _differences(
     logits = reference(input_ids=tokens, use_cache=False).logits
     expected = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
     expected.backward()  # type: ignore[no-untyped-call]
-    result = stages[0].loss(_hidden(stages, tokens), targets)
-    result.backward()
+    loss = stages[0].loss(_hidden(stages, tokens), targets)
+    loss.backward()
     stages[0].fold_gradients()
     theirs = {name: tensor.grad for name, tensor in reference.named_parameters()}
     pairs = [(_grad(named[name]), _grad_of(theirs.get(name), named[name])) for name in named]
     most = torch.stack([two.abs().max() for _, two in pairs]).max()  # NaN if one is
     difference = torch.stack([(tensor - two).abs().max() for tensor, two in pairs]).max()
-    return abs(result.item() - expected.item()) / abs(expected.item()), float(difference / most)
+    return abs(loss.item() - expected.item()) / abs(expected.item()), float(difference / most)
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:
@@ -159,8 +159,8 @@ def _future(reference: Any, tokens: Tensor) -> float:
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] + 1) % 100
     with torch.no_grad():
-        one, other = (reference(input_ids=each, use_cache=False).logits[:, :-1] for each in (tokens, changed))
-    return float((one - other).abs().max() / one.abs().max())
+        before, after = (reference(input_ids=each, use_cache=False).logits[:, :-1] for each in (tokens, changed))
+    return float((before - after).abs().max() / before.abs().max())
 
 
 def _longest(reference: Any) -> int | None:
@@ -182,14 +182,14 @@ def _leak(stages: list[Any], tokens: Tensor) -> float:
     half = tokens.shape[1] // 2
     tensor = tokens.clone()
     tensor[:, half] = tensor[0, half // 2] = 1  # separators begin the second document, and a third one in one sample
-    other = tensor.clone()
-    other[:, :half] = (other[:, :half] - 2 + 1) % (100 - 2) + 2
+    changed = tensor.clone()
+    changed[:, :half] = (changed[:, :half] - 2 + 1) % (100 - 2) + 2
     ends = stages[0]
     assert isinstance(ends, TransformersEnds)
     try:
         with torch.no_grad():
             first, second = (
-                ends.logits(_hidden(stages, each, document_mask(each, 1)))[:, half:] for each in (tensor, other)
+                ends.logits(_hidden(stages, each, document_mask(each, 1)))[:, half:] for each in (tensor, changed)
             )
             alone = ends.logits(_hidden(stages, tensor[:, half:]))
     except Exception:  # the library may raise anything, as where it takes no position ids or no masks

@@ -76,12 +76,12 @@ class Decoder:
     def values(self) -> dict[str, Any]:
         """Contents of config.json; UserError if it is not a JSON object."""
         try:
-            result = json.loads(self.text)
+            content = json.loads(self.text)
         except ValueError:
-            result = None
-        if not isinstance(result, dict):
+            content = None
+        if not isinstance(content, dict):
             raise UserError(f"{PLACE} = {self.text!r:.80}: no such file; give the path of a model's config.json")
-        return result
+        return content
 
     @property
     def config(self) -> Any:
@@ -92,8 +92,8 @@ class Decoder:
     def differences(self) -> Iterator[str]:
         """How training differs from the library's: one clause each."""
         config = library_config(self.values, PLACE)
-        if result := random_settings(config):
-            settings = ", ".join(f"{name} = {value:g}" for name, value in result.items())
+        if zeroed := random_settings(config):
+            settings = ", ".join(f"{name} = {was:g}" for name, was in zeroed.items())
             yield f"{settings} of its config.json are set to 0, so that a repeated step is the same step"
         if any(getattr(config, name, None) for name in _EXPERTS):
             yield "its experts are trained without a balancing loss"

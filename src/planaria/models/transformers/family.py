@@ -63,10 +63,10 @@ class TransformersFamily(Family):
 
         :raises UserError: if they differ, or sizes in ``config`` are not the model's.
         """
-        result = self.decoder(config).facts
-        for name, value in (("vocab", result.vocab), ("dim", result.width), ("layers", result.layers)):
-            if getattr(config, name) != value:
-                raise UserError(f"model.{name} = {getattr(config, name)}: the model's config has {value}; leave it out")
+        facts = self.decoder(config).facts
+        for name, size in (("vocab", facts.vocab), ("dim", facts.width), ("layers", facts.layers)):
+            if getattr(config, name) != size:
+                raise UserError(f"model.{name} = {getattr(config, name)}: the model's config has {size}; leave it out")
         decoder = self.decoder(config).base
         positions = getattr(decoder.config, "max_position_embeddings", None)
         if require_cuttable(decoder, masked).longest and isinstance(positions, int) and config.context > positions:
@@ -111,9 +111,9 @@ def model_section(values: Mapping[str, Any], location: str) -> dict[str, Any]:
         values |= {"model_type": text.model_type}
     decoder = Decoder.of(values)
     try:
-        result = decoder.facts
+        facts = decoder.facts
     except UserError as error:
         raise UserError(str(error).replace(PLACE, location, 1)) from None
-    sizes = {"vocab": result.vocab, "dim": result.width, "layers": result.layers, "tied": bool(result.tied_head)}
+    sizes = {"vocab": facts.vocab, "dim": facts.width, "layers": facts.layers, "tied": bool(facts.tied_head)}
     context = int(values.get("max_position_embeddings") or values.get("n_positions") or 2048)
     return {"family": "transformers", "options": {"config": decoder.text}, "context": context, **sizes}

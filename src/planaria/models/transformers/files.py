@@ -37,10 +37,10 @@ def open_decoder(folder: Path) -> WeightsFile:
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
     path = folder / "config.json"
-    result = documents.json_object(path)
-    config = checked_config(path, model_section(result, str(path)))
+    config_json = documents.json_object(path)
+    config = checked_config(path, model_section(config_json, str(path)))
     if (folder / ADAPTERS).is_file():
-        return _open_adapters(folder, config, of_folder(folder, result, config.context), exported=bool(sums))
+        return _open_adapters(folder, config, of_folder(folder, config_json, config.context), exported=bool(sums))
     shapes, files = tensor_shapes(folder, str, exported=bool(sums))
     decoder = decoder_of(config)
     expected = decoder.shapes(config)
@@ -52,12 +52,12 @@ def open_decoder(folder: Path) -> WeightsFile:
             f"{folder}: weights: {head} differs from {table}, but {path} ties them; set tie_word_embeddings = false"
         )
     if files.keys() - {head} != expected.keys():  # the library knows which to rename, and which have no use
-        fix = "give a folder of its text model alone" if "text_config" in result else "download it again"
+        fix = "give a folder of its text model alone" if "text_config" in config_json else "download it again"
         named = loaded(folder, decoder.text, fix)
         shapes, read = {name: tuple(tensor.shape) for name, tensor in named.items()}, named.__getitem__
     kept = {name: shape for name, shape in shapes.items() if name in expected}  # without tied heads and buffers
     return WeightsFile(
-        folder, config, kept, read, tokenizer_of(folder), usage=of_folder(folder, result, config.context)
+        folder, config, kept, read, tokenizer_of(folder), usage=of_folder(folder, config_json, config.context)
     )
 
 
@@ -112,7 +112,7 @@ def write_weights(
 def _saved_buffers(model: Any) -> dict[str, Tensor]:
     """Return the buffers that the library saves beside a model's parameters."""
     saved = model.state_dict().keys() - set(model._keys_to_ignore_on_save or ())
-    return {name: one for name, one in model.named_buffers() if name in saved}
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -70,10 +70,10 @@ class _Call:
         thread = threading.Thread(target=self._run, name="planaria-generate", daemon=True)
         thread.start()
         try:
-            while (result := self._drawn.get()) is not None:
-                if isinstance(result, Exception):
-                    raise UserError(f"generate: transformers fails: {in_one_line(result)}") from result
-                yield result
+            while (drawn := self._drawn.get()) is not None:
+                if isinstance(drawn, Exception):
+                    raise UserError(f"generate: transformers fails: {in_one_line(drawn)}") from drawn
+                yield drawn
         finally:
             self._left = True
             thread.join()

@@ -45,18 +45,18 @@ def loaded(folder: Path, text: str, fix: str = "download it again") -> dict[str,
     if unknown := sorted(report["unexpected_keys"]):
         raise UserError(f"{folder}: weights: {unknown[0]} has no place in the model that config.json describes")
     _require_known_buffers(model, f"{folder}: weights")
-    return {name: one.detach() for name, one in model.named_parameters()}
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def _require_known_buffers(model: Any, location: str) -> None:
-    """Refuse values beside the parameters, such as a router's biases, which stages would not take over.
+    """Refuse buffers, such as a router's biases, which stages would lose.
 
-    Those that follow from config.json are no matter.
+    Buffers that follow from config.json are allowed.
     """
     kept = model.state_dict().keys()
     buffers = dict(skeleton(model.config, model.config._attn_implementation, location).named_buffers())
-    for name, one in model.named_buffers():
-        if name in kept and not torch.equal(one, buffers[name].to(one.dtype)):
+    for name, buffer in model.named_buffers():
+        if name in kept and not torch.equal(buffer, buffers[name].to(buffer.dtype)):
             raise UserError(f"{location}: {name} is a buffer, not a parameter, and its values would be lost")
 
 

@@ -79,7 +79,7 @@ def chosen_layers(values: Mapping[str, Any], depth: int, layers: int) -> Sequenc
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == depth]
     kinds: dict[str, int] = {}
     for number in range(depth):
-        kinds.setdefault(repr([one[number] for one in lists]), number)
+        kinds.setdefault(repr([entries[number] for entries in lists]), number)
     first = list(kinds.values())[:layers]
     others = [number for number in range(depth) if number not in first]
     return sorted([*first, *others[: max(0, layers - len(first))]])

@@ -56,7 +56,7 @@ def random_settings(config: Any) -> dict[str, float]:
     return {
         name: value
         for name, value in config.to_dict().items()
-        if any(part in name for part in _RANDOM) and isinstance(value, int | float) and value
+        if any(word in name for word in _RANDOM) and isinstance(value, int | float) and value
     }
 
 
@@ -124,9 +124,9 @@ def build_decoder(
     build: Any = AutoModelForCausalLM.from_config
     model: Any = build(config, dtype=dtype, attn_implementation=attention, experts_implementation=experts)
     for pattern, wider in model._get_dtype_plan(dtype).items():
-        for name, one in (*model.named_parameters(), *model.named_buffers()):
-            if re.search(pattern.replace("*", ".*"), name) and one.is_floating_point():
-                one.data = one.data.to(wider)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if re.search(pattern.replace("*", ".*"), name) and tensor.is_floating_point():
+                tensor.data = tensor.data.to(wider)
     model.tie_weights()
     return cast(nn.Module, model)
 
@@ -157,14 +157,14 @@ def _parameters_on_meta() -> Iterator[None]:
 
 def decoder_layers(model: nn.Module, config: Any, location: str) -> tuple[str, nn.ModuleList]:
     """Return the path and list of the decoder layers: of lists with their number, the one with the most parameters."""
-    results = [
+    candidates = [
         (sum(p.numel() for p in module.parameters()), name, module)
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers
     ]
-    if not results:
+    if not candidates:
         raise UserError(f"{location}: model_type = {config.model_type!r} has no plain list of decoder layers")
-    _, name, layers = max(results, key=lambda one: one[0])
+    _, name, layers = max(candidates, key=lambda candidate: candidate[0])
     return name, layers
 
 
@@ -188,7 +188,7 @@ class Passage:
     """number of the layer at which the call ends before it runs; -1: none"""
 
     def received(self, arriving: Tensor) -> Tensor:
-        """Return the hidden states that replace ``arriving``, in its dtype, or these if nothing does."""
+        """Return the hidden states that replace ``arriving``, in its dtype; ``arriving`` if there are none."""
         return arriving if self.given is None else self.given.to(arriving.dtype)
 
 
@@ -263,10 +263,10 @@ class AbsentModule(nn.Module):
             return getattr(self.__dict__["_module"][0], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        device = next((one.device for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), torch.device("cpu"))
+        device = next((a.device for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), torch.device("cpu"))
 
-        def moved(value: Any) -> Any:
-            return value.to("meta") if isinstance(value, Tensor) else value
+        def moved(argument: Any) -> Any:
+            return argument.to("meta") if isinstance(argument, Tensor) else argument
 
         out = self._module[0](*map(moved, args), **{name: moved(value) for name, value in kwargs.items()})
         return out.new_zeros((), device=device).expand(out.shape) if isinstance(out, Tensor) else out
@@ -320,15 +320,15 @@ def materialise(module: nn.Module, device: torch.device | str) -> None:
     Small ones have the numbers that their module's constructor gave them, all others NaN.
     """
     parameters: dict[int, nn.Parameter] = {}
-    for one in module.modules():
-        for name, parameter in one._parameters.items():
+    for submodule in module.modules():
+        for name, parameter in submodule._parameters.items():
             if parameter is not None and parameter.is_meta:
                 if id(parameter) not in parameters:
-                    values = torch.full_like(parameter, torch.nan, device=device)
+                    numbers = torch.full_like(parameter, torch.nan, device=device)
                     if hasattr(parameter, "constructed"):
-                        values = parameter.constructed.to(device, parameter.dtype)
-                    parameters[id(parameter)] = type(parameter)(values, requires_grad=parameter.requires_grad)
-                one._parameters[name] = parameters[id(parameter)]
+                        numbers = parameter.constructed.to(device, parameter.dtype)
+                    parameters[id(parameter)] = type(parameter)(numbers, requires_grad=parameter.requires_grad)
+                submodule._parameters[name] = parameters[id(parameter)]
 
 
 def initialise(model: nn.Module, module: nn.Module) -> None:
@@ -339,8 +339,8 @@ def initialise(model: nn.Module, module: nn.Module) -> None:
     from transformers.initialization import guard_torch_init_functions
 
     with torch.no_grad(), guard_torch_init_functions():
-        for one in reversed(list(module.modules())):  # children first
-            model._init_weights(one)  # type: ignore[operator]
+        for submodule in reversed(list(module.modules())):  # children first
+            model._init_weights(submodule)  # type: ignore[operator]
     for name, parameter in module.named_parameters():
         if parameter.isnan().any():
             raise UserError(

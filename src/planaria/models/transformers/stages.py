@@ -212,8 +212,8 @@ class TransformersEnds(TiedHead, _Stage):
         if len(rows) <= most:
             return self._summed(x, targets) / (targets != IGNORED).sum()
         sums = [
-            _recomputed(self._summed, part[None], wanted)
-            for part, wanted in zip(torch.split(rows, most), torch.split(targets, most), strict=True)
+            _recomputed(self._summed, chunk[None], wanted)
+            for chunk, wanted in zip(torch.split(rows, most), torch.split(targets, most), strict=True)
         ]
         return torch.stack(sums).sum() / (targets != IGNORED).sum()
 

@@ -26,25 +26,25 @@ def pass_bytes(decoder: Decoder, model: ModelConfig, stages: int, stage: int, pa
     counts = [_layer(decoder, model, number, passes) for number in stage_layers(model, stages, stage)]
     if stage == 0:
         counts.append(_ends(decoder, model, passes))
-    results = [one.bytes for one in counts if one is not None]
-    if len(results) < len(counts):
+    passes_of = [layer.bytes for layer in counts if layer is not None]
+    if len(passes_of) < len(counts):
         return None
-    kept = sum(one.kept for one in results)
-    working = max(one.working for one in results)
+    kept = sum(layer.kept for layer in passes_of)
+    working = max(layer.working for layer in passes_of)
     if passes.recompute and stage:  # one layer at a time keeps its tensors, in its backward pass
         alone = [
             _layer(decoder, model, n, passes._replace(recompute=False)) for n in stage_layers(model, stages, stage)
         ]
-        working = max(working, *(one.bytes.kept + one.bytes.working for one in alone if one is not None))
-    return PassBytes(kept, results[-1].loss if stage == 0 else 0, working)
+        working = max(working, *(layer.bytes.kept + layer.bytes.working for layer in alone if layer is not None))
+    return PassBytes(kept, passes_of[-1].loss if stage == 0 else 0, working)
 
 
 def layer_work(decoder: Decoder, model: ModelConfig) -> tuple[float, ...]:
     """Return the FLOPs of each layer's passes of one sample; their parameters where these cannot be counted."""
     counts = [_layer(decoder, model, number, _PLAIN) for number in range(model.layers)]
-    if any(one is None for one in counts):
+    if any(layer is None for layer in counts):
         return tuple(map(float, layer_parameters(decoder, model)))
-    return tuple(one.work for one in counts if one is not None)
+    return tuple(layer.work for layer in counts if layer is not None)
 
 
 def layer_parameters(decoder: Decoder, model: ModelConfig) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ def _size(decoder: Decoder, number: int, alone: ModelConfig) -> int:
     with torch.device("meta"):
         built = decoder.build(alone, alone.layers, number + 1)
     frozen = built.layers.buffers() if decoder.lora is not None else ()
-    return sum(one.numel() for one in (*built.layers.parameters(), *frozen))
+    return sum(tensor.numel() for tensor in (*built.layers.parameters(), *frozen))
 
 
 def _layer(decoder: Decoder, model: ModelConfig, number: int, passes: PassMode) -> Count | None:

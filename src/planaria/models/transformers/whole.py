@@ -28,15 +28,15 @@ def assemble(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
     for name, parameter in list(model.named_parameters()):
         owner, _, attribute = name.rpartition(".")
         tensor = read(name) if ADAPTER in name else base(plain(name))
-        values = nn.Parameter(tensor.to(parameter.dtype), requires_grad=False)
-        model.get_submodule(owner)._parameters[attribute] = values
+        weights = nn.Parameter(tensor.to(parameter.dtype), requires_grad=False)
+        model.get_submodule(owner)._parameters[attribute] = weights
     model.tie_weights()
     model.generation_config = type(model.generation_config)()  # its defaults may forbid or penalise tokens
     return model.eval()
 
 
 def merged(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
-    """Return the same in fp32, with adapters added to their matrices, which can be trained."""
+    """Return a trainable model in fp32, with adapters added to their matrices."""
     model = assemble(decoder, read).float()
     merge(model)
     return model.requires_grad_(True)

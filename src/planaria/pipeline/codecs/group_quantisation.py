@@ -4,8 +4,8 @@ For a group g of G consecutive numbers, s = max|g| / (2ᵇ⁻¹ − 1) and q = r
 and the decoded number is s·q. Scales are bfloat16, whose range is that of fp32: gradients of a mean over many tokens
 are smaller than fp16 allows. They are rounded away from zero, so that no code overflows.
 
-Activations are rounded to the nearest level; gradients at random with the right mean,
-since the nearest level would bias them.
+Activations are rounded to the nearest level. Gradients are rounded at random with the right mean, since the nearest
+level would bias them.
 
 Codes are packed without gaps, 8 in b bytes, as planes: the codes of a message are split into P consecutive parts. The
 first B planes are the low b bits of B bytes per position; the others, b bits each, fill the remaining 8 - b bits of
@@ -108,10 +108,10 @@ class GroupQuantiser(WireCodec):
             scales = torch.empty(len(flat) // self.group, dtype=torch.bfloat16)
             codes = torch.empty(len(flat), dtype=torch.uint8)
             for row, start in enumerate(range(0, len(flat), ROW)):
-                part = flat[start : start + ROW].view(-1, self.group)
+                chunk = flat[start : start + ROW].view(-1, self.group)
                 at = start // self.group
-                result = quantise(part, self._bits(leg), None if starts is None else starts[row : row + 1])
-                scales[at : at + len(part)], codes[start : start + ROW] = result
+                quantised = quantise(chunk, self._bits(leg), None if starts is None else starts[row : row + 1])
+                scales[at : at + len(chunk)], codes[start : start + ROW] = quantised
         return torch.cat([scales.view(torch.uint8), pack(codes, self._bits(leg))])
 
     def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
@@ -120,8 +120,8 @@ class GroupQuantiser(WireCodec):
         numbers = torch.empty(codes.shape, device=message.device)
         step = len(codes) if message.is_cuda else ROW // self.group
         for start in range(0, len(codes), step):
-            part = numbers[start : start + step]
-            part.copy_(codes[start : start + step]).sub_(_max_level(self._bits(leg))).mul_(scales[start : start + step])
+            rows = numbers[start : start + step]
+            rows.copy_(codes[start : start + step]).sub_(_max_level(self._bits(leg))).mul_(scales[start : start + step])
         return numbers.view(-1)[: math.prod(shape)].view(tuple(shape))
 
     def invalid_reason(self, message: Tensor, shape: Shape, leg: Leg) -> str:
@@ -186,14 +186,14 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return numbers
     count, size = planes(bits)
-    parts = numbers.view(count, -1)
-    rest = parts[size].to(torch.int16)
-    for index, part in enumerate(parts[size + 1 :], 1):
-        rest |= part.to(torch.int16) << (bits * index)
-    out = torch.empty_like(parts[:size])
+    stored = numbers.view(count, -1)
+    rest = stored[size].to(torch.int16)
+    for index, plane in enumerate(stored[size + 1 :], 1):
+        rest |= plane.to(torch.int16) << (bits * index)
+    out = torch.empty_like(stored[:size])
     for index in range(size):
         high = (rest >> ((8 - bits) * index)) & ((1 << (8 - bits)) - 1)
-        torch.bitwise_or(parts[index], high.to(torch.uint8) << bits, out=out[index])
+        torch.bitwise_or(stored[index], high.to(torch.uint8) << bits, out=out[index])
     return out.view(-1)
 
 
@@ -208,6 +208,6 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     rest = (stored[0] >> bits).to(torch.int16)
     for index in range(1, size):
         rest |= (stored[index] >> bits).to(torch.int16) << ((8 - bits) * index)
-    for index, part in enumerate(numbers[size:]):
-        part.copy_((rest >> (bits * index)) & ((1 << bits) - 1))
+    for index, plane in enumerate(numbers[size:]):
+        plane.copy_((rest >> (bits * index)) & ((1 << bits) - 1))
     return numbers.view(-1)

@@ -64,30 +64,30 @@ class SubspaceCodec(WireCodec):
         if leg == "backward":
             return numbers
         assert ids is not None, "activations in a subspace need their token ids"
-        places = ids.reshape(-1, 1).contiguous().view(torch.uint8)[:, : self._id_bytes(leg)]
-        return torch.cat([numbers, places.reshape(-1)])
+        id_bytes = ids.reshape(-1, 1).contiguous().view(torch.uint8)[:, : self._id_bytes(leg)]
+        return torch.cat([numbers, id_bytes.reshape(-1)])
 
     def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
         inner, own = self._inner(leg), self._within(shape)
-        there, dtype = inner.layout(own, leg)
-        numbers = message[: self._numbers(shape, leg)].view(dtype).view(there)
+        inner_shape, dtype = inner.layout(own, leg)
+        numbers = message[: self._numbers(shape, leg)].view(dtype).view(inner_shape)
         return self.space.restore(inner.decode(numbers, own, leg), self.ids(message, shape, leg))
 
     def ids(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor | None:
         if leg == "backward":
             return None
         sent = message[self._numbers(shape, leg) :].view(-1, self._id_bytes(leg))
-        places = torch.zeros(len(sent), _ID_BYTES, dtype=torch.uint8, device=message.device)
-        places[:, : sent.shape[1]] = sent
-        return places.view(torch.int64).view(tuple(shape[:2]))
+        id_bytes = torch.zeros(len(sent), _ID_BYTES, dtype=torch.uint8, device=message.device)
+        id_bytes[:, : sent.shape[1]] = sent
+        return id_bytes.view(torch.int64).view(tuple(shape[:2]))
 
     def invalid_reason(self, message: Tensor, shape: Shape, leg: Leg) -> str:
         ids = self.ids(message, shape, leg)
         if ids is not None and (largest := int(ids.max())) >= self.space.vocab:
             return f"token id {largest} of a vocabulary of {self.space.vocab}"
         inner, own = self._inner(leg), self._within(shape)
-        there, dtype = inner.layout(own, leg)
-        return inner.invalid_reason(message[: self._numbers(shape, leg)].view(dtype).view(there), own, leg)
+        inner_shape, dtype = inner.layout(own, leg)
+        return inner.invalid_reason(message[: self._numbers(shape, leg)].view(dtype).view(inner_shape), own, leg)
 
     @property
     def space(self) -> Subspace:

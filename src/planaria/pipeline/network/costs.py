@@ -34,15 +34,15 @@ class Costs:
 
         :raises UserError: if the recipe has no cost for this stage.
         """
-        field = f"{kind}_s"
-        seconds: list[float] = getattr(self.network, field)
+        setting = f"{kind}_s"
+        seconds: list[float] = getattr(self.network, setting)
         if not seconds or (stage == 0 and hop == 0):
             return 0.0
         if len(seconds) == 1:
             return seconds[0]
         if stage >= len(seconds):
             raise UserError(
-                f"network.{field} has {len(seconds)} numbers, none for stage {stage}; "
+                f"network.{setting} has {len(seconds)} numbers, none for stage {stage}; "
                 f"give one number, or one for each of the stages 0..S"
             )
         return seconds[stage]
@@ -52,19 +52,19 @@ class Costs:
         hands_on = kind == "forward" and (stage > 0 or hop == 0)  # stage 0 does at its first visit only
         return self.compute(kind, self.shadowed[stage], 1) if hands_on and stage in self.shadowed else 0.0
 
-    def transmit(self, source: int, target: int, bytes: int) -> float:
-        """Return the seconds that a message of ``bytes`` occupies the link between two nodes."""
+    def transmit(self, source: int, target: int, size: int) -> float:
+        """Return the seconds that a message of ``size`` bytes occupies the link between two nodes."""
         queued = self.network.latency_s if self.network.latency_queued else 0.0
-        return queued + (bytes / self.network.bandwidth if self.network.bandwidth else 0.0)
+        return queued + (size / self.network.bandwidth if self.network.bandwidth else 0.0)
 
-    def carry(self, source: int, target: int, bytes: int) -> float:
-        """Return the seconds from sending a message of ``bytes`` over an idle link until it has arrived."""
+    def carry(self, source: int, target: int, size: int) -> float:
+        """Return the seconds from sending a message of ``size`` bytes over an idle link until it has arrived."""
         overlapping = 0.0 if self.network.latency_queued else self.network.latency_s
-        return overlapping + self.transmit(source, target, bytes)
+        return overlapping + self.transmit(source, target, size)
 
-    def staging(self, bytes: int) -> float:
-        """Return the seconds of a copy of ``bytes`` between a device and its host, one way."""
-        return bytes / self.network.staging_bandwidth if self.network.staging_bandwidth else 0.0
+    def staging(self, size: int) -> float:
+        """Return the seconds of a copy of ``size`` bytes between a device and its host, one way."""
+        return size / self.network.staging_bandwidth if self.network.staging_bandwidth else 0.0
 
 
 UNIT = Costs(NetworkConfig(forward_s=[1.0], backward_s=[2.0]))
@@ -82,8 +82,8 @@ class MessageCosts:
     shared_inbound = False
     """whether all messages to a node queue for one link"""
 
-    def __init__(self, costs: Costs, message_bytes: MessageBytes) -> None:
-        copied, overlap = _ticks(costs.staging(message_bytes.larger)), costs.network.overlap
+    def __init__(self, costs: Costs, sizes: MessageBytes) -> None:
+        copied, overlap = _ticks(costs.staging(sizes.larger)), costs.network.overlap
         self.staging, stands = (copied, 0) if overlap else (0, copied)
         self.compute: Callable[[str, int, int], int] = cache(
             lambda kind, stage, hop: _ticks(costs.compute(kind, stage, hop)) + stands * _messages(stage)
@@ -94,11 +94,11 @@ class MessageCosts:
         )
         """like :meth:`Costs.shadow`"""
         self.transmit: Callable[[int, int, str], int] = cache(
-            lambda source, target, kind: _ticks(costs.transmit(source, target, message_bytes.of(kind)))
+            lambda source, target, kind: _ticks(costs.transmit(source, target, sizes.of(kind)))
         )
         """like :meth:`Costs.transmit`"""
         self.carry: Callable[[int, int, str], int] = cache(
-            lambda source, target, kind: _ticks(costs.carry(source, target, message_bytes.of(kind)))
+            lambda source, target, kind: _ticks(costs.carry(source, target, sizes.of(kind)))
         )
         """like :meth:`Costs.carry`"""
         self.shared_inbound = costs.network.inbound == "shared"

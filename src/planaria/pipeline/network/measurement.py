@@ -67,11 +67,11 @@ def rounds(nodes: int) -> list[list[Pair]]:
     """
     even = nodes + nodes % 2
     turning = even - 1
-    results = []
+    scheduled = []
     for r in range(turning):
         pairs = [(r, turning), *(((r + i) % turning, (r - i) % turning) for i in range(1, even // 2))]
-        results.append([(min(pair), max(pair)) for pair in pairs if max(pair) < nodes])
-    return [pairs for pairs in results if pairs]
+        scheduled.append([(min(pair), max(pair)) for pair in pairs if max(pair) < nodes])
+    return [pairs for pairs in scheduled if pairs]
 
 
 def batches(nodes: int, demand: Mapping[Pair, float], capacity: float) -> list[list[Pair]]:
@@ -80,16 +80,16 @@ def batches(nodes: int, demand: Mapping[Pair, float], capacity: float) -> list[l
     ``demand`` is the capacity of a pair's link (bytes per second); a batch takes at most ``capacity``. A pair that
     takes more is measured alone.
     """
-    result: list[list[Pair]] = []
+    batched: list[list[Pair]] = []
     for pairs in rounds(nodes):
         room = -1.0
         for pair in pairs:
             if demand[pair] > room:
-                result.append([])
+                batched.append([])
                 room = capacity
-            result[-1].append(pair)
+            batched[-1].append(pair)
             room -= demand[pair]
-    return result
+    return batched
 
 
 def next_size(size: int, seconds: float, round_trip: float) -> int:
@@ -101,12 +101,12 @@ def next_size(size: int, seconds: float, round_trip: float) -> int:
     return max(MIN_BYTES, min(MAX_BYTES, int(size * TARGET_S / passage)))
 
 
-def estimate(own: NodeSamples, other: NodeSamples) -> MeasuredLink:
-    """Return the link from the node that measured ``own`` to the one that measured ``other``.
+def estimate(own: NodeSamples, peer: NodeSamples) -> MeasuredLink:
+    """Return the link from the node that measured ``own`` to the one that measured ``peer``.
 
     Latency is half the round trip, because clocks of two machines differ. Bandwidth is for this direction.
     """
-    latency = spread([trip / 2 for trip in own.round_trips + other.round_trips])
+    latency = spread([trip / 2 for trip in own.round_trips + peer.round_trips])
     return MeasuredLink(latency, spread([_bandwidth(own.small, own.large, *pair) for pair in own.passages]))
 
 
@@ -119,11 +119,11 @@ def _bandwidth(small: int, large: int, small_s: float, large_s: float) -> float:
     return (large - small) / more if more > 0 and large > small else large / large_s
 
 
-def spread(values: Sequence[float]) -> Quartiles:
+def spread(numbers: Sequence[float]) -> Quartiles:
     """Return the median and the quartiles."""
-    if len(values) == 1:
-        return Quartiles(values[0], values[0], values[0])
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    if len(numbers) == 1:
+        return Quartiles(numbers[0], numbers[0], numbers[0])
+    low, middle, high = statistics.quantiles(numbers, n=4, method="inclusive")
     return Quartiles(middle, low, high)
 
 
@@ -132,15 +132,15 @@ def between_sites(nodes: Sequence[Node], links: Mapping[Pair, MeasuredLink]) -> 
 
     Several pairs give the median, and the outermost of their spreads. A site with one node has no link to itself.
     """
-    result: dict[tuple[str, str], list[MeasuredLink]] = {}
+    by_sites: dict[tuple[str, str], list[MeasuredLink]] = {}
     for (a, b), link in links.items():
-        result.setdefault((nodes[a].site, nodes[b].site), []).append(link)
-    return {sites: MeasuredLink(*map(_merge, zip(*several, strict=True))) for sites, several in result.items()}
+        by_sites.setdefault((nodes[a].site, nodes[b].site), []).append(link)
+    return {sites: MeasuredLink(*map(_merge, zip(*several, strict=True))) for sites, several in by_sites.items()}
 
 
 def _merge(several: Sequence[Quartiles]) -> Quartiles:
-    values, lows, highs = zip(*several, strict=True)
-    return Quartiles(statistics.median(values), min(lows), max(highs))
+    middles, lows, highs = zip(*several, strict=True)
+    return Quartiles(statistics.median(middles), min(lows), max(highs))
 
 
 def emulated(network: NetworkConfig, topology: Topology | None, a: Node, b: Node) -> tuple[float, float | None]:
@@ -177,6 +177,6 @@ def _table(sites: Sequence[str], numbers: Mapping[tuple[str, str], float]) -> st
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["", *sites])
     for site in sites:
-        cells = [numbers.get((site, other)) for other in sites]
+        cells = [numbers.get((site, target)) for target in sites]
         rows.writerow([site, *("" if cell is None else f"{cell:.6g}" for cell in cells)])
     return text.getvalue()

@@ -73,10 +73,10 @@ class PathNetwork:
 
         :raises UserError: if there is none.
         """
-        result = tuple(path for path in self.paths.get((source, target), ()) if self.bandwidth(path) > 0)
-        if not result:
+        usable = tuple(path for path in self.paths.get((source, target), ()) if self.bandwidth(path) > 0)
+        if not usable:
             raise UserError(f"{source} – {target}: no path is left between them; add a link, or wait for one")
-        return result
+        return usable
 
     def bandwidth(self, path: Path) -> float:
         """Return the bytes per second of a path without other traffic."""
@@ -99,7 +99,7 @@ def path_network(
     for a, b in product(sorted(sites), repeat=2):
         if a != b and (a, b) not in made.paths:
             made.plain(a, b)
-    return PathNetwork({pair: tuple(value) for pair, value in made.paths.items()}, made.capacity)
+    return PathNetwork({pair: tuple(paths) for pair, paths in made.paths.items()}, made.capacity)
 
 
 class _Making:
@@ -115,12 +115,12 @@ class _Making:
 
     def add(self, entry: LinkEntry, a: str, b: str) -> None:
         """Add the paths of an entry from ``a`` to ``b``: several if its relay is reached over several links."""
-        result = [self._link(entry, a, b)] if entry.via is None else self._relayed(entry, a, b)
+        paths = [self._link(entry, a, b)] if entry.via is None else self._relayed(entry, a, b)
         known = self.paths.setdefault((a, b), [])
-        known += result
+        known += paths
         if len(known) > MAX_PATHS:
             raise UserError(f"{self.file}: link: {a} and {b} are joined by more than {MAX_PATHS} paths; list fewer")
-        self._counted(len(result))
+        self._counted(len(paths))
 
     def plain(self, a: str, b: str) -> None:
         """Add the only path between sites that no entry joins."""
@@ -160,19 +160,19 @@ class _Making:
         if entry.bandwidth_mbit is not None:
             own = (f"relay {entry.id}",)
             self.capacity[own[0]] = entry.bandwidth_mbit * MBIT
-        result = []
+        paths = []
         there, back = self._leg(entry, a, site), self._leg(entry, site, b)
         for first, second in product(there, back):
             which = [leg.id for leg, legs in ((first, there), (second, back)) if len(legs) > 1]
             name = f"{entry.id} ({', '.join(which)})" if which else entry.id
             latency = first.latency_s + (entry.latency_ms or 0.0) / 1000 + second.latency_s
-            result.append(Path(name, a, b, (*first.links, *own, *second.links), latency))
-        return result
+            paths.append(Path(name, a, b, (*first.links, *own, *second.links), latency))
+        return paths
 
     def _leg(self, entry: LinkEntry, a: str, b: str) -> list[Path]:
         """Return the links between a site and a relay's."""
         if listed := self.direct.get(frozenset((a, b))):
-            return [self._link(other, a, b) for other in listed]
+            return [self._link(direct, a, b) for direct in listed]
         if (given := _of(self.matrix, a, b)) is None:
             joined = " and ".join(entry.sites)
             raise UserError(

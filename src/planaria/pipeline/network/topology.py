@@ -66,12 +66,12 @@ MIN_MBIT = 1e-3
 
 def twelve_cities() -> dict[tuple[str, str], tuple[float, float]]:
     """Return (site, later site) → (latency in seconds, bandwidth in bytes per second)."""
-    result = {}
+    links = {}
     for i, row in enumerate(_LINKS.split("\n")[1:-1]):
-        for other, cell in zip(CITIES[i + 1 :], row.split(), strict=True):
+        for later, cell in zip(CITIES[i + 1 :], row.split(), strict=True):
             latency, bandwidth = map(float, cell.split("/"))
-            result[CITIES[i], other] = (latency / 1000, bandwidth * UNIT_BYTES)
-    return result
+            links[CITIES[i], later] = (latency / 1000, bandwidth * UNIT_BYTES)
+    return links
 
 
 MATRICES = {"twelve_cities": twelve_cities}
@@ -170,8 +170,8 @@ class Topology:
         """
         if self.path_network is not None and a != b:
             known = self.path_network
-            results = ((path.latency_s, known.bandwidth(path)) for path in known.living(a, b))
-            return min(results, key=lambda path: (path[0] + size / path[1], -path[1]))
+            candidates = ((path.latency_s, known.bandwidth(path)) for path in known.living(a, b))
+            return min(candidates, key=lambda path: (path[0] + size / path[1], -path[1]))
         return self.links[a, b] if (a, b) in self.links else self.links[b, a]
 
 
@@ -267,26 +267,26 @@ def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     sites = [name.strip() for name in rows[0][1:]] if rows else []
     if len(sites) > MAX_SITES or len(set(sites)) < len(sites) or "" in sites:
         raise UserError(f"{path}: its first row must name sites, each once and at most {MAX_SITES}")
-    result: dict[tuple[str, str], float] = {}
+    numbers: dict[tuple[str, str], float] = {}
     for row in rows[1:]:
         site, cells = row[0].strip(), row[1:]
         if site not in sites or len(cells) > len(sites):
             raise UserError(f"{path}: row {site!r} does not fit the first row's {len(sites)} sites")
-        for other, cell in zip(sites, cells, strict=False):
+        for target, cell in zip(sites, cells, strict=False):
             if cell.strip():
-                result[site, other] = _number(path, site, other, cell, lowest)
+                numbers[site, target] = _number(path, site, target, cell, lowest)
     for a in sites:
         for b in sites:
-            if a != b and (a, b) not in result and (b, a) not in result:
+            if a != b and (a, b) not in numbers and (b, a) not in numbers:
                 raise UserError(f"{path}: {a} - {b}: there is no number for this pair")
-    return result
+    return numbers
 
 
-def _number(path: Path, site: str, other: str, cell: str, lowest: float) -> float:
+def _number(path: Path, site: str, target: str, cell: str, lowest: float) -> float:
     try:
-        value = float(cell)
+        number = float(cell)
     except ValueError:
-        value = float("nan")
-    if not lowest <= value < float("inf"):
-        raise UserError(f"{path}: {site} - {other}: {cell.strip()!r} is not a number of at least {lowest:g}")
-    return value
+        number = float("nan")
+    if not lowest <= number < float("inf"):
+        raise UserError(f"{path}: {site} - {target}: {cell.strip()!r} is not a number of at least {lowest:g}")
+    return number

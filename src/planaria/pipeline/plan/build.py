@@ -14,25 +14,25 @@ from planaria.pipeline.plan.actions import Action, Key, Route, StepPlan
 from planaria.pipeline.plan.clock import FirstComeClock, PlanSimulation
 
 
-def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = True) -> StepPlan:
+def build(routes: Sequence[Route], order: str, limit: int, backward: bool = True) -> StepPlan:
     """Return the plan that sends microbatch ``i`` along ``routes[i]``.
 
-    ``order`` is 'gpipe' or '1f1b'. At most ``in_flight`` microbatches are between their embedding and their last
+    ``order`` is 'gpipe' or '1f1b'. At most ``limit`` microbatches are between their embedding and their last
     backward. Every stage accumulates gradients in one fixed order, so that the sum does not depend on timing. Without
     ``backward`` the plan is a validation: forwards only.
     """
     if not backward:
-        return _build(routes, order, in_flight, backward, {})
-    return _build(routes, order, in_flight, backward, _turns(routes, order, in_flight))
+        return _build(routes, order, limit, backward, {})
+    return _build(routes, order, limit, backward, _turns(routes, order, limit))
 
 
 def _build(
-    routes: Sequence[Route], order: str, in_flight: int, backward: bool, predecessors: Mapping[Key, Key]
+    routes: Sequence[Route], order: str, limit: int, backward: bool, predecessors: Mapping[Key, Key]
 ) -> StepPlan:
     """Return the plan in which each backward also waits for its predecessor in ``predecessors``, if any."""
     lists: dict[int, list[Action]] = defaultdict(list)
     for forward, back in visits(routes):
-        admission = _admission(forward.microbatch, forward.hop, in_flight, backward)
+        admission = _admission(forward.microbatch, forward.hop, limit, backward)
         lists[forward.node].append(replace(forward, after=admission))
         if backward:
             turn = (predecessors[back.key],) if back.key in predecessors else ()
@@ -40,7 +40,7 @@ def _build(
     first = "forward" if order == "gpipe" else "backward"
     return StepPlan(
         routes=tuple(tuple(r) for r in routes),
-        slots=dict.fromkeys(sorted({route[0] for route in routes}), in_flight),
+        slots=dict.fromkeys(sorted({route[0] for route in routes}), limit),
         actions={  # the ends embed first: that costs little, and a microbatch behind other heads starves the pipeline
             stage: tuple(sorted(todo, key=lambda a: (a.returns, a.kind != first, a.microbatch, -a.hop)))
             for stage, todo in sorted(lists.items())
@@ -72,14 +72,14 @@ def in_flight(config: PipelineConfig, microbatches: int) -> int:
     return min(config.in_flight or default, microbatches)
 
 
-def _admission(i: int, hop: int, in_flight: int, backward: bool) -> tuple[Key, ...]:
-    """Return the action after which a microbatch may start: the last backward of the one ``in_flight`` before it."""
-    if hop or not backward or i < in_flight:
+def _admission(i: int, hop: int, limit: int, backward: bool) -> tuple[Key, ...]:
+    """Return the action after which a microbatch may start: the last backward of the one ``limit`` before it."""
+    if hop or not backward or i < limit:
         return ()
-    return (Key("backward", i - in_flight, 0),)
+    return (Key("backward", i - limit, 0),)
 
 
-def _turns(routes: Sequence[Route], order: str, in_flight: int) -> dict[Key, Key]:
+def _turns(routes: Sequence[Route], order: str, limit: int) -> dict[Key, Key]:
     """Return backward → the previous backward that adds to the same gradient.
 
     On equal routes, the order is that of microbatches. On crossing routes that order would make microbatches wait at
@@ -89,7 +89,7 @@ def _turns(routes: Sequence[Route], order: str, in_flight: int) -> dict[Key, Key
     if len({tuple(route) for route in routes}) == 1:
         executed = sorted((back for _, back in visits(routes)), key=lambda action: (action.microbatch, -action.hop))
     else:
-        clock = PlanSimulation(_build(routes, order, in_flight, True, {}), MessageCosts(UNIT, MessageBytes.both(0)))
+        clock = PlanSimulation(_build(routes, order, limit, True, {}), MessageCosts(UNIT, MessageBytes.both(0)))
         clock.run()
         executed = [clock.graph.actions[n] for ran in clock.ran.values() for n in ran]
     return backward_predecessors(executed)

@@ -55,7 +55,7 @@ def _routes(plan: StepPlan) -> Iterator[str]:
 
 
 def _actions(plan: StepPlan) -> Iterator[str]:
-    """Every visit has its forward, and its backward unless the whole plan has none; there is nothing else."""
+    """Check that each visit has its forward, and its backward unless the plan has none, and nothing else."""
     listed = [(stage, action) for stage, actions in plan.actions.items() for action in actions]
     training = any(action.kind == "backward" for _, action in listed)
     kinds: tuple[Kind, ...] = ("forward", "backward") if training else ("forward",)
@@ -93,7 +93,7 @@ def _off_route(plan: StepPlan, action: Action) -> str:
 
 
 def _waits(plan: StepPlan) -> Iterator[str]:
-    """``after`` names local actions; memory is never exceeded; gradients are added in one fixed order."""
+    """Check that ``after`` names local actions, memory suffices, and gradients are added in one fixed order."""
     for stage, actions in plan.actions.items():
         local = {action.key for action in actions}
         for action in actions:
@@ -145,7 +145,7 @@ def _row(backwards: Sequence[Action]) -> list[Key]:
 
 
 def _in_order(backwards: Sequence[Action]) -> Iterator[str]:
-    """Each backward of one sum, except the first, waits for exactly one other, in a single row."""
+    """Check that each backward of one sum, except the first, waits for exactly one other, in a single row."""
     keys = {action.key for action in backwards}
     waits = {action.key: [key for key in action.after if key in keys] for action in backwards}
     first = [action for action in backwards if not waits[action.key]]

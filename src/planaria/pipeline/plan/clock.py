@@ -61,14 +61,14 @@ class PlanSimulation:
         while self.events:
             self.now = self.events[0][0]
             while self.events and self.events[0][0] == self.now:
-                _, number, what = heapq.heappop(self.events)
-                if what == _ARRIVES:
+                _, number, event = heapq.heappop(self.events)
+                if event == _ARRIVES:
                     self._satisfy(number)
-                elif what == _ENDS:
+                elif event == _ENDS:
                     self._end(number)
-                elif what == _LANDS:
-                    there = self._copy(self.copied_onto, self.graph.actions[number].node)
-                    heapq.heappush(self.events, (there, number, _ARRIVES))
+                elif event == _LANDS:
+                    copied = self._copy(self.copied_onto, self.graph.actions[number].node)
+                    heapq.heappush(self.events, (copied, number, _ARRIVES))
                 else:
                     self._free(number)
             self._choose()

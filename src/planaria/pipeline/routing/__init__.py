@@ -24,8 +24,8 @@ def routes(config: RunConfig, step: int) -> list[Route]:
 
     :raises UserError: for an unknown kind or option, or an invalid route.
     """
-    kind, result = config.routing.kind, _chosen(config).routes(config, step)
-    return result if kind in ROUTINGS.shipped else require(result, config, f"routing.kind = {kind!r}")
+    kind, chosen = config.routing.kind, _chosen(config).routes(config, step)
+    return chosen if kind in ROUTINGS.shipped else require(chosen, config, f"routing.kind = {kind!r}")
 
 
 def change(config: RunConfig) -> bool:
@@ -37,6 +37,6 @@ def _chosen(config: RunConfig) -> Routing:
     return ROUTINGS.make(config.routing.kind, config.routing.options)
 
 
-def without(routes: Sequence[tuple[int, ...]], absent: Collection[int]) -> list[tuple[int, ...]]:
+def without(complete: Sequence[tuple[int, ...]], absent: Collection[int]) -> list[tuple[int, ...]]:
     """Return the routes without the ``absent`` stages, which a residual stream skips."""
-    return [tuple(stage for stage in route if stage not in absent) for route in routes] if absent else list(routes)
+    return [tuple(stage for stage in route if stage not in absent) for route in complete] if absent else list(complete)

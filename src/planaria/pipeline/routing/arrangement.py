@@ -89,7 +89,7 @@ def mixed_routes(
     Each boundary draws a permutation from seed, step and microbatch alone, so all replicas agree without messages and
     have equal load. A microbatch ends where it began, because its targets are there.
     """
-    result: dict[tuple[int, int], tuple[int, ...]] = {}
+    mixed: dict[tuple[int, int], tuple[int, ...]] = {}
     for i, route in enumerate(routes):
         walks = [[node_of(r, route[0], stages)] for r in range(replicas)]
         at = list(range(replicas))
@@ -98,5 +98,5 @@ def mixed_routes(
             at = [turn[index] for index in at]
             for r, walk in enumerate(walks):
                 walk.append(node_of(at[r], stage, stages))
-        result |= {(r, i): (*walk, walk[0]) for r, walk in enumerate(walks)}
-    return [result[r, i] for r in range(replicas) for i in range(len(routes))]
+        mixed |= {(r, i): (*walk, walk[0]) for r, walk in enumerate(walks)}
+    return [mixed[r, i] for r in range(replicas) for i in range(len(routes))]

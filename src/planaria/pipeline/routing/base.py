@@ -27,17 +27,17 @@ class Routing(Choice, ABC):
         """Return one closed route over stages per microbatch of the recipe, in training step ``step``."""
 
 
-def require(items: Sequence[Sequence[int]], config: RunConfig, location: str) -> list[Route]:
+def require(routes: Sequence[Sequence[int]], config: RunConfig, location: str) -> list[Route]:
     """Return the routes, checked.
 
     :raises UserError: naming ``location``, the first invalid route and the reason.
     """
     pipeline = config.pipeline
-    if len(items) != pipeline.microbatches:
+    if len(routes) != pipeline.microbatches:
         raise UserError(
-            f"{location} has {len(items)} routes; pipeline.microbatches = {pipeline.microbatches} needs one for each"
+            f"{location} has {len(routes)} routes; pipeline.microbatches = {pipeline.microbatches} needs one for each"
         )
-    for i, route in enumerate(items):
+    for i, route in enumerate(routes):
         inner = route[1:-1]
         if len(route) < 3 or route[0] or route[-1] or not all(1 <= stage <= pipeline.stages for stage in inner):
             raise UserError(
@@ -45,7 +45,7 @@ def require(items: Sequence[Sequence[int]], config: RunConfig, location: str) ->
             )
         if len(set(inner)) < len(inner):
             raise UserError(f"{location}: route {i} is {route}; no stage may come twice")
-    return [tuple(route) for route in items]
+    return [tuple(route) for route in routes]
 
 
 class FullRouting(Routing):

@@ -88,13 +88,13 @@ def _cycle(stages: int, count: int, jump: int, rng: random.Random) -> list[list[
     length = stages // gcd(stages, count)
     for _ in range(CYCLES):
         used = dict.fromkeys(range(1, stages + 1), 0)
-        result: list[list[int]] = []
-        while len(result) < length and (chosen := _choose(used, count, jump, rng)):
-            result.append(chosen)
+        cycle: list[list[int]] = []
+        while len(cycle) < length and (chosen := _choose(used, count, jump, rng)):
+            cycle.append(chosen)
             for stage in chosen:
                 used[stage] += 1
-        if len(result) == length:
-            return result
+        if len(cycle) == length:
+            return cycle
     raise UserError(
         f"routing.max_jump = {jump}: {count} visits cannot span {stages} stages in such jumps and use all of "
         "them equally; "

@@ -1,4 +1,4 @@
-"""The protocol of erasure codes: parities of shards, which shards to read for lost ones, and the lost ones' bytes.
+"""The protocol of erasure codes: compute parities, choose the shards to read after a loss, rebuild the lost ones.
 
 A code has n shards: data 0 … k−1, then parities k … n−1, each a weighted sum of the data over GF(2⁸). Planning is
 elimination over shard numbers; bytes are passed over once. Callers check checksums and treat a damaged shard as lost.
@@ -35,7 +35,7 @@ class LossError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class ErasureCode:
-    """An erasure code: its parities, and the checks that repair cheaply."""
+    """An erasure code: its parities, and the checks for cheap repairs."""
 
     weights: Bytes
     """[n − k, k]: coefficient of each data shard in each parity"""
@@ -79,10 +79,10 @@ class ErasureCode:
         requested = missing if wanted is None else self._known(wanted) & missing
         order = self._by_checks(missing, requested)
         order += [shard for shard in range(self.shards) if shard not in missing and shard not in order]
-        result = solve_in_columns(self.generator[:, order], self.generator[:, sorted(requested)])
-        if result is None:
+        coefficients = solve_in_columns(self.generator[:, order], self.generator[:, sorted(requested)])
+        if coefficients is None:
             return f"shards {_list(requested)} cannot be rebuilt: {_list(missing)} of {self.shards} are lost"
-        return tuple(sorted(order[n] for n in np.flatnonzero(result.any(axis=0))))
+        return tuple(sorted(order[n] for n in np.flatnonzero(coefficients.any(axis=0))))
 
     def repair(self, reads: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Bytes]:
         """Return the ``wanted`` shards, by number, from those read; all others count as lost.
@@ -94,12 +94,12 @@ class ErasureCode:
         rows = [_bytes(reads[shard]) for shard in order]
         if len({shard.size for shard in rows}) > 1:
             raise ValueError(f"shards of unequal lengths: {_list(shard.size for shard in rows)} bytes; pad them")
-        result = solve_in_columns(self.generator[:, order], self.generator[:, requested])
-        if result is None:
+        coefficients = solve_in_columns(self.generator[:, order], self.generator[:, requested])
+        if coefficients is None:
             raise LossError(
                 f"shards {_list(requested)} cannot be rebuilt from {_list(order) or 'none'} of {self.shards}"
             )
-        return dict(zip(requested, combine(result, rows, rows[0].size if rows else 0), strict=True))
+        return dict(zip(requested, combine(coefficients, rows, rows[0].size if rows else 0), strict=True))
 
     def _known(self, numbers: Collection[int]) -> set[int]:
         if strange := [number for number in numbers if not 0 <= number < self.shards]:
@@ -145,19 +145,19 @@ def refuse_sizes(members: int, tolerate: int) -> None:
 
 def product(left: Bytes, right: Bytes) -> Bytes:
     """Return the product of two matrices [a, b], [b, c] over the field."""
-    found: Bytes = np.bitwise_xor.reduce(PRODUCT[left[:, :, None], right[None]], axis=1)
-    return found
+    sums: Bytes = np.bitwise_xor.reduce(PRODUCT[left[:, :, None], right[None]], axis=1)
+    return sums
 
 
 def _bytes(shard: Any) -> Bytes:
     """Return ``shard`` as one row of bytes, without a copy."""
     flat = isinstance(shard, bytes | bytearray | memoryview)
-    found: Bytes = np.frombuffer(shard, np.uint8) if flat else np.asarray(shard)
-    if found.dtype != np.uint8 or found.ndim != 1:
-        raise ValueError(f"a shard is one row of uint8, not {found.dtype} of shape {found.shape}")
-    if found.size > MAX_BYTES:
-        raise ValueError(f"a shard of {found.size} bytes: at most {MAX_BYTES}")
-    return found
+    row: Bytes = np.frombuffer(shard, np.uint8) if flat else np.asarray(shard)
+    if row.dtype != np.uint8 or row.ndim != 1:
+        raise ValueError(f"a shard is one row of uint8, not {row.dtype} of shape {row.shape}")
+    if row.size > MAX_BYTES:
+        raise ValueError(f"a shard of {row.size} bytes: at most {MAX_BYTES}")
+    return row
 
 
 def _list(numbers: Collection[int] | Any) -> str:

@@ -41,9 +41,9 @@ def combine(coefficients: Bytes, shards: Sequence[Bytes], size: int) -> list[Byt
     sums = [np.zeros(-(-size // 8), np.uint64) for _ in coefficients]
     scratch = np.empty(_PIECE, np.uint64)
     for begin in range(0, -(-size // 8), _PIECE):
-        part = slice(begin, begin + _PIECE)
+        piece = slice(begin, begin + _PIECE)
         for row, total in zip(coefficients.tolist(), sums, strict=True):
-            _sum(total[part], [(c, shard[part]) for c, shard in zip(row, words, strict=True) if c], scratch)
+            _sum(total[piece], [(c, shard[piece]) for c, shard in zip(row, words, strict=True) if c], scratch)
     return [total.view(np.uint8)[:size] for total in sums]
 
 
@@ -86,10 +86,10 @@ def solve_in_columns(columns: Bytes, targets: Bytes) -> Bytes | None:
     pivots: list[int] = []
     for column in range(count):
         row = len(pivots)
-        result = np.flatnonzero(joined[row:, column])
-        if not result.size:
+        pivot_rows = np.flatnonzero(joined[row:, column])
+        if not pivot_rows.size:
             continue
-        joined[[row, row + result[0]]] = joined[[row + result[0], row]]
+        joined[[row, row + pivot_rows[0]]] = joined[[row + pivot_rows[0], row]]
         joined[row] = PRODUCT[joined[row], INVERSE[joined[row, column]]]
         factors = joined[:, column].copy()
         factors[row] = 0
@@ -116,5 +116,5 @@ def rank(matrices: Bytes) -> NDArray[np.int64]:
         factors[many, pivot] = 0
         left ^= PRODUCT[factors[:, :, None], row[:, None, :]]
         used[many, pivot] |= usable.any(axis=1)
-    array: NDArray[np.int64] = used.sum(axis=1)
-    return array
+    ranks: NDArray[np.int64] = used.sum(axis=1)
+    return ranks

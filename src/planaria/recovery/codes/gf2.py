@@ -13,16 +13,16 @@ MAX_COLUMNS, MAX_DIMENSION = 64, 20
 
 def reduced(rows: Iterable[int]) -> dict[int, int]:
     """Return independent rows with the same span, by their highest bit, which no other row has."""
-    result: dict[int, int] = {}
+    independent: dict[int, int] = {}
     for row in rows:
-        for pivot, other in result.items():
+        for pivot, pivot_row in independent.items():
             if row >> pivot & 1:
-                row ^= other
+                row ^= pivot_row
         if row:
             top = row.bit_length() - 1
-            result = {pivot: other ^ row if other >> top & 1 else other for pivot, other in result.items()}
-            result[top] = row
-    return result
+            independent = {p: kept ^ row if kept >> top & 1 else kept for p, kept in independent.items()}
+            independent[top] = row
+    return independent
 
 
 def rank(rows: Iterable[int]) -> int:

@@ -34,9 +34,9 @@ class LocalCodes(CodeFamily):
                 "lower tolerate or use 'reed_solomon'"
             )
         for seed in range(TRIES):
-            result = local(data, globals_, groups, seed)
-            if tolerates(result, tolerate):
-                return result
+            candidate = local(data, globals_, groups, seed)
+            if tolerates(candidate, tolerate):
+                return candidate
         raise UserError(f"code = 'local': found none of {members} for any {tolerate} losses; use 'reed_solomon'")
 
 

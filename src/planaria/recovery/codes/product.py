@@ -90,12 +90,12 @@ def parameters(first: ClassicalCode, second: ClassicalCode) -> tuple[int, int, i
 
     :raises UserError: if a factor has too many words to count.
     """
-    code, other = first.transposed, second.transposed
-    pairs = [(first, second), (code, other)]
-    parts = [a.dimension * b.dimension for a, b in pairs]
-    distances = [d for part, pair in zip(parts, pairs, strict=True) if part for d in (c.distance for c in pair)]
+    first_transposed, second_transposed = first.transposed, second.transposed
+    pairs = [(first, second), (first_transposed, second_transposed)]
+    terms = [a.dimension * b.dimension for a, b in pairs]
+    distances = [d for term, pair in zip(terms, pairs, strict=True) if term for d in (c.distance for c in pair)]
     qubits = first.shards * second.shards + len(first.rows) * len(second.rows)
-    return qubits, sum(parts), min(distances, default=0)
+    return qubits, sum(terms), min(distances, default=0)
 
 
 def file(first: ClassicalCode, second: ClassicalCode) -> ProductFile:

@@ -10,7 +10,7 @@ from planaria.recovery.codes.field import INVERSE, PRODUCT, Bytes
 
 
 class ReedSolomon(CodeFamily):
-    """For any ``tolerate``; repairing one shard reads N − tolerate."""
+    """Codes for any ``tolerate``; repairing one shard reads N − tolerate shards."""
 
     def code(self, members: int, tolerate: int) -> ErasureCode:
         refuse_sizes(members, tolerate)

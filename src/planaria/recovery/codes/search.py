@@ -1,6 +1,6 @@
 """Simulated annealing for sparse binary codes: a target, the score of a check matrix, and a certificate.
 
-Local groups over GF(2⁸) dominate the codes found (docs/systems.md), except that these need XOR only.
+Local groups over GF(2⁸) are better than the codes found (docs/systems.md), which need XOR only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SearchTarget:
 
 
 def excess_weight(target: SearchTarget, rows: Sequence[int]) -> int:
-    """Return by how much checks and shards exceed the target's weights, in total."""
+    """Return the total by which checks and shards exceed the target's weights."""
     above = sum(max(0, row.bit_count() - target.weight) for row in rows)
     if target.degree:
         columns = transposed(rows, target.shards)
@@ -68,9 +68,9 @@ def survival_score(target: SearchTarget, rows: Sequence[int]) -> float:
     """Return (min(d, D) − 1) / (D − 1) · 2^−e, the share of required losses survived, halved per excess edge.
 
     It is 0 unless the n − k ``rows`` [bits of shards] are independent. d is the distance, counted over all 2ᵏ words; e
-    is :func:`excess`; D ≥ 2 is the target's distance. 1 is reached exactly if the target is met. One division of small
-    integers and a power of two: the same float on every machine. Source: the form of the score of arXiv 2502.14372; its
-    constants are not published, these are ours.
+    is :func:`excess_weight`; D ≥ 2 is the target's distance. The score is 1 exactly if the target is met. It is one
+    division of small integers and a power of two, so equal on every machine. Source: the form of the score of arXiv
+    2502.14372; the constants are our own, because none are published.
 
     :raises ValueError: for another number of rows, a bit beyond the shards, or a target of distance 1.
     """
@@ -116,15 +116,15 @@ def anneal(target: SearchTarget, seed: int, tries: int = 20_000) -> SearchedCode
 
 
 def certificate(code: SearchedCode) -> dict[str, object]:
-    """Return the properties of a found code, counted by all words and by every loss of distance − 1 and distance."""
-    counted, distance = weights(code.code)
-    lower, upper = share(code.code, distance - 1), share(code.code, distance)
+    """Return the properties of a found code, from counts of all words and of all losses of d − 1 and d shards."""
+    counted, least = weights(code.code)
+    lower, upper = share(code.code, least - 1), share(code.code, least)
     if lower != 1 or upper == 1:
-        raise AssertionError(f"distance {distance} by words, but shares {lower} and {upper} of losses are restored")
+        raise AssertionError(f"distance {least} by words, but shares {lower} and {upper} of losses are restored")
     return {
         "shards": code.code.shards,
         "data": code.code.data,
-        "distance": distance,
+        "distance": least,
         "check weights": sorted(len(check) for check in code.code.checks),
         "words by weight": counted.tolist(),
         "excess": code.excess,

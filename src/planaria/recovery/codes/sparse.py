@@ -44,12 +44,12 @@ class SparseCode(CodeFamily):
         at, shards = self.location, self.given.shards
         if shards != members:
             raise UserError(f"{at}: a code of {shards} shards for a group of {members}; make one of {members}")
-        result = from_checks(self.given.checks, shards, at)
-        if (distance := weights(result)[1]) != self.given.distance:
+        built = from_checks(self.given.checks, shards, at)
+        if (distance := weights(built)[1]) != self.given.distance:
             raise UserError(f"{at}: distance = {self.given.distance}, but it is {distance}; create the file again")
         if distance <= tolerate:
             raise UserError(f"{at}: survives any {distance - 1} losses, not tolerate = {tolerate}; lower it")
-        return result
+        return built
 
 
 def embedded_code(text: str) -> CodeFile:

@@ -73,18 +73,18 @@ class LogFold:
         """Return the initial frame."""
         return StateChange(0, 0.0, self.state, routine=False)
 
-    def take(self, t: float, item: LogItem) -> StateChange | None:
+    def take(self, t: float, entry: LogItem) -> StateChange | None:
         """Return the frame of a fact at clock time ``t``; None if it changes nothing visible."""
-        if isinstance(item, e.RunStarted):
+        if isinstance(entry, e.RunStarted):
             self._end = self.seconds(self.latest) if self._number else 0.0
             self._origin = t
-        self.latest = max(self.latest, t) if not isinstance(item, e.RunStarted) else t
-        if isinstance(item, StepMetric | ValidationMetric):
-            self.tally.measured(item)
-            return self._frame(t, {"loss": _loss(item)} if isinstance(item, StepMetric) else _validation(item))
-        if isinstance(item, e.WorkReport):
-            return self._worked(t, item)
-        return self._fact(t, item)
+        self.latest = max(self.latest, t) if not isinstance(entry, e.RunStarted) else t
+        if isinstance(entry, StepMetric | ValidationMetric):
+            self.tally.measured(entry)
+            return self._frame(t, {"loss": _loss(entry)} if isinstance(entry, StepMetric) else _validation(entry))
+        if isinstance(entry, e.WorkReport):
+            return self._worked(t, entry)
+        return self._fact(t, entry)
 
     def seconds(self, t: float) -> float:
         """Convert clock time to seconds of the run, without the time between its parts."""
@@ -97,25 +97,25 @@ class LogFold:
         self.tally.take(t, fact)
         self._scene.take(fact)
         caption = self._captions.caption(fact, left)
-        change: Json = {"caption": caption._asdict()} if caption else {}
-        change |= {"step": self.members.progress}
+        patch: Json = {"caption": caption._asdict()} if caption else {}
+        patch |= {"step": self.members.progress}
         if isinstance(fact, d.RunStep | d.Commit | e.StageReady):
-            return self._frame(t, change | self._step(t, fact))
+            return self._frame(t, patch | self._step(t, fact))
         if isinstance(fact, d.SlowPartFound | d.Cleared | d.HandOverSlowStage | d.Reroute | e.RunStarted):
-            change |= {"slow": slow_shown(self.tally.verdicts, Naming(self.members.started))}
+            patch |= {"slow": slow_shown(self.tally.verdicts, Naming(self.members.started))}
         if type(fact) in QUIET:
             return None
-        after = self._all(t, fact) | change
+        after = self._all(t, fact) | patch
         story = {"step": line.step, "tone": line.tone, "text": line.text} if line else None
         return self._frame(t, after, story, routine=False)
 
     def _worked(self, t: float, worked: e.WorkReport) -> StateChange | None:
         self.tally.worked(worked)
         self._scene.take(worked)
-        change: Json = {"links": self._scene.links()}
+        patch: Json = {"links": self._scene.links()}
         if worked.worker in self.state.get("workers", {}):
-            change["workers"] = {worked.worker: self._scene.peak(worked.worker)}
-        return self._frame(t, change | self._recovered())
+            patch["workers"] = {worked.worker: self._scene.peak(worked.worker)}
+        return self._frame(t, patch | self._recovered())
 
     def _step(self, t: float, fact: d.RunStep | d.Commit | e.StageReady) -> Json:
         """Return the changes by a step's routine facts, which can complete a recovery."""
@@ -148,16 +148,16 @@ class LogFold:
         members, shown = self.members, self.state.get("replicas", {})
         if isinstance(fact, e.RunStarted):
             shown = {}
-        result = {str(n): dict(shown.get(str(n), {"phase": "wait", "step": members.own_step(n)})) for n in members.live}
+        known = {str(n): dict(shown.get(str(n), {"phase": "wait", "step": members.own_step(n)})) for n in members.live}
         concerned, phase = _concerned(fact, self), PHASES.get(type(fact), "broken")
         for number in concerned:
-            if (about := result.get(str(number))) is not None:
+            if (about := known.get(str(number))) is not None:
                 about |= {"phase": phase, "since": round(self.seconds(t), 4), "done": []}
-        for name, about in result.items():
+        for name, about in known.items():
             about["generation"] = members.generation.get(int(name), 0)
             if isinstance(fact, d.Form) and name == str(fact.replica):
                 about["step"] = fact.step
-        return result
+        return known
 
     def _meeting(self, fact: e.Event | d.Decision) -> Json:
         """Return the current rounds by their members."""
@@ -166,37 +166,37 @@ class LogFold:
             rounds[_members(fact.members)] = {"round": fact.round, "members": fact.members}
         elif isinstance(fact, d.Settle | d.Disband | d.Form):
             lost = {*fact.members} if isinstance(fact, d.Settle) else {fact.replica}
-            rounds = {name: one for name, one in rounds.items() if not lost & {*one["members"]}}
+            rounds = {name: meeting for name, meeting in rounds.items() if not lost & {*meeting["members"]}}
         return rounds
 
     def _recovered(self, routine: bool = True) -> Json:
         """Return the recoveries; nothing if a routine fact cannot change one."""
         if routine and not self._looks:
             return {}
-        result = {
+        recoveries = {
             str(n): recovery_shown(timing, self.seconds)
             for n, timing in self.tally.latest.items()
             if timing.outcome != "handed over" or timing.nodes
         }
         self._looks = self._looks - 1 if routine else LOOKS
-        if all("ended" in one for one in result.values()):
+        if all("ended" in recovery for recovery in recoveries.values()):
             self._looks = 0
-        return {"recoveries": result}
+        return {"recoveries": recoveries}
 
-    def _frame(self, t: float, parts: Json, line: Json | None = None, routine: bool = True) -> StateChange | None:
+    def _frame(self, t: float, updates: Json, line: Json | None = None, routine: bool = True) -> StateChange | None:
         """Return the frame that updates these parts of the state."""
-        whole = () if routine else WHOLE
-        before = {name: self.state.get(name, {}) for name in parts}
+        replaced = () if routine else WHOLE
+        before = {name: self.state.get(name, {}) for name in updates}
         after = {
-            name: apply_patch(before[name], value) if isinstance(value, dict) and name not in whole else value
-            for name, value in parts.items()
+            name: apply_patch(before[name], value) if isinstance(value, dict) and name not in replaced else value
+            for name, value in updates.items()
         }
-        change = difference(before, after) | {n: v for n, v in after.items() if n not in self.state}
-        if not change and line is None:
+        patch = difference(before, after) | {n: v for n, v in after.items() if n not in self.state}
+        if not patch and line is None:
             return None
         self.state = self.state | after
         self._number += 1
-        return StateChange(self._number, self.seconds(t), change, line, routine)
+        return StateChange(self._number, self.seconds(t), patch, line, routine)
 
 
 LOOKS = 200
@@ -227,8 +227,8 @@ def _members(numbers: list[int]) -> str:
 
 def _loss(metric: StepMetric) -> Json:
     each = {str(replica): _finite(loss) for replica, loss in metric.losses.items()}
-    found: Json = {"step": metric.step, "value": _finite(metric.loss), "tokens_per_s": round(metric.tokens_per_s, 1)}
-    return found | ({"each": each} if each else {})
+    point: Json = {"step": metric.step, "value": _finite(metric.loss), "tokens_per_s": round(metric.tokens_per_s, 1)}
+    return point | ({"each": each} if each else {})
 
 
 def _validation(metric: ValidationMetric) -> Json:
@@ -268,7 +268,7 @@ def slow_shown(verdicts: SlowVerdicts, naming: Naming) -> Json:
 def _verdict_shown(verdict: SlowVerdict, naming: Naming) -> Json:
     blamed = verdict.blamed
     label, _, evidence = verdict_line(blamed, naming).partition(": ")
-    found: Json = {
+    summary: Json = {
         "class": blamed.fault,
         "replica": blamed.replica,
         "nodes": blamed.nodes,
@@ -277,7 +277,7 @@ def _verdict_shown(verdict: SlowVerdict, naming: Naming) -> Json:
         "what": label,
         "evidence": evidence,
     }
-    return found | ({} if verdict.deed is None else {"deed": verdict_line(verdict.deed, naming)})
+    return summary | ({} if verdict.deed is None else {"deed": verdict_line(verdict.deed, naming)})
 
 
 class MicrobatchRoutes:
@@ -331,7 +331,7 @@ def recovery_shown(timing: RecoveryTiming, seconds: Callable[[float], float]) ->
         over |= {"linked": whole - rebuilt, "rebuilt": rebuilt, "redone": timing.redo}
     phases = {name: round(took, 4) for name, took in over.items() if took is not None}
     started = timing.lost_t if timing.fault_t is None else timing.fault_t
-    found: Json = {
+    summary: Json = {
         "began": round(seconds(started), 4),
         "lost": round(seconds(timing.lost_t), 4),
         "where": timing.where,
@@ -346,9 +346,9 @@ def recovery_shown(timing: RecoveryTiming, seconds: Callable[[float], float]) ->
         "bytes": timing.transfer_bytes,
     }
     if timing.formed_t is not None:
-        found["formed"] = round(seconds(timing.formed_t), 4)
+        summary["formed"] = round(seconds(timing.formed_t), 4)
     if timing.linked_t is not None:
-        found["linked"] = round(seconds(timing.linked_t), 4)
+        summary["linked"] = round(seconds(timing.linked_t), 4)
     if timing.total is not None and timing.finished_t is not None:
-        found |= {"ended": round(seconds(timing.finished_t), 4), "total": round(timing.total, 4)}
-    return found
+        summary |= {"ended": round(seconds(timing.finished_t), 4), "total": round(timing.total, 4)}
+    return summary

@@ -116,7 +116,7 @@ class PageState:
         self._sent.update({_pair(worked.node, peer): sent for peer, sent in worked.sent_bytes.items()})
         about = self._about(worked.worker)
         peaks = {"peak": worked.peak_bytes, "device_peak": worked.device_peak_bytes}
-        about |= {name: most for name, value in peaks.items() if (most := max(value, about.get(name, 0)))}
+        about |= {name: most for name, peak in peaks.items() if (most := max(peak, about.get(name, 0)))}
 
     # ---- the shown state
 
@@ -132,10 +132,10 @@ class PageState:
 
     def links(self) -> Json:
         """Return state and, if known, bytes of every edge of the current generations."""
-        result = {name: how for links in self._links.values() for name, how in links.items()}
+        state_of = {name: how for links in self._links.values() for name, how in links.items()}
         return {
             name: {"state": how} | ({"bytes": self._sent[name]} if name in self._sent else {})
-            for name, how in result.items()
+            for name, how in state_of.items()
         }
 
     def peak(self, worker: str) -> Json:
@@ -152,18 +152,18 @@ class PageState:
     def _node(self, node: int) -> Json:
         members, started = self._members, self._members.started
         assert started is not None
-        found: Json = {"replica": members.replica(node), "stage": started.stage_of[node]}
+        summary: Json = {"replica": members.replica(node), "stage": started.stage_of[node]}
         worker = members.holders.get(node)
         if worker is None:
-            return found | {"state": "empty"}
-        found["worker"] = worker
+            return summary | {"state": "empty"}
+        summary["worker"] = worker
         source = self.source.get(node)
         if source is None:
-            return found | {"state": "holds"}
-        found |= {"state": "waits", "from": source.origin}
+            return summary | {"state": "holds"}
+        summary |= {"state": "waits", "from": source.origin}
         if isinstance(source, d.Rebuild):
-            found |= {"by": source.by, "donors": source.donors}
-        return found
+            summary |= {"by": source.by, "donors": source.donors}
+        return summary
 
     def _present(self) -> list[str]:
         """Return the workers to show: living, starting, and the last ones lost."""
@@ -173,12 +173,12 @@ class PageState:
         return sorted({*current, *lost}, key=identity_order)
 
     def _worker(self, worker: str) -> Json:
-        found: Json = {"status": self._members.status(worker)} | self._facts.get(worker, {})
+        summary: Json = {"status": self._members.status(worker)} | self._facts.get(worker, {})
         if machine := self._members.machine_of.get(worker):
-            found["machine"] = machine
+            summary["machine"] = machine
         node = self._members.node_of.get(worker)
-        return found if node is None else found | {"node": node}
+        return summary if node is None else summary | {"node": node}
 
 
-def _pair(one: int, other: int) -> str:
-    return f"{min(one, other)}-{max(one, other)}"
+def _pair(node: int, peer: int) -> str:
+    return f"{min(node, peer)}-{max(node, peer)}"

@@ -183,8 +183,8 @@ class RunSource:
         if self._reading is None:
             self._reading = self._log.more(REPORTS if self._log.ahead > IN_MEMORY else frozenset())
         for _ in range(most):
-            if (item := next(self._reading, None)) is None:
+            if (entry := next(self._reading, None)) is None:
                 self._reading = None
                 return
-            self.began = self.began or isinstance(item[1], RunStarted)
-            yield self._story.take(*item)
+            self.began = self.began or isinstance(entry[1], RunStarted)
+            yield self._story.take(*entry)

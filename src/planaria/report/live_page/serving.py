@@ -33,8 +33,8 @@ class BoundedConnection(H11Protocol):
         self._idle_since = self.loop.time()
         self._asked = self.loop.call_later(ASK_S, self._drop_idle)
         if len(self.connections) > MAX_CONNECTIONS:
-            idle = (other for other in self.connections if isinstance(other, BoundedConnection) and other.idle)
-            oldest = min(idle, key=lambda other: other._idle_since)
+            idle = (c for c in self.connections if isinstance(c, BoundedConnection) and c.idle)
+            oldest = min(idle, key=lambda c: c._idle_since)
             self.connections.discard(oldest)
             oldest.transport.abort()
 

@@ -49,17 +49,17 @@ class EmptyFolder:
         return StateChange(0, 0.0, self.state, routine=False)
 
     def turn(
-        self, when: float, parts: Mapping[str, object], line: tuple[int, str, str] | None = None
+        self, when: float, updates: Mapping[str, object], line: tuple[int, str, str] | None = None
     ) -> StateChange | None:
         """Set these parts of the state at Unix time ``when``; return the frame, or None if nothing changed.
 
         ``line``: step, tone and text of a line to show.
         """
         self._origin = when if self._origin is None else self._origin
-        change = difference({name: self.state[name] for name in parts if name in self.state}, parts)
+        change = difference({name: self.state[name] for name in updates if name in self.state}, updates)
         if not change and line is None:
             return None
-        self.state = {**self.state, **parts}
+        self.state = {**self.state, **updates}
         self._number += 1
         shown = None if line is None else dict(zip(("step", "tone", "text"), line, strict=True))
         return StateChange(self._number, max(0.0, when - self._origin), change, shown, routine=line is None)

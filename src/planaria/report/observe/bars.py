@@ -65,10 +65,10 @@ class BarDisplay:
     """Context manager that shows a bar if ``stream`` is a terminal."""
 
     def __init__(
-        self, *columns: ProgressColumn, quiet: bool, stream: TextIO | None = None, transient: bool = False
+        self, *shown: ProgressColumn, quiet: bool, stream: TextIO | None = None, transient: bool = False
     ) -> None:
         """``transient``: remove the bar at the end."""
-        self._columns = columns
+        self._columns = shown
         self._quiet = quiet
         self._stream = stream or sys.stdout
         self._transient = transient
@@ -120,14 +120,14 @@ class SearchProgress(BarDisplay):
     def __enter__(self) -> Self:
         return self._begin("compiling, starting", 1.0)
 
-    def update(self, result: SearchResult) -> None:
+    def update(self, progress: SearchResult) -> None:
         """Report the search's progress."""
-        gap = "" if self._bound_s is None or not result.step_s else f"gap {1 - self._bound_s / result.step_s:.1%}, "
-        text = f"best {result.step_s:.2f} s, {gap}{result.moves} moves"
-        spent = max(result.seconds / self._budget.seconds, result.moves / self._budget.moves)
-        if not self._update(min(1.0, spent), text) and result.step_s < 0.99 * self._printed:
-            self._printed = result.step_s
-            self._print(f"{result.seconds:8.1f} s  {text}")
+        gap = "" if self._bound_s is None or not progress.step_s else f"gap {1 - self._bound_s / progress.step_s:.1%}, "
+        text = f"best {progress.step_s:.2f} s, {gap}{progress.moves} moves"
+        spent = max(progress.seconds / self._budget.seconds, progress.moves / self._budget.moves)
+        if not self._update(min(1.0, spent), text) and progress.step_s < 0.99 * self._printed:
+            self._printed = progress.step_s
+            self._print(f"{progress.seconds:8.1f} s  {text}")
 
 
 class SurveyProgress(BarDisplay):
@@ -164,9 +164,9 @@ class CountProgress(BarDisplay):
     def __enter__(self) -> Self:
         return self._begin(self._label, self._total)
 
-    def done(self, parts: int = 1) -> None:
-        """Count ``parts`` further parts as done."""
-        self._done += parts
+    def done(self, count: int = 1) -> None:
+        """Count ``count`` further parts as done."""
+        self._done += count
         if not self._update(self._done, self._label) and time.monotonic() - self._printed >= BETWEEN_S:
             self._printed = time.monotonic()
             self._print(f"{self._label}: {self._done}/{self._total} {self._unit}")

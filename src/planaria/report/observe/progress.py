@@ -106,7 +106,7 @@ class Progress(NoProgress):
         """Return the newest numbers, the most important first."""
         workers = f"{len(self._members.holders)} + {self._members.spares} workers" if self._members.alive else ""
         order = (self._numbers.get(name) for name in ("loss", "validation", "speed"))
-        return [part for part in (*order, workers) if part]
+        return [text for text in (*order, workers) if text]
 
     def _refresh(self) -> None:
         if self._bar is not None:

@@ -49,8 +49,8 @@ def exposition(runs: Mapping[str, RunTally]) -> str:
 
 def names() -> frozenset[str]:
     """Return all names that a query can use; histograms by their parts."""
-    parts = ("_bucket", "_sum", "_count")
-    return frozenset(f.name + part for f in FAMILIES for part in (parts if f.kind == "histogram" else ("",)))
+    suffixes = ("_bucket", "_sum", "_count")
+    return frozenset(f.name + suffix for f in FAMILIES for suffix in (suffixes if f.kind == "histogram" else ("",)))
 
 
 def _lines(family: MetricFamily, runs: Mapping[str, RunTally]) -> Iterator[str]:
@@ -59,9 +59,9 @@ def _lines(family: MetricFamily, runs: Mapping[str, RunTally]) -> Iterator[str]:
     return lines(family.name, family.kind, family.help, labelled)
 
 
-def lines(name: str, kind: Kind, help: str, samples: Iterable[MetricSample]) -> Iterator[str]:
+def lines(name: str, kind: Kind, description: str, samples: Iterable[MetricSample]) -> Iterator[str]:
     """Yield the lines of one family."""
-    yield f"# HELP {name} {_escaped(help)}"
+    yield f"# HELP {name} {_escaped(description)}"
     yield f"# TYPE {name} {kind}"
     for sample in samples:
         labels = ",".join(f'{label}="{_label(value)}"' for label, value in sample.labels.items())

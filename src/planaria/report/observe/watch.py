@@ -77,7 +77,7 @@ class SharedHistory(Protocol):
         """Add a line of the log."""
 
     def secure(self) -> None:
-        """Return once all lines are there; RunStopped if that is impossible, or another controller leads."""
+        """Wait until all lines are stored; RunStopped if that is impossible, or another controller leads."""
 
     def check(self) -> None:
         """Raise RunStopped if this process may not lead any more."""
@@ -229,18 +229,18 @@ class RunWatch:
         self._note(partial(self._log.metric, metric))
         self._progress.on_metric(metric)
         self._tally.measured(metric)
-        values = {name: value for name, value in metric if isinstance(value, float) and name != "t"}
+        scalars = {name: value for name, value in metric if isinstance(value, float) and name != "t"}
         if isinstance(metric, StepMetric):
-            values |= self._tally.counts
-        self._track(lambda tracker: tracker.scalars(metric.step, values))
+            scalars |= self._tally.counts
+        self._track(lambda tracker: tracker.scalars(metric.step, scalars))
         self._report_trouble(metric.t)
 
     def _recovered(self, over: Iterable[RecoveryTiming]) -> None:
         for timing in over:
             if timing.total is not None:
                 parts = {f"recovery_s/{name}": took for name, took in timing.parts.items() if took is not None}
-                values, step = {"recovery_s": timing.total, **parts}, self._tally.steps
-                self._track(methodcaller("scalars", step, values))
+                scalars, step = {"recovery_s": timing.total, **parts}, self._tally.steps
+                self._track(methodcaller("scalars", step, scalars))
 
     def _begin(self) -> None:
         """Open the trackers once the run has started."""
@@ -367,17 +367,17 @@ class ReportSampling:
         return left
 
 
-def _sum(worked: e.WorkReport, other: e.WorkReport) -> dict[str, object]:
+def _sum(worked: e.WorkReport, later: e.WorkReport) -> dict[str, object]:
     """Add up the bytes sent to each peer, and keep the larger memory peaks."""
     sent = {
-        peer: worked.sent_bytes.get(peer, 0) + other.sent_bytes.get(peer, 0)
-        for peer in worked.sent_bytes | other.sent_bytes
+        peer: worked.sent_bytes.get(peer, 0) + later.sent_bytes.get(peer, 0)
+        for peer in worked.sent_bytes | later.sent_bytes
     }
-    most = {name: max(getattr(worked, name), getattr(other, name)) for name in ("peak_bytes", "device_peak_bytes")}
+    most = {name: max(getattr(worked, name), getattr(later, name)) for name in ("peak_bytes", "device_peak_bytes")}
     return {"sent_bytes": sent, **most}
 
 
-def _together(worked: e.WorkReport, other: e.WorkReport) -> bool:
+def _together(worked: e.WorkReport, later: e.WorkReport) -> bool:
     """Return whether both reports have the same worker, generation and hundred of steps."""
-    same_worker = (worked.worker, worked.generation) == (other.worker, other.generation)
-    return same_worker and worked.step // STEPS_PER_SUM == other.step // STEPS_PER_SUM
+    same_worker = (worked.worker, worked.generation) == (later.worker, later.generation)
+    return same_worker and worked.step // STEPS_PER_SUM == later.step // STEPS_PER_SUM

@@ -96,16 +96,16 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
 
 def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield a summary line per action and per slow worker or link, repeated findings combined."""
-    result, naming = diagnosis_of(record), naming_of(record)
+    diagnosed, naming = diagnosis_of(record), naming_of(record)
     alike = dict[tuple[str, ...], list[SlownessFinding]]()
-    for finding in result.findings:
+    for finding in diagnosed.findings:
         alike.setdefault((finding.blamed.fault, *map(str, finding.blamed.nodes)), []).append(finding)
     for same in alike.values():
         until = "on" if same[-1].until is None else f"to {same[-1].until}"
         times = f"{len(same)} times " if len(same) > 1 else ""
         label = sentence(same[0].blamed, naming).partition(":")[0]
         yield f"slow          {times}from step {same[0].blamed.step} {until}: {label}"
-    for handover in result.deeds:
+    for handover in diagnosed.deeds:
         after = "" if handover.measured_s is None else f", then {ms(handover.measured_s)}"
         handover_text = f"{naming.name([handover.relieve.node])} handed over by {handover.relieve.worker}"
         before, predicted = ms(handover.relieve.step_s), ms(handover.relieve.predicted_s)
@@ -114,32 +114,31 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
 
 def section(record: RunRecord) -> Iterator[str]:
     """Yield the section, if workers were measured."""
-    result, naming = diagnosis_of(record), naming_of(record)
-    if not result.now:
+    diagnosed, naming = diagnosis_of(record), naming_of(record)
+    if not diagnosed.now:
         return
-    parts = (
-        [page.chart(matrix(result, naming), "ways")] if any(gauge.last.flows for gauge in result.now.values()) else []
-    )
-    if result.findings:
+    measured = any(gauge.last.flows for gauge in diagnosed.now.values())
+    blocks = [page.chart(matrix(diagnosed, naming), "ways")] if measured else []
+    if diagnosed.findings:
         rows = [
             [f"{f.blamed.step}", "–" if f.until is None else f"{f.until}", sentence(f.blamed, naming).partition(":")[0],
              ms(f.blamed.seconds), ms(f.blamed.initial_s),
              ms(f.blamed.peer_median_s) if f.blamed.peer_median_s else "–"]
-            for f in result.findings
+            for f in diagnosed.findings
         ]  # fmt: skip
-        parts.append(page.table("slow", HEAD, rows, numbers_from=3))
-    if result.deeds:
+        blocks.append(page.table("slow", HEAD, rows, numbers_from=3))
+    if diagnosed.deeds:
         rows = [
             [f"{m.relieve.step}", f"{naming.name([m.relieve.node])} handed over by {m.relieve.worker}",
              ms(m.relieve.step_s), ms(m.relieve.predicted_s), "–" if m.measured_s is None else ms(m.measured_s)]
-            for m in result.deeds
+            for m in diagnosed.deeds
         ]  # fmt: skip
-        parts += [page.subheading("Actions"), page.table("relieved", DEEDS, rows, numbers_from=2)]
+        blocks += [page.subheading("Actions"), page.table("relieved", DEEDS, rows, numbers_from=2)]
     text = (
         "Verdicts from the workers' measurements: a worker is judged by its passes, compared with its first steps and "
         "its peers; a link by the time from sending to arrival of activations. The matrix shows the last reports."
     )
-    yield page.section("Diagnosis", text if result.findings else f"Nothing was slow. {text}", *parts)
+    yield page.section("Diagnosis", text if diagnosed.findings else f"Nothing was slow. {text}", *blocks)
 
 
 def matrix(diagnosis: Diagnosis, naming: Naming) -> go.Figure:

@@ -328,7 +328,7 @@ def _story(record: RunRecord) -> list[tuple[float, EventLine]]:
     # Reports of single stages are only needed for the rounds of several replicas.
     facts = record.history if naming_of(record).several else record.turns
     lines = ((t, narrator.describe(t, fact)) for t, fact in facts)
-    return [(t, line) for t, line in lines if line is not None]
+    return [(t, event_line) for t, event_line in lines if event_line is not None]
 
 
 @dataclass

@@ -48,24 +48,24 @@ class Failover:
 
 def failovers(record: RunRecord) -> list[Failover]:
     """Return the failovers of a run, in order."""
-    found: list[Failover] = []
+    handovers: list[Failover] = []
     uncommitted: dict[int, int] = {}
     before: dict[int, int] = {}
     for t, fact in record.turns:
         if isinstance(fact, e.RunStarted):
             uncommitted, before = {}, {}
         elif isinstance(fact, e.LeaderStarted):
-            found.append(Failover(fact, t))
+            handovers.append(Failover(fact, t))
             before = dict(uncommitted)
         elif d.is_decision(fact):
-            if found:
-                _note(found[-1], t, fact, before)
+            if handovers:
+                _note(handovers[-1], t, fact, before)
             if isinstance(fact, d.RunStep) and fact.mode == "train":
                 uncommitted[fact.replica] = fact.step
             elif isinstance(fact, d.Commit):
                 uncommitted.pop(fact.replica, None)
                 before.pop(fact.replica, None)
-    return found
+    return handovers
 
 
 def _note(failover: Failover, t: float, decision: d.Decision, before: dict[int, int]) -> None:
@@ -80,10 +80,10 @@ def _note(failover: Failover, t: float, decision: d.Decision, before: dict[int, 
 
 def section(record: RunRecord) -> Iterator[str]:
     """Yield the report's section on lost controllers, if any was lost."""
-    found = failovers(record)
-    if not found:
+    handovers = failovers(record)
+    if not handovers:
         return
-    bars = [(f"term {failover.started.term}", failover.parts, failover.total) for failover in found]
+    bars = [(f"term {failover.started.term}", failover.parts, failover.total) for failover in handovers]
     head = ["next controller", "the former one", "steps repeated", *PHASES, "total"]
     yield page.section(
         "Lost controllers",
@@ -91,7 +91,7 @@ def section(record: RunRecord) -> Iterator[str]:
         "until that standby led. Order: to its first decision. Commit: to its first committed step; workers continue "
         "with their step meanwhile, unless the controller's machine was lost. Times in milliseconds.",
         page.chart(phase_figure(bars, PHASES), "failovers"),
-        page.table("failover-times", head, [_row(failover) for failover in found], numbers_from=2),
+        page.table("failover-times", head, [_row(failover) for failover in handovers], numbers_from=2),
     )
 
 
@@ -105,5 +105,5 @@ def _row(failover: Failover) -> list[str]:
         f"term {failover.started.term}",
         _ENDS[failover.started.cause],
         "–" if elsewhere else str(len(failover.repeated)),
-        *("–" if value is None else f"{1000 * value:.0f}" for value in seconds),
+        *("–" if duration is None else f"{1000 * duration:.0f}" for duration in seconds),
     ]

@@ -125,7 +125,7 @@ def phase_figure(bars: Sequence[PhaseBar], colours: Mapping[str, str]) -> go.Fig
     for phase, colour in colours.items():
         fig.add_bar(
             y=rows,
-            x=[1000 * (parts[phase] or 0.0) for _, parts, _ in bars],
+            x=[1000 * (durations[phase] or 0.0) for _, durations, _ in bars],
             name=phase,
             orientation="h",
             marker={"color": colour},

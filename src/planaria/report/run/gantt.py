@@ -186,7 +186,7 @@ def _bar(work: WorkReport, span: Span) -> Bar:
 
 def _links(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[str, Bar]]]:
     """Return (stage, (worker, bar)) of each member, from the last formation to its link."""
-    result = []
+    links = []
     formed: float | None = None
     naming = naming_of(record)
     for t, fact in record.landmarks:
@@ -199,8 +199,8 @@ def _links(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[s
                 f"rebuild {1000 * fact.rebuild_s:.1f} ms, {fact.transfer_bytes / 1e6:.1f} MB received"
             )
             bar = Bar(_row(fact.worker, fact.stage), "relink", formed, t, "", hover)
-            result.append((fact.stage, (fact.worker, bar)))
-    return result
+            links.append((fact.stage, (fact.worker, bar)))
+    return links
 
 
 def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> go.Figure:

@@ -62,8 +62,8 @@ def prove_exactly_once(record: RunRecord) -> list[str]:
         elif begin < min(covered, end):
             twice.append((begin, f"samples {begin} to {min(covered, end) - 1} were used twice"))
         covered = max(covered, end)
-    result = sorted([*twice, *(missing if finished or not ledger.several else ())])
-    return [*ledger.close(), *(text for _, text in result)]
+    problems = sorted([*twice, *(missing if finished or not ledger.several else ())])
+    return [*ledger.close(), *(text for _, text in problems)]
 
 
 def require_exactly_once(record: RunRecord) -> None:
@@ -133,8 +133,8 @@ class _Ledger:
 
     def _start(self, fact: RunStarted) -> None:
         """Undo the lines that a resumed run does not have, by its checkpoint if that is known."""
-        results = (self._sealed[folder] for folder in fact.checkpoint_of_stage.values() if folder in self._sealed)
-        loaded = next((sealed for sealed in results if sealed.fact.step == fact.first_step), None)
+        candidates = (self._sealed[folder] for folder in fact.checkpoint_of_stage.values() if folder in self._sealed)
+        loaded = next((sealed for sealed in candidates if sealed.fact.step == fact.first_step), None)
         if self.first is None:
             self.first = fact
         elif loaded is not None:

@@ -123,9 +123,9 @@ class StepMetrics:
         return None
 
     def _undo(self, form: d.Form) -> None:
-        for parts in self._parts.values():
-            for key in [key for key in parts if key[0] == form.replica and key[1] >= form.step]:
-                del parts[key]
+        for by_commit in self._parts.values():
+            for key in [key for key in by_commit if key[0] == form.replica and key[1] >= form.step]:
+                del by_commit[key]
                 self._left += 1
 
     def _committed(self, t: float, commit: d.Commit) -> StepMetric | None:

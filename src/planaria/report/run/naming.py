@@ -28,7 +28,7 @@ class Naming:
 
     def nodes(self, replica: int) -> set[int]:
         """Return all nodes of one of several replicas."""
-        return {node for node, other in self._replica.items() if other == replica}
+        return {node for node, owner in self._replica.items() if owner == replica}
 
     def name(self, nodes: Iterable[int]) -> str:
         """Return 'stage 2', 'stages 1, 3', 'node 14 of stage 3' or 'stages 0, 2 of replica 1'."""

@@ -10,13 +10,13 @@ from planaria.planner.schedule import Schedule, SeveralPaths
 from planaria.report.tables import Table
 
 LISTED = 40
-"""edges, those that take longest"""
+"""maximum number of edges in the table, the slowest ones"""
 
 
 def table(schedule: Schedule, paths: SeveralPaths, was: Mapping[tuple[int, int], str] | None = None) -> Table:
-    """The edges with the longest transfers of a step, each with its path and its share of the links.
+    """Return a table of the edges with the longest transfers of a step, each with its path and its rate.
 
-    ``was``: the path that each had before.
+    ``was``: edge → its previous path.
     """
     names = [machine.name for machine in schedule.nodes]
     longest = sorted(paths.edges, key=lambda edge: -edge.size / edge.rate)
@@ -45,7 +45,7 @@ def table(schedule: Schedule, paths: SeveralPaths, was: Mapping[tuple[int, int],
 
 
 def summary(paths: SeveralPaths) -> str:
-    """How good the choice is: the busiest link beside what no choice can stay below."""
+    """Return the load of the busiest link, and the lower bound on it for any choice of paths."""
     gap = CutBound(paths.least_s, ()).gap(paths.largest_s)
     cut = ", ".join(paths.cut[:3]) + (f" and {len(paths.cut) - 3} more" if len(paths.cut) > 3 else "")
     return (

@@ -152,20 +152,20 @@ def _shown(fact: e.Event | d.Decision, naming: Naming) -> tuple[str, dict[str, A
 
 def _counters(record: RunRecord, clock: TraceClock) -> Iterator[TRACE_EVENT]:
     for part, metric in clock.in_parts(record.trained, lambda metric: metric.t):
-        for name, value in (("loss", metric.loss), ("tokens per second", metric.tokens_per_s)):
+        for name, number in (("loss", metric.loss), ("tokens per second", metric.tokens_per_s)):
             at = {"pid": RUN, "ts": clock.ns(metric.t, part) / 1000}
-            yield {"ph": "C", "name": name, **at, "args": {name: value}}
+            yield {"ph": "C", "name": name, **at, "args": {name: number}}
 
 
 def _recoveries(record: RunRecord, clock: TraceClock, rows: _Rows) -> Iterator[TRACE_EVENT]:
     """Yield recoveries as separate async slices with their phases, since they may overlap."""
-    results: list[TRACE_EVENT] = []
+    events: list[TRACE_EVENT] = []
     for number, (part, timing) in enumerate(clock.in_parts(recoveries(record), lambda timing: timing.lost_t)):
         tid = rows.thread(RUN, f"recoveries of replica {timing.replica}")
         same = {"cat": "recovery", "id": number, "pid": RUN, "tid": tid}
-        results += ({**event, **same} for event in _phases(timing, lambda t, p=part: clock.ns(t, p)))  # type: ignore[misc]
+        events += ({**event, **same} for event in _phases(timing, lambda t, p=part: clock.ns(t, p)))  # type: ignore[misc]
     yield from rows.metadata_rows()
-    yield from sorted(results, key=lambda event: event["ts"])
+    yield from sorted(events, key=lambda event: event["ts"])
 
 
 def _phases(timing: RecoveryTiming, ns: Callable[[float], int]) -> Iterator[TRACE_EVENT]:

@@ -53,8 +53,8 @@ class Recoveries:
     @property
     def latest(self) -> dict[int, RecoveryTiming]:
         """Replica → its latest recovery in this part of the run, complete or not."""
-        result = {replica: scan.latest for replica, scan in enumerate(self._scans)}
-        return {replica: timing for replica, timing in result.items() if timing is not None}
+        timings = {replica: scan.latest for replica, scan in enumerate(self._scans)}
+        return {replica: timing for replica, timing in timings.items() if timing is not None}
 
     def close(self) -> list[RecoveryTiming]:
         """Close and return the open recoveries."""

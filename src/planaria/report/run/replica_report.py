@@ -45,12 +45,12 @@ def replica_section(record: RunRecord) -> Iterator[str]:
     count = max([count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form))])
     histories = settled_rounds(record)
     text = f"{counted(count, 'replica')} with separate steps and samples."
-    parts = _validations(record)
+    blocks = _validations(record)
     if histories:
         text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(totals_lines(totals(histories)))}."
-        parts += _rounds(histories, count)
+        blocks += _rounds(histories, count)
     table = page.table("each-replica", HEAD, _rows(record, histories, count), numbers_from=2)
-    yield page.section("Replicas", text, *parts, page.subheading("Each replica"), page.note(KEY), table)
+    yield page.section("Replicas", text, *blocks, page.subheading("Each replica"), page.note(KEY), table)
 
 
 def _validations(record: RunRecord) -> list[str]:
@@ -83,7 +83,7 @@ def _rounds(histories: Sequence[RoundHistory], count: int) -> list[str]:
             "From a replica's last work to its new weights. Bars are means over replicas; a diamond marks the longest "
             "wait." + (f" Of {len(rounds)} rounds, the {ROUNDS_DRAWN} with the longest waits." if many else "")
         ),
-        page.chart(waits({round: waited(of_round) for round, of_round in rounds.items()}), "waits"),
+        page.chart(waits({number: waited(of_round) for number, of_round in rounds.items()}), "waits"),
         page.subheading("Rounds settled by each pair of replicas; on the diagonal, alone"),
         page.chart(heat(rounds_together(histories, count), alone=True), "meetings"),
     ]
@@ -91,13 +91,13 @@ def _rounds(histories: Sequence[RoundHistory], count: int) -> list[str]:
 
 def by_round(histories: Sequence[RoundHistory]) -> dict[int, list[RoundHistory]]:
     """Group histories by round, in order; a round repeated by a resumed run replaces the earlier one."""
-    result: dict[int, list[RoundHistory]] = {}
+    rounds: dict[int, list[RoundHistory]] = {}
     for history in histories:
-        of_round = result.setdefault(history.round, [])
+        of_round = rounds.setdefault(history.round, [])
         if of_round and of_round[0].part != history.part:
             of_round.clear()
         of_round.append(history)
-    return dict(sorted(result.items()))
+    return dict(sorted(rounds.items()))
 
 
 def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
@@ -105,10 +105,10 @@ def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
     points = []
     for of_round in rounds.values():
         met = [history for history in of_round if history.spreads]
-        spreads = [far for history in met for far in history.spreads]
+        distances = [far for history in met for far in history.spreads]
         steps = [step for history in met for step in history.steps.values()]
-        if spreads:
-            points.append((sum(steps) / len(steps), math.sqrt(sum(far * far for far in spreads) / len(spreads))))
+        if distances:
+            points.append((sum(steps) / len(steps), math.sqrt(sum(far * far for far in distances) / len(distances))))
     return points
 
 
@@ -228,24 +228,24 @@ def waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figure:
     Shows the :data:`ROUNDS_DRAWN` rounds with the longest waits.
     """
     longest = set(sorted(rounds, key=lambda number: rounds[number][2])[-ROUNDS_DRAWN:])
-    rounds = {number: parts for number, parts in rounds.items() if number in longest}
+    rounds = {number: times for number, times in rounds.items() if number in longest}
     fig = figure(280, x="round", y="milliseconds", barmode="stack", bargap=0.25, showlegend=True)
-    numbers, parts_of = list(rounds), list(rounds.values())
+    numbers, times_of = list(rounds), list(rounds.values())
     for index, (name, colour) in enumerate((("for others to join", ORANGE), ("for their updates", VIOLET))):
         fig.add_bar(
             x=numbers,
-            y=[1000 * parts[index] for parts in parts_of],
+            y=[1000 * times[index] for times in times_of],
             name=name,
             marker={"color": colour},
             hovertemplate=f"round %{{x}}, {name}: %{{y:.1f}} ms, mean<extra></extra>",
         )
     fig.add_scatter(
         x=numbers,
-        y=[1000 * parts[2] for parts in parts_of],
+        y=[1000 * times[2] for times in times_of],
         name="longest wait",
         mode="markers",
         marker=symbol("diamond", INK, 8),
-        customdata=[parts[3] for parts in parts_of],
+        customdata=[times[3] for times in times_of],
         hovertemplate="round %{x}: replica %{customdata} waited %{y:.1f} ms<extra></extra>",
     )
     fig.update_layout(legend={"traceorder": "normal"})

@@ -59,8 +59,8 @@ def write_page(record: RunRecord, out: Path) -> Path:
 def body(record: RunRecord) -> Iterator[str]:
     """Yield the report's sections as HTML."""
     timings = recoveries(record)
-    result = verdict(facts_of(record, wall_time(record)))
-    yield page.heading(record.config.name, result, _summary(record))
+    outcome = verdict(facts_of(record, wall_time(record)))
+    yield page.heading(record.config.name, outcome, _summary(record))
     yield page.note(_origin(record))
     yield page.cards(_facts(record, timings))
     if any(True for _ in record.trained):
@@ -289,9 +289,9 @@ def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iter
 
 
 def _checkpoints(record: RunRecord) -> Iterator[str]:
-    parts = [(started.first_step, started.recut) for _, started in record.starts if started.recut is not None]
-    if parts:
-        rows = [[str(step), cut.checkpoint, str(cut.was), str(cut.now), "; ".join(cut.notes)] for step, cut in parts]
+    recuts = [(started.first_step, started.recut) for _, started in record.starts if started.recut is not None]
+    if recuts:
+        rows = [[str(step), cut.checkpoint, str(cut.was), str(cut.now), "; ".join(cut.notes)] for step, cut in recuts]
         yield page.section(
             "Checkpoints",
             "Resumptions in another shape than the checkpoint's.",

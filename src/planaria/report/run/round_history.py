@@ -127,8 +127,8 @@ class Rounds:
         self._forget(fact.round - REMEMBERED)
         waited_for_peers_s, waited_for_updates_s = {}, {}
         for replica in fact.members:
-            round, since, waited = self._met.pop(replica, (-1, 0.0, 0.0))
-            met = round == fact.round
+            current, since, waited = self._met.pop(replica, (-1, 0.0, 0.0))
+            met = current == fact.round
             idle = self._idle(replica, t)
             waited_for_peers_s[replica], waited_for_updates_s[replica] = (
                 (waited, min(t - since, idle)) if met else (idle, 0.0)
@@ -159,9 +159,9 @@ class Rounds:
     def _forget(self, before: int) -> None:
         """Drop old rounds, which receive no more reports."""
         if len(self._settled) > 2 * REMEMBERED:
-            self._groups = {round: groups for round, groups in self._groups.items() if round >= before}
-            self._settled = {round: members for round, members in self._settled.items() if round >= before}
-            self._late = {(round, members) for round, members in self._late if round >= before}
+            self._groups = {number: groups for number, groups in self._groups.items() if number >= before}
+            self._settled = {number: members for number, members in self._settled.items() if number >= before}
+            self._late = {(number, members) for number, members in self._late if number >= before}
 
     def _made(self, t: float, fact: e.RoundApplied) -> None:
         replica = self._members.replica(fact.node)
@@ -185,8 +185,8 @@ def _gatherings(record: RunRecord) -> list[RoundHistory]:
         return []
     members = Membership()
     rounds = Rounds(members)
-    results = (rounds.take(t, fact, members.take(fact)) for t, fact in record.history)
-    return [history for history in results if history is not None]
+    histories = (rounds.take(t, fact, members.take(fact)) for t, fact in record.history)
+    return [history for history in histories if history is not None]
 
 
 @dataclass(frozen=True)

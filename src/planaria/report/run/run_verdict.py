@@ -149,34 +149,34 @@ def _samples(facts: RunFacts) -> str:
 
 
 def _numbers(facts: RunFacts) -> list[tuple[str, str]]:
-    result = []
+    numbers = []
     began = "" if facts.first_loss is None else f"; training started at {facts.first_loss:.3f}"
     if facts.validation is not None:
-        result.append((f"{facts.validation:.4f}", f"validation loss, nats per token{began}"))
+        numbers.append((f"{facts.validation:.4f}", f"validation loss, nats per token{began}"))
     elif facts.loss is not None:
-        result.append((f"{facts.loss:.4f}", f"training loss, nats per token{began}"))
+        numbers.append((f"{facts.loss:.4f}", f"training loss, nats per token{began}"))
     if facts.recovery_s:
         often = counted(len(facts.recovery_s), "recovery", "recoveries")
         middle, most = median(facts.recovery_s), max(facts.recovery_s)
-        result.append((f"{middle:.2f} s", f"to recover, median of {often}; {most:.2f} s at most"))
+        numbers.append((f"{middle:.2f} s", f"to recover, median of {often}; {most:.2f} s at most"))
     elif facts.tokens_per_s is not None:
-        result.append((f"{facts.tokens_per_s:,.0f}", "tokens per second, median step"))
-    return result
+        numbers.append((f"{facts.tokens_per_s:,.0f}", "tokens per second, median step"))
+    return numbers
 
 
 def _lost(facts: RunFacts) -> str:
-    parts = []
+    clauses = []
     if facts.redone:
-        parts.append(f"{counted(facts.redone, 'step')} repeated after rollbacks")
+        clauses.append(f"{counted(facts.redone, 'step')} repeated after rollbacks")
     if facts.recovery_s:
         spent = sum(facts.recovery_s)
         of = f" ({spent / facts.wall_s:.1%} of the run)" if facts.wall_s and facts.replicas == 1 else ""
-        parts.append(f"{spent:.2f} s in recoveries{of}")
+        clauses.append(f"{spent:.2f} s in recoveries{of}")
     for count, noun, label in (
         (facts.outcomes.get("cannot", 0), "recovery", "impossible"),
         (facts.spares_lost, "spare", ""),
         (facts.refused, "update", "rejected"),
     ):
         if count:
-            parts.append(f"{counted(count, noun, 'recoveries' if noun == 'recovery' else '')} {label}".strip())
-    return f"Lost: {'; '.join(parts)}." if parts else "Nothing was lost."
+            clauses.append(f"{counted(count, noun, 'recoveries' if noun == 'recovery' else '')} {label}".strip())
+    return f"Lost: {'; '.join(clauses)}." if clauses else "Nothing was lost."

@@ -106,13 +106,13 @@ class PlannedStep:
     def links(self) -> dict[tuple[int, int], tuple[int, int]]:
         """(site, site) → number of messages, and their total nanoseconds from sending to arrival."""
         site: list[int] = self.problem.site.tolist()
-        result: dict[tuple[int, int], tuple[int, int]] = {}
+        traffic: dict[tuple[int, int], tuple[int, int]] = {}
         for sent, done in pairwise(self.passes):
             if sent.microbatch == done.microbatch and sent.node != done.node:
                 route = site[sent.node], site[done.node]
-                count, took = result.get(route, (0, 0))
-                result[route] = count + 1, took + done.arrives - sent.ends
-        return result
+                count, took = traffic.get(route, (0, 0))
+                traffic[route] = count + 1, took + done.arrives - sent.ends
+        return traffic
 
     def name(self, node: int) -> str:
         return f"{self.problem.names[node]} · stage {self.solution.stage[node]}"
@@ -156,15 +156,15 @@ def _arrivals(problem: PlanningProblem, routes: Sequence[Sequence[int]], times: 
         (ends[i][k - 1], starts[i][k - 1], i, k) for i, route in enumerate(routes) for k in range(1, len(route))
     )
     taken: dict[tuple[int, int], int] = defaultdict(int)
-    result = times.starts.copy()
+    arrivals = times.starts.copy()
     for sent, _, i, k in order:
         a, b = routes[i][k - 1], routes[i][k]
-        result[i, k] = sent
+        arrivals[i, k] = sent
         if a != b:
             begins = max(sent, taken[a, b])
             taken[a, b] = begins + prices.transmit(a, b, "forward")
-            result[i, k] = begins + prices.carry(a, b, "forward")
-    return result
+            arrivals[i, k] = begins + prices.carry(a, b, "forward")
+    return arrivals
 
 
 def compared_figure(schedule: Schedule) -> go.Figure:

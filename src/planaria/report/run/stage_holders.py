@@ -118,9 +118,9 @@ def machines(record: RunRecord) -> list[MachineStay]:
 
 
 def machine_section(record: RunRecord, naming: Naming) -> Iterator[str]:
-    """The report on machines that joined; nothing where none did."""
-    result = machines(record)
-    if not result:
+    """Yield the section on machines that joined, if any did."""
+    stays = machines(record)
+    if not stays:
         return
     zero = record.starts[0][0]
     rows = [
@@ -135,6 +135,6 @@ def machine_section(record: RunRecord, naming: Naming) -> Iterator[str]:
             str(stay.lost),
             stay.how,
         ]
-        for stay in result
+        for stay in stays
     ]
     yield page.section("Machines that joined", KEY, page.table("machines", HEAD, rows, numbers_from=9))

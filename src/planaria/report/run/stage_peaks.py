@@ -48,19 +48,19 @@ def _stage_peaks(record: RunRecord) -> list[StagePeak]:
             peaks = host.setdefault(work.node, {})
             peaks[work.worker] = max(peaks.get(work.worker, 0), work.peak_bytes)
             device[work.node] = max(device.get(work.node, 0), work.device_peak_bytes)
-    naming, result = naming_of(record), []
+    naming, peaks_by_node = naming_of(record), []
     predicted = record.starts[-1][1].predicted_bytes if record.starts else []
     for node, by in sorted(host.items()):
         largest = max(by, key=by.__getitem__)
         where = "all stages" if node < 0 else naming.row(node)
         predicted_bytes = predicted[stage[node]] if 0 <= stage[node] < len(predicted) else 0
-        result.append(StagePeak(where, len(by), largest, by[largest], device[node], predicted_bytes))
-    return result
+        peaks_by_node.append(StagePeak(where, len(by), largest, by[largest], device[node], predicted_bytes))
+    return peaks_by_node
 
 
 def section(record: RunRecord) -> Iterator[str]:
     """Yield the section, if workers reported memory."""
-    if result := stage_peaks(record):
+    if peaks := stage_peaks(record):
         rows = [
             [
                 peak.where,
@@ -70,15 +70,15 @@ def section(record: RunRecord) -> Iterator[str]:
                 _mb(peak.device_bytes) if peak.device_bytes else "–",
                 _mb(peak.predicted) if peak.predicted else "–",
             ]
-            for peak in result
+            for peak in peaks
         ]
         yield page.section("Memory", KEY, page.table("memory", HEAD, rows, numbers_from=3))
 
 
 def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield a line on the stage with the highest peak."""
-    if result := stage_peaks(record):
-        most = max(result, key=lambda peak: (peak.device_bytes, peak.bytes))
+    if peaks := stage_peaks(record):
+        most = max(peaks, key=lambda peak: (peak.device_bytes, peak.bytes))
         device = f", {_mb(most.device_bytes)} MB on its device" if most.device_bytes else ""
         yield f"memory        at most {_mb(most.bytes)} MB{device}, at {most.where}"
 

@@ -81,5 +81,5 @@ def _describe(timing: RecoveryTiming) -> str:
 
 
 def _split(timing: RecoveryTiming) -> str:
-    parts = timing.parts.items()
-    return ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in parts if seconds is not None)
+    phases = timing.parts.items()
+    return ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in phases if seconds is not None)

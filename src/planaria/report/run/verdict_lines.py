@@ -77,17 +77,17 @@ def _cleared(fact: d.Cleared, naming: Naming) -> str:
     return f"{naming.name(fact.nodes)}: {activity.get(fact.fault, 'its worker')} is no longer slow"
 
 
-def differing_replicas(found: d.UnequalReplicas) -> str:
+def differing_replicas(unequal: d.UnequalReplicas) -> str:
     """Return which replicas differ in weights that should be equal."""
-    if not found.differing:
+    if not unequal.differing:
         return (
-            f"{replicas(found.replicas)}: their weights of {stages([found.stage])} differ but should be equal; no "
+            f"{replicas(unequal.replicas)}: their weights of {stages([unequal.stage])} differ but should be equal; no "
             "majority shows which are wrong"
         )
-    invalid, others = replicas(found.differing), counted(len(found.replicas) - len(found.differing), "replica")
-    machine = "machines compute" if found.differing[1:] else "machine computes"
+    invalid, others = replicas(unequal.differing), counted(len(unequal.replicas) - len(unequal.differing), "replica")
+    machine = "machines compute" if unequal.differing[1:] else "machine computes"
     return (
-        f"{invalid}: weights of {stages([found.stage])} differ from those of {others} but should be equal; "
+        f"{invalid}: weights of {stages([unequal.stage])} differ from those of {others} but should be equal; "
         f"the {machine} incorrectly, or differently from the others"
     )
 

@@ -27,7 +27,7 @@ def trackers(config: ObserveConfig) -> dict[str, Tracker]:
     names = [name.strip() for name in config.trackers.split(",")] if config.trackers.strip() else []
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"observe.trackers = {config.trackers!r}: {twice!r} is listed twice; remove one")
-    result = TRACKERS.make_all(names, config.options)
-    for tracker in result.values():
+    chosen = TRACKERS.make_all(names, config.options)
+    for tracker in chosen.values():
         tracker.require()
-    return result
+    return chosen

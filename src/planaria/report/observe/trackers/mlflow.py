@@ -45,10 +45,10 @@ class MLflow(Tracker):
     def open(self, folder: Path) -> None:
         self._client = import_module("mlflow").MlflowClient(tracking_uri=self.uri or None)
         recorded = self._find_or_make(folder)
-        values = {name: str(value)[:_LONGEST] for name, value in self._settings.items() if str(value)}
+        parameters = {name: str(value)[:_LONGEST] for name, value in self._settings.items() if str(value)}
         # MLflow parameters are immutable; changed values of a resumed run become tags.
-        self._write("params", "Param", {name: value for name, value in values.items() if name not in recorded})
-        changed = {name: value for name, value in values.items() if recorded.get(name, value) != value}
+        self._write("params", "Param", {name: value for name, value in parameters.items() if name not in recorded})
+        changed = {name: value for name, value in parameters.items() if recorded.get(name, value) != value}
         self._write("tags", "RunTag", {f"resumed.{name}": value for name, value in changed.items()})
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -63,16 +63,15 @@ class MLflow(Tracker):
         """Find or create the MLflow run; return its parameters."""
         experiment = self._client.get_experiment_by_name(self.experiment)
         number = self._client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id
-        result = self._client.search_runs([number], filter_string=f"tags.`{_TAG}` = '{self._identity}'", max_results=1)
-        run = (
-            result[0] if result else self._client.create_run(number, tags={_TAG: self._identity}, run_name=folder.name)
-        )
+        by_identity = f"tags.`{_TAG}` = '{self._identity}'"
+        runs = self._client.search_runs([number], filter_string=by_identity, max_results=1)
+        run = runs[0] if runs else self._client.create_run(number, tags={_TAG: self._identity}, run_name=folder.name)
         self._run = run.info.run_id
         self._client.update_run(self._run, status="RUNNING")
         return dict(run.data.params)
 
-    def _write(self, label: str, kind: str, values: Mapping[str, str]) -> None:
+    def _write(self, label: str, kind: str, parameters: Mapping[str, str]) -> None:
         entity = getattr(import_module("mlflow.entities"), kind)
-        items = [entity(name, value) for name, value in values.items()]
-        for first in range(0, len(items), _BATCH):
-            self._client.log_batch(self._run, **{label: items[first : first + _BATCH]})
+        entities = [entity(name, value) for name, value in parameters.items()]
+        for first in range(0, len(entities), _BATCH):
+            self._client.log_batch(self._run, **{label: entities[first : first + _BATCH]})
