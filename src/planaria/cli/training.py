@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from planaria.cli.flags import ADVANCED, DryRun, Quiet, command, flag, recipe_argument, run_option, switch
+from planaria.cli.flags import ADVANCED, DryRun, Quiet, command, flag, recipe_argument, refuse, run_option, switch
 from planaria.cli.serving import CHAOS, address_option, named_option, token_option
 from planaria.cli.settings import Settings
 from planaria.cli.watching import Live, live_address
@@ -85,8 +85,18 @@ def _join(
     at: Annotated[
         str, flag("HOST:PORT", "with --standby on another machine: where it leads; RUN is LOG/NAME", show_default=False)
     ] = "",
+    hold: Annotated[
+        str,
+        flag("HOST:PORT", "add no workers: hold the log of a run (quorum://HOLDERS/NAME) here", show_default=False),
+    ] = "",
 ) -> int:
-    """Add this machine to a live run, until Ctrl-C; or wait to lead the run."""
+    """Add this machine to a live run, until Ctrl-C; or wait to lead the run, or hold its log."""
+    if hold:
+        given = {
+            "workers": workers, "patience": patience, "advertise": advertise or None, "ports": ports,
+            "no-inbound": no_inbound or None, "cache": cache, "standby": standby or None, "at": at or None,
+        }  # fmt: skip
+        return _hold(run, hold, key_file, given)
     if standby:
         of_workers = {
             "--workers": workers, "--patience": patience, "--advertise": advertise or None,
@@ -104,6 +114,17 @@ def _join(
 
     reach = Reach(advertise=advertise, reachable=not no_inbound, ports=ports)
     add_machine(run, key_file, workers, patience, reach, cache)
+    return 0
+
+
+def _hold(run: str, at: str, key: Path | None, others: Mapping[str, object]) -> int:
+    """Hold the log of a run until Ctrl-C; no other flag is valid. Imports no torch."""
+    refuse(others, "has no effect with --hold, which starts no workers and no standby; leave it out")
+    if key is None:
+        raise UserError(f"join {run} --hold {at}: give --key-file, the run's fleet.key; created if missing")
+    from planaria.runtime.fleet.quorum_holder import hold
+
+    hold(run, at, key, lambda line: print(line, flush=True))
     return 0
 
 

@@ -47,6 +47,22 @@ def write_bytes(path: Path, content: bytes) -> None:
         unfinished.write_bytes(content)
 
 
+def write_durable(path: Path, content: bytes) -> None:
+    """Replace a file with this content, atomically; it is on disk when this returns.
+
+    :raises OSError: if the folder is not writable or its disk is full.
+    """
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def write_new(path: Path, data: bytes, mode: int) -> bool:
     """Write ``data`` to ``path`` in an existing folder; return False, without writing, if something is there.
 

@@ -49,8 +49,8 @@ class FleetConfig(Section):
     """whether the run survives the loss of its controller: auto (a standby on this machine takes over), manual (start
     one with `planaria join RUN --standby`), off (resume from the newest checkpoint)"""
     shared_log: str | None = None
-    """folder or URL that several machines share, for the run's log: if this machine is lost, one of fleet.standby_at
-    leads the run"""
+    """folder or URL that several machines share, for the run's log, or quorum://HOST:PORT,HOST:PORT,HOST:PORT, whose
+    holders run `planaria join` with --hold; if this machine is lost, one of fleet.standby_at leads the run"""
     standby_at: str = ""
     """with fleet.shared_log: HOST:PORT of the machines that may lead, in order, separated by commas (`planaria join
     LOG/NAME --standby --at HOST:PORT`)"""

@@ -5,7 +5,8 @@ the only way to append, so a controller whose machine was believed lost cannot a
 continues. A new controller is elected by creating the next object with a higher term; it then has the whole log.
 ``lease.json`` is rewritten while a controller leads. It only tells the others when to stand for election.
 
-The store is trusted: all who can write to it can lead the run.
+The store is a folder or bucket (``common/object_store.py``), or a quorum of holders (``control/quorum_store.py``). It
+is trusted: all who can write to it can lead the run.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import hashlib
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planaria.common.errors import RunStopped, UserError
-from planaria.common.object_store import BadObject, Store
+from planaria.common.object_store import BadObject
 
 MAX_BATCH_BYTES = 64 << 20
 """of a batch"""
@@ -69,10 +70,21 @@ class Batch:
     lines: tuple[str, ...]
 
 
+class SharedStore(Protocol):
+    """Small named objects that several machines read and write, as :class:`planaria.common.object_store.Store`."""
+
+    @property
+    def location(self) -> str: ...
+    def read(self, path: str, most: int) -> bytes | None: ...
+    def write(self, path: str, data: bytes) -> bool: ...
+    def replace(self, path: str, data: bytes) -> None: ...
+    def creates_once(self, path: str) -> bool: ...
+
+
 class SharedLog:
     """The shared log of one run."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SharedStore) -> None:
         self._store = store
 
     @property

@@ -13,19 +13,29 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.common.object_store import Retry, Store
 from planaria.config.schema import RunConfig
 from planaria.control.logs import EVENTS, ID, history_of, identity
+from planaria.control.quorum_location import SCHEME
 from planaria.control.shared_log import Deposed, Lease, LogAppender, SharedLog
 from planaria.runtime.engine import run_folders
+from planaria.runtime.fleet.joining import read_key
+from planaria.runtime.fleet.quorum_client import opened_quorum
 
 SHARED_FILES = (*run_folders.KEPT, digests.FILE)
 RENEWALS = 3
 """renewals of the lease in ``fleet.lease_s``"""
 
 
-def opened(location: str, seconds: float, setting: str = "fleet.shared_log") -> SharedLog:
+def opened(
+    location: str, seconds: float, key: str | Path | None = None, setting: str = "fleet.shared_log"
+) -> SharedLog:
     """Open the shared log of a run; a call that fails is repeated for ``seconds``.
 
-    :raises UserError: if the location is not supported.
+    :param key: file with the run's key, for a quorum of holders
+    :raises UserError: if the location is not supported, or its holders do not answer.
     """
+    if location.startswith(SCHEME):
+        if key is None:
+            raise UserError(f"{setting}: {location} needs the run's key (fleet.key, --key-file)")
+        return SharedLog(opened_quorum(location, read_key(Path(key)), seconds, setting))
     return SharedLog(Store(location, setting, Retry(tries=100, seconds=seconds, first_s=0.05)))
 
 
@@ -133,7 +143,8 @@ def leading(config: RunConfig, folder: Path, leadership: Leadership | None) -> I
 
 
 def _first_election(config: RunConfig, folder: Path) -> LogAppender:
-    log = opened(f"{str(config.fleet.shared_log).rstrip('/')}/{folder.name}", config.fleet.lease_s)
+    fleet = config.fleet
+    log = opened(f"{str(fleet.shared_log).rstrip('/')}/{folder.name}", fleet.lease_s, fleet.key)
     own, known = identity(folder).encode(), log.file(ID)
     if known is not None and known != own:
         raise UserError(f"fleet.shared_log: {log.location} holds another run; give this one another --name")

@@ -52,7 +52,7 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) 
     :param key: file with the run's key
     :raises UserError: if there is no such run, or this machine cannot lead it.
     """
-    log = opened(location, FOLLOW_S, "join")
+    log = opened(location, FOLLOW_S, key, f"join {location} --standby")
     folder = _copied(log)
     with run_folders.locked_for_training(folder):
         config = _own_config(run_folders.config_of(folder, *run_folders.KEPT), at, key)
@@ -66,7 +66,7 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) 
             return None
         (folder / COPY).unlink()
         lease_s = config.fleet.lease_s
-        with closing(Leadership(replace(appender, log=opened(location, lease_s)), lease_s)) as leadership:
+        with closing(Leadership(replace(appender, log=opened(location, lease_s, key)), lease_s)) as leadership:
             return _lead(prepared, folder, leadership, follower, callbacks)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from benchmarks.field_systems import free_port
+from holders import Holders
 
 from harness import Live, checked, ending, facts, in_one_process, live, losses, steps, tiny, train
 from planaria.common.errors import UserError
@@ -105,6 +106,31 @@ def test_another_machine_leads_without_losing_a_step(tmp_path: Path) -> None:
     assert started.cause == "machine" and not facts(record, e.WorkerLost)
     before, after = facts(record, d.Form)
     assert after.generation > before.generation and all(isinstance(m.source, d.Keep) for m in after.members)
+
+
+def test_a_quorum_of_holders_needs_no_shared_folder(tmp_path: Path) -> None:
+    """A holder is lost with the controller's machine."""
+    with ExitStack() as running:
+        holders = Holders(tmp_path, tmp_path / "key", running)
+        config = shared(tmp_path, steps=40, fleet={"shared_log": holders.url})
+        holders.start_all()
+        with led(config, tmp_path) as (run, machines):
+            standby, there = machines.standby()
+            machines.workers("worker", 5)
+            run.wait_until(lambda record: steps(record) >= 8)
+            holders.kill(0)
+            os.killpg(run.process.pid, signal.SIGKILL)
+            output, _ = standby.communicate(timeout=100)
+    assert "controller lost (machine); continuing as term 2" in output
+    record = record_of(there)
+    assert losses(record) == undisturbed(config) and not facts(record, e.WorkerLost)
+
+
+def test_a_run_without_its_holders_starts_no_worker(tmp_path: Path) -> None:
+    url = "quorum://" + ",".join(f"127.0.0.1:{free_port()}" for _ in range(3))
+    with live(shared(tmp_path, fleet={"shared_log": url})) as run:
+        code, errors = run.end()
+    assert code == 2 and "0 of 3 holders answer" in errors and errors.count("\n") == 1, errors
 
 
 def test_a_stopped_controller_is_replaced_and_gives_no_orders_when_it_wakes(tmp_path: Path) -> None:
@@ -237,6 +263,8 @@ def test_a_log_that_does_not_answer_stops_the_controller_and_its_return_lets_ano
         ({"port": 0}, "machines that lead or return need fleet.key (a file) and fleet.port"),
         ({"standby": "auto"}, "leave fleet.standby out; the standbys are those of fleet.standby_at"),
         ({"orphan_s": 1.0}, "fleet.orphan_s = 1: give more than 2 × fleet.lease_s"),
+        ({"shared_log": "quorum://a:1,b:2"}, "fleet.shared_log: 2 holders; give 3"),
+        ({"shared_log": "quorum://a:1,b:2,c:3/run"}, "list the holders only; the run's name is added"),
         ({"shared_log": "a::b"}, "chained file systems are not supported"),
     ],
 )  # fmt: skip

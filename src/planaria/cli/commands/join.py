@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from planaria.common.errors import UserError
+from planaria.control.quorum_location import SCHEME
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.join import AddressEntrance, Entrance, FolderEntrance, JoinTerms, join
 from planaria.runtime.engine.process_engine import PRELOAD
@@ -67,6 +68,11 @@ def _entrance(target: str, key: Path | None) -> Entrance:
         if key is None:
             raise UserError(f"join {target}: give --key-file, a copy of the run's door.json or of its fleet.key file")
         return AddressEntrance(target, key)
+    if target.startswith(SCHEME):
+        raise UserError(
+            f"join {target}: workers join at HOST:PORT of the controller; to hold the log here, add --hold HOST:PORT, "
+            "or to lead the run, --standby --at HOST:PORT"
+        )
     folder = Path(target)
     if key is not None:
         raise UserError(f"join {target} --key-file {key}: a key requires HOST:PORT; the run's folder has its own")

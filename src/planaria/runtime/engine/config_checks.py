@@ -11,6 +11,7 @@ import torch
 from planaria.common.errors import UserError
 from planaria.config.model_config import AdapterConfig
 from planaria.config.schema import RunConfig
+from planaria.control.quorum_location import SCHEME, located
 from planaria.exchange.compress.checks import require_messages
 from planaria.exchange.registry import exchange
 from planaria.faults.checks import require_edges, require_listeners, require_readers
@@ -257,7 +258,10 @@ def _check_shared_log(config: RunConfig) -> None:
         raise UserError(f"{named}: only a run with engine = 'fleet' and fleet.kind = 'local' can be led elsewhere")
     if fleet.standby != "off":
         raise UserError(f"{named}: leave fleet.standby out; the standbys are those of fleet.standby_at")
-    if "::" in str(fleet.shared_log):
+    if str(fleet.shared_log).startswith(SCHEME):
+        if located(str(fleet.shared_log), "fleet.shared_log").run:
+            raise UserError(f"{named}: list the holders only; the run's name is added")
+    elif "::" in str(fleet.shared_log):
         raise UserError(f"{named}: chained file systems are not supported; name a folder or a bucket")
     if not fleet.standby_addresses:
         raise UserError(f"{named}: list the machines that may lead in fleet.standby_at, such as '10.0.0.2:7010'")

@@ -129,14 +129,14 @@ def read_exactly(tls: ssl.SSLSocket, count: int, until: float = math.inf) -> byt
 
     :raises OSError: if the other end disconnects, or takes longer.
     """
-    got = b""
+    got = bytearray()
     while len(got) < count:
         if until < math.inf:
             tls.settimeout(max(0.001, until - time.monotonic()))
         if not (more := tls.recv(count - len(got))):
             raise ConnectionError("it hung up")
         got += more
-    return got
+    return bytes(got)
 
 
 def cut_off(tls: ssl.SSLSocket) -> None:
