@@ -38,9 +38,10 @@ from planaria.swarm.checks.defence import Defence, Report
 from planaria.swarm.config import SamplingConfig, SupervisedWarmupConfig, SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names
 from planaria.swarm.peer.completion_authors import HonestAuthor
-from planaria.swarm.peer.peer import Peer, Shadow
+from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.random_draws import shared_problems
 from planaria.swarm.peer.rollout import Rollout, ask
+from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, Started, read_log

@@ -116,6 +116,8 @@ class Handler(BaseHTTPRequestHandler):
             return self._send(200, b" " * 10, announced=1 << 26)
         if "drips" in self.habits:
             return self._drip()
+        if "slow" in self.habits:
+            time.sleep(1.0)
         with LOCK:
             found = completions(asked, self.models, self.habits)
         return self._answer(200, found)

@@ -69,7 +69,7 @@ def taken(
     def asked(number: int) -> PromptedProblem:
         return ask(TASK.problem(number), reader)
 
-    return admit_completions(messages, schedule, Scoring(TASK), reader, MAX_NEW, asked, weights)
+    return admit_completions(messages, schedule, Scoring(TASK), reader, MAX_NEW, asked, {0: weights})
 
 
 def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Rollout:
@@ -206,7 +206,7 @@ def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[EarlyRe
     schedule = RoundAllowance(frozenset({3}), TASK.training, 1, 4)
     asked = ask(TASK.problem(3), reader)
     samples, turned = admit_completions(
-        messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, "", accounts
+        messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, {}, accounts
     )
     return samples, known, turned
 

@@ -18,8 +18,8 @@ from planaria.swarm.learning import learner as module
 from planaria.swarm.learning.learner import Learner, UpdateResult, logit_pulls, parts, peer_weights, scales
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.evaluation import Examiner
-from planaria.swarm.peer.peer import Shadow
 from planaria.swarm.peer.rollout import Rollout, ask
+from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import SampledCompletion, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read_completions

@@ -260,9 +260,10 @@ def test_credits_count_certified_rounds(done: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_a_peer_contradicted_by_a_certificate_rolls_back(tmp_path: Path, pupil: Path) -> None:
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_peer_contradicted_by_a_certificate_rolls_back(tmp_path: Path, pupil: Path, ahead: int) -> None:
     """Peer p3 misses p0's message in round 1 and sees no certificate of it until a round later."""
-    config = four(pupil, rounds={"count": 6})
+    config = four(pupil, rounds={"count": 6, "ahead": ahead})
     back: list[int] = []
 
     def odd() -> None:

@@ -98,7 +98,8 @@ def assemble(
     )
     records = folder / PEERS / name
     _check_records(records, peer_board.run)
-    server = PeerServer(config, policy, records / SERVED, name) if config.policy.server else None
+    drawing = policy.clone() if config.draws_beside_learning else policy
+    server = PeerServer(config, drawing, records / SERVED, name) if config.policy.server else None
     first = peer_board.arrive(hello, known)
     return Peer(config, name, records, peer_board, task, policy, checks, first, known, server)
 

@@ -100,7 +100,7 @@ RULES = ArmRules(
     SwarmConfig,
     free=(
         *("attack", "defence", "peers", "loss", "optim", "rounds.gather", "rounds.mode", "shadow"),
-        *("rounds.own", "rounds.foreign", "rounds.drop_flat", "rounds.prompts"),
+        *("rounds.own", "rounds.foreign", "rounds.drop_flat", "rounds.prompts", "rounds.ahead"),
         *("task.reward", "task.agreement", "task.max_accuracy_drop"),
         *("sampling.max_new", "sampling.top_k"),  # a limit on length is a defence and also applies to evaluations
     ),

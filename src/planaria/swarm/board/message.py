@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from planaria.common.object_store import BadObject
 from planaria.swarm.board.claims import (
@@ -131,13 +131,29 @@ class Rollouts(RunMessage):
     weights: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")]
     """fingerprint of the weights that generated the completions, or empty"""
     groups: Annotated[tuple[ProblemCompletions, ...], Field(strict=False, fail_fast=True)]
+    weights_round: Round | None = None
+    """round of these weights, which may be earlier with ``rounds.ahead``; None is not published: the message's round"""
 
     @property
     def place(self) -> str:
         return of_round("rounds", self.round)
 
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        result: dict[str, Any] = handler(self)
+        if self.weights_round is None:
+            del result["weights_round"]
+        return result
+
+    @property
+    def version_drawn(self) -> int:
+        """Round of the weights that generated the completions."""
+        return self.round if self.weights_round is None else self.weights_round
+
     @model_validator(mode="after")
     def _each_once(self) -> Rollouts:
+        if self.version_drawn > self.round:
+            raise ValueError("drawn with the weights of a later round")
         if len({group.problem for group in self.groups}) < len(self.groups):
             raise ValueError("a problem has one group")
         return self

@@ -262,6 +262,26 @@ class SwarmConfig(Section):
             )
         return self
 
+    @property
+    def draws_beside_learning(self) -> bool:
+        """Whether a server draws later rounds while the peer learns."""
+        return bool(self.rounds.ahead and self.policy.server and self.policy.serving.overlap)
+
+    @model_validator(mode="after")
+    def _staleness_is_bounded(self) -> Self:
+        ahead, oldest = self.rounds.ahead, self.policy.max_staleness_rounds
+        if ahead and not self.loss.bounds_staleness:
+            raise ValueError(
+                f"rounds.ahead = {ahead}: loss.kind = {self.loss.kind!r} has no bounded weight for completions of "
+                "earlier weights; write 'f_tis', 'tis', 'f_vis', 'vis' or 'dis'"
+            )
+        if ahead and self.policy.server and oldest > ahead:
+            raise ValueError(
+                f"policy.max_staleness_rounds = {oldest}: peers drop completions of weights older than rounds.ahead = "
+                f"{ahead}; leave it out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _optimizer_is_known(self) -> Self:
         if self.optim.kind != "adamw":

@@ -61,6 +61,8 @@ class ServingConfig(Section):
     push: Literal["auto", "adapters", "weights", "never"] = "auto"
     """what the server loads after a round: adapters (policy.options.lora; vLLM, SGLang), whole weights (SGLang), or
     whichever is trained (auto)"""
+    overlap: bool = True
+    """with rounds.ahead: draw while the peer learns; otherwise in turn, with equally old weights (a control)"""
     folder: str = ""
     """folder for these files on a disk shared with the server; by default the peer's own folder"""
 
@@ -85,7 +87,8 @@ class PolicyConfig(Section):
     server: Annotated[str, Field(pattern=r"^(https?://[^\s@]+)?$")] = ""
     """URL of an OpenAI-compatible server that samples completions; by default the policy samples"""
     max_staleness_rounds: Annotated[Natural, formerly("max_staleness_rounds", "behind")] = 1
-    """maximum staleness of the server's weights in rounds; the policy itself samples beyond it"""
+    """maximum staleness of the server's weights in rounds; the policy itself samples beyond it. With rounds.ahead above
+    0 that is the maximum"""
     serving: ServingConfig = ServingConfig()
     """the server's settings"""
     device: Literal["cpu", "cuda", "auto"] = "cpu"

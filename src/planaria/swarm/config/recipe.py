@@ -19,7 +19,7 @@ AGREED: Any = {
     "seed": True,
     "size": True,
     "task": {"name", "reward", "agreement"},
-    "rounds": {"count", "mode", "prompts", "group"},
+    "rounds": {"count", "mode", "prompts", "group", "ahead"},
     "sampling": True,
     "receipts": True,
 }
@@ -116,4 +116,7 @@ def rules(config: SwarmConfig, task: Task) -> dict[str, Any]:
 def agreed(config: SwarmConfig) -> dict[str, Any]:
     """Return the settings that all peers of a run share."""
     # Without the task's options: a path is local to a machine, and the fingerprint identifies the problems.
-    return config.model_dump(mode="json", include=AGREED)
+    result = config.model_dump(mode="json", include=AGREED)
+    if not config.rounds.ahead:  # as in rules that are older than this setting
+        del result["rounds"]["ahead"]
+    return result

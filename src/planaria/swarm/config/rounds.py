@@ -43,6 +43,9 @@ class RoundsConfig(Section):
     """number of newest saved states to keep"""
     trusted: Natural = 0
     """round after which a state is kept permanently as the target of repairs; 0: none, repairs use the initial state"""
+    ahead: Natural = 0
+    """rounds between the weights that draw a round's completions and those that learn from them; a server
+    (policy.server) draws while the peer learns. 0: drawing and learning take turns"""
     own: Natural | None = None
     """vertical: number of own groups that a peer draws to learn from in each round; default: all of all peers"""
     foreign: Natural | None = None
@@ -54,6 +57,15 @@ class RoundsConfig(Section):
     def draws_groups(self) -> bool:
         """Return whether a peer learns from a draw of the groups."""
         return self.own is not None
+
+    @model_validator(mode="after")
+    def _ahead_ends(self) -> Self:
+        if self.ahead >= self.count:
+            raise ValueError(
+                f"rounds.ahead = {self.ahead}: all rounds (rounds.count = {self.count}) would be drawn with the "
+                "initial weights; give fewer than there are rounds, such as 1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _draw_is_complete(self) -> Self:

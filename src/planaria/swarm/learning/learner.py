@@ -6,14 +6,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from planaria.config.schema import OptimConfig
 from planaria.models.optimizers.adamw import adamw
 from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
+from planaria.swarm.config import SwarmConfig
 from planaria.swarm.learning.loss import LossResult, LossStats, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
+from planaria.swarm.learning.weight_versions import WeightVersions, trained
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Floats, Padded, pad, rows_at_once, token_logps
@@ -50,14 +53,24 @@ class _Microbatch:
 class Learner:
     """A policy with its optimizer, and a frozen copy of the initial policy if the loss uses a reference."""
 
-    def __init__(self, policy: Policy, loss: LossConfig, optim: OptimConfig, temperature: float, rounds: int) -> None:
+    def __init__(
+        self, policy: Policy, loss: LossConfig, optim: OptimConfig, temperature: float, rounds: int, ahead: int = 0
+    ) -> None:
         self.policy = policy
         self._loss = loss
         self._optim = optim
         self._temperature, self._rounds = temperature, rounds
-        self.parameters = [p for p in policy.module.parameters() if p.requires_grad]
+        self.parameters = [*trained(policy.module).values()]
         self.optimizer = adamw(self.parameters, optim)
         self._reference = policy.clone() if loss.beta else None
+        self.versions = WeightVersions(policy, ahead)
+        """the weights before this round and, with ``rounds.ahead``, before earlier ones"""
+
+    @classmethod
+    def of(cls, config: SwarmConfig, policy: Policy) -> Learner:
+        """Return the learner of ``policy`` with a swarm's settings."""
+        rounds, temperature = config.rounds, config.sampling.temperature
+        return cls(policy, config.loss, config.optim, temperature, rounds.count, rounds.ahead)
 
     def learn(self, number: int, taken: Sequence[Rollout], share: float = 1.0) -> UpdateResult:
         """Update the policy once from the completions of round ``number``; do nothing without any.
@@ -82,7 +95,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._optim, number, self._rounds)
         self.optimizer.step()
-        return UpdateResult(total, norm, stats.means(), influence)
+        return UpdateResult(total, norm, stats.means() | ratio_summary(taken, self._loss.log_ratio_bound), influence)
 
     def _batch(self, rollouts: Sequence[Rollout]) -> _Microbatch:
         device = self.parameters[0].device
@@ -122,6 +135,20 @@ class Learner:
     @torch.no_grad()
     def _referred(self, batch: Padded) -> Tensor | None:
         return None if self._reference is None else token_logps(self._reference, batch, self._temperature)
+
+
+def ratio_summary(taken: Sequence[Rollout], bound: float) -> dict[str, float]:
+    """Return of all claimed tokens' ratios w = π_θ/π_gen the 99th percentile, and the effective sample size as a share.
+
+    The latter is (Σw)² / (n Σw²): 1 for equal weights, 1/n if one token has all. It falls before training collapses
+    (arXiv 2602.17616). Log ratios are clamped to ± ``bound``; empty without readings or claims.
+    """
+    logs = [r.reading.logps - np.asarray(r.logps) for r in taken if r.logps is not None and len(r.reading.logps)]
+    if not logs:
+        return {}
+    ratios = np.exp(np.concatenate(logs).clip(-bound, bound))
+    ess = ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum())
+    return {"ess": float(ess), "ratio_p99": float(np.quantile(ratios, 0.99))}
 
 
 def _rows(logps: Sequence[Sequence[float] | Floats | None], padded: Padded) -> Tensor:

@@ -72,6 +72,11 @@ class LossConfig(Section):
         """Return the kind without its filter."""
         return self.kind.removeprefix("f_")
 
+    @property
+    def bounds_staleness(self) -> bool:
+        """Return whether it weights a token by its ratio to the generator, with a bound for both signs of Â."""
+        return self.term in ("tis", "vis", "dis")
+
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.filter_threshold is not None and self.filter_kind is None:

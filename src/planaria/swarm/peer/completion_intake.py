@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from planaria.swarm.board.message import Completion, Rollouts
 from planaria.swarm.config import CONSENSUS, SwarmConfig
+from planaria.swarm.learning.weight_versions import why_stale
 from planaria.swarm.peer.rollout import PromptByNumber, PromptedProblem, Rollout
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import CompletionStatistics
+from planaria.swarm.records.lines import SCHEDULE, STALE
 from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem, as_reward
 
 NO_REWARDS: Mapping[tuple[str, int, int], float] = {}
@@ -123,6 +125,8 @@ class RoundAllowance:
     """maximum problems of one peer"""
     completions: int
     """maximum completions of one problem by one peer"""
+    ahead: int = 0
+    """maximum age in rounds of the weights that drew them"""
 
 
 def unscheduled_completions(sent: Iterable[tuple[str, int]], schedule: RoundAllowance) -> Mapping[int, str]:
@@ -144,6 +148,7 @@ def unscheduled_completions(sent: Iterable[tuple[str, int]], schedule: RoundAllo
     return refused
 
 
+NO_DIGESTS: Mapping[int, str] = {}
 NO_ACCOUNTS: Mapping[str, str] = {}
 
 
@@ -155,6 +160,7 @@ class EarlyRejection:
     problem: int
     index: int
     reason: str
+    layer: str = SCHEDULE
 
 
 def admit_completions(
@@ -164,24 +170,22 @@ def admit_completions(
     policy: Policy,
     max_new: int,
     requested: PromptByNumber,
-    weights: str = "",
+    weights: Mapping[int, str] = NO_DIGESTS,
     accounts: Mapping[str, str] = NO_ACCOUNTS,
 ) -> tuple[list[Rollout], list[EarlyRejection]]:
     """Return the completions of one round ordered by problem, peer and index, equally for all peers, and the rejected
     ones.
 
-    ``weights``: fingerprint of the reader's weights. ``accounts``: peer → account whose limits it shares
+    ``weights``: version → fingerprint of the reader's weights. ``accounts``: peer → account whose limits it shares
     (:mod:`planaria.swarm.checks.defence`), in serving order; the peer itself by default.
     """
-    sent = [
-        (peer, group.problem, index, completion)
-        for peer, message in messages.items()
-        for group in message.groups
-        for index, completion in enumerate(group.completions)
-    ]
+    old = {p: why for p, m in messages.items() if (why := why_stale(m.round, m.version_drawn, schedule.ahead))}
+    results = []
+    turned = [EarlyRejection(*entry[:3], why, STALE) for p, why in old.items() for entry in _sent(messages[p])]
+    sent = [entry for peer, message in messages.items() if peer not in old for entry in _sent(message)]
     sent.sort(key=lambda entry: (entry[1], entry[0], entry[2]))
     refused = _outside_schedule([entry[:3] for entry in sent], schedule, accounts)
-    results, turned = [], [EarlyRejection(*sent[position][:3], reason) for position, reason in refused.items()]
+    turned += [EarlyRejection(*sent[position][:3], reason) for position, reason in refused.items()]
     for position, (peer, number, index, completion) in enumerate(sent):
         if position in refused:
             continue
@@ -190,9 +194,18 @@ def admit_completions(
         if isinstance(taken, str):
             turned.append(EarlyRejection(peer, number, index, taken))
         else:
-            alike = taken.logps is not None and messages[peer].weights == weights != ""
+            alike = taken.logps is not None and messages[peer].weights == weights.get(taken.version, "") != ""
             results.append(replace(taken, peer=peer, index=index, declares_same_weights=alike, account=account))
     return results, turned
+
+
+def _sent(message: Rollouts) -> list[tuple[str, int, int, Completion]]:
+    """(peer, problem, index, completion) of a message."""
+    return [
+        (message.peer, group.problem, index, completion)
+        for group in message.groups
+        for index, completion in enumerate(group.completions)
+    ]
 
 
 def _outside_schedule(
@@ -233,7 +246,7 @@ def _admit(
         return f"its completions took more than {scoring.seconds(account):g} s to score"
     text, ended = completion.text, completion.ended
     rollout = Rollout(problem, prompt, text, ids, ended, logps, round=message.round, claimed=claimed)
-    return replace(rollout, reward=scored.reward, behaviour=scored.behaviour)
+    return replace(rollout, version=message.version_drawn, reward=scored.reward, behaviour=scored.behaviour)
 
 
 def _wrong_length(tokens: int, limit: int, may_be_short: bool) -> str:

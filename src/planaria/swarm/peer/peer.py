@@ -6,6 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,26 +16,26 @@ from planaria.swarm.board.attendance import RoundMessages
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
 from planaria.swarm.board.quorum import PeerBoard
 from planaria.swarm.checks.base import Check, Context
-from planaria.swarm.checks.consensus import rewarded
 from planaria.swarm.checks.defence import Defence, Report, warnings
-from planaria.swarm.config import CONSENSUS, SwarmConfig
+from planaria.swarm.config import SwarmConfig
 from planaria.swarm.learning.advantages import Advantages, round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.learning.mixing import mix
+from planaria.swarm.peer.ahead import Draw, Draws
 from planaria.swarm.peer.completion_authors import Author, HonestAuthor
 from planaria.swarm.peer.completion_intake import (
     NO_REWARDS,
-    CompletionScore,
     EarlyRejection,
     RoundAllowance,
     Scoring,
     admit_completions,
     with_reading,
 )
-from planaria.swarm.peer.evaluation import EvaluationResult, Examiner
-from planaria.swarm.peer.random_draws import derived, of_messages, shared_problems
+from planaria.swarm.peer.evaluation import Examiner
+from planaria.swarm.peer.random_draws import of_messages, shared_problems
 from planaria.swarm.peer.recovery import PeerRecovery
 from planaria.swarm.peer.rollout import PromptByNumber, PromptedProblem, Rollout, ask
+from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy, likelihood_digest, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
@@ -93,11 +94,14 @@ class Peer:
         if server is not None:
             server.begin(first)
         self.author: Author = (
-            HonestAuthor(config, name, task, policy, server) if honest else Attacker(config, name, task, policy, checks)
+            HonestAuthor(config, name, task, server.policy if server else policy, server)
+            if honest
+            else Attacker(config, name, task, policy, checks)
         )
         self.scoring = Scoring(task, config=config)
         self.examiner = Examiner(task, config, name)
-        self.learner = Learner(policy, config.loss, config.optim, config.sampling.temperature, config.rounds.count)
+        self.learner = Learner.of(config, policy)
+        self.draws = Draws(config, self.learner.versions, self.author, server, self._prompted, self.count)
         self.log = Log(folder / LOG)
         self.samples = Log(folder / SAMPLES)
         self.poison = None if honest else Log(folder / POISON)
@@ -107,14 +111,19 @@ class Peer:
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Run all rounds, from the first or the last saved state; call ``after_each`` after every round."""
-        rounds, every = self.config.rounds, self.config.evaluate.every
         start = self.recovery.resume(self.first)
         self.log.note(self._started())
-        log.info("starts with round %d of %d", start, rounds.count)
+        log.info("starts with round %d of %d", start, self.config.rounds.count)
         if start == self.first:
             self._evaluate(self.first)
         self.recovery.stop_on_accuracy_drop(start)
-        number = start
+        with closing(self.draws):
+            self._run_from(start, after_each)
+        self.log.note(Finished())
+
+    def _run_from(self, number: int, after_each: Callable[[], None]) -> None:
+        """Run the rounds from ``number`` on."""
+        rounds, every = self.config.rounds, self.config.evaluate.every
         while number < rounds.count:
             self.round(number)
             number += 1
@@ -125,28 +134,29 @@ class Peer:
             self.recovery.stop_on_accuracy_drop(number)
             after_each()
             done, number = number, self.recovery.roll_back_if_overruled(number)
+            if number != done:
+                self.draws.forget()
             if (last or kept) and number == done and not self.board.unsettled:
                 self.board.receipts.publish_receipt("weights", number, weights_digest(self.policy.module))
-        self.log.note(Finished())
 
     def round(self, number: int) -> None:
         """Take part in round ``number``, or catch up if the others have closed it."""
         watch = Stopwatch()
         requested = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # encode each once
         problems = [requested(problem) for problem in self._problems(number)]
-        weights = likelihood_digest(self.policy)
+        self.learner.versions.record(number, likelihood_digest(self.policy))
         closed = self.board.closed(number)
-        if not closed and self.author.sends(number):
-            self._publish(number, problems, weights)
+        draw = self._publish(number, problems) if not closed and self.author.sends(number) else None
         watch.lap("write")
         messages = self.board.gather(number, closed)
         self.recovery.remember(number)
         watch.lap("wait")
-        arrived, rejected = self._admit(number, messages, closed, requested, weights)
+        arrived, rejected = self._admit(number, messages, closed, requested)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
         advantages = self._advantages(number, report)
-        update = self.learner.learn(number, advantages.taken, self.config.defence.share)
+        taken = self._read_now(advantages.taken) if self.config.rounds.ahead else advantages.taken
+        update = self.learner.learn(number, taken, self.config.defence.share)
         if self.shadow is not None:
             self.shadow.round(number, problems, self.count)
         watch.lap("learn")
@@ -163,14 +173,15 @@ class Peer:
                 refused_messages=messages.refused,
                 missing=messages.missing,
                 certified=self.board.receipts.signers("round", number),
-                serving=None if self.server is None or closed else self.server.found,
+                ahead=self.config.rounds.ahead,
+                serving=None if draw is None else draw.serving,
             )
         )
         received = len(messages.found)
         log.debug("round %d: messages of %d peers, %d completions rejected unread", number, received, len(rejected))
 
     def _admit(
-        self, number: int, messages: RoundMessages, closed: bool, requested: PromptByNumber, weights: str
+        self, number: int, messages: RoundMessages, closed: bool, requested: PromptByNumber
     ) -> tuple[list[Rollout], list[EarlyRejection]]:
         """Return the scored completions of a round's messages and the rejected ones.
 
@@ -188,12 +199,15 @@ class Peer:
             self.policy,
             self.config.sampling.max_new,
             requested,
-            weights,
+            self.learner.versions.digests,
             accounts,
         )
         if not certified and not votes:
             self.board.vouch(number, messages, self.scoring.rewards)
         return admitted
+
+    def _prompted(self, number: int) -> list[PromptedProblem]:
+        return [ask(self.task.problem(problem), self.policy) for problem in self._problems(number)]
 
     def _problems(self, number: int) -> list[int]:
         rounds, training = self.config.rounds, self.task.training
@@ -202,13 +216,11 @@ class Peer:
         return self.author.choose(number, rounds.prompts // self.config.size)
 
     def _schedule(self, number: int) -> RoundAllowance:
-        rounds = self.config.rounds
-        size = self.config.size
-        training = self.task.training
+        rounds, size, training = self.config.rounds, self.config.size, self.task.training
         if rounds.mode == "vertical":
-            return RoundAllowance(None, training, rounds.prompts // size, rounds.group)
+            return RoundAllowance(None, training, rounds.prompts // size, rounds.group, rounds.ahead)
         chosen = shared_problems(self.config.seed, number, training, rounds.prompts)
-        return RoundAllowance(frozenset(chosen), training, len(chosen), rounds.group // size)
+        return RoundAllowance(frozenset(chosen), training, len(chosen), rounds.group // size, rounds.ahead)
 
     @property
     def count(self) -> int:
@@ -216,50 +228,57 @@ class Peer:
         rounds = self.config.rounds
         return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
 
-    def _publish(self, number: int, requested: Sequence[PromptedProblem], weights: str) -> None:
-        written = self.author.write(number, requested, self.count)
+    def _publish(self, number: int, requested: Sequence[PromptedProblem]) -> Draw:
+        draw = self.draws.take(number, requested)
         if self.poison is not None:
             self.poison.note(
                 *(
                     PoisonRecord(round=number, problem=rollout.problem.number, index=index)
-                    for rollouts in written
+                    for rollouts in draw.written
                     for index, rollout in enumerate(rollouts)
                     if rollout.poison
                 )
             )
-        drew = self.server is not None and not self.server.found.local
-        claimed = "" if drew else self.author.claimed_weights(weights)  # no claim about a server's weights
-        self.board.publish(self._message(number, written, claimed))
+        self.board.publish(self._message(number, draw))
+        return draw
 
-    def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
+    def _message(self, number: int, draw: Draw) -> Rollouts:
         groups = tuple(
             ProblemCompletions(
                 problem=rollouts[0].problem.number,
                 completions=tuple(Completion(text=r.text, ended=r.ended, ids=r.ids, logps=r.logps) for r in rollouts),
             )
-            for rollouts in written
+            for rollouts in draw.written
         )
         return Rollouts(
             run=self.board.run,
             peer=self.id,
             round=number,
             tokenizer=self.policy.tokenizer_fingerprint,
-            weights=weights,
+            weights=draw.weights,
+            weights_round=draw.version if self.config.rounds.ahead else None,
             groups=groups,
         )
 
     def _read(self, arrived: Sequence[Rollout]) -> list[Rollout]:
+        """Read completions with the weights that drew them, as the checks require."""
+        result: dict[int, Rollout] = {}
+        for version in sorted({rollout.version for rollout in arrived}):
+            indices = [index for index, rollout in enumerate(arrived) if rollout.version == version]
+            with self.learner.versions.loaded(version):
+                result |= zip(indices, self._read_now([arrived[index] for index in indices]), strict=True)
+        limit, margin = self.config.sampling.max_new, self.config.loss.overlong
+        return [with_length_penalty(result[index], limit, margin) for index in range(len(arrived))]
+
+    def _read_now(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Read completions with the policy's present weights."""
         readings = read_completions(
             self.policy,
-            [(rollout.prompt, rollout.ids) for rollout in arrived],
+            [(rollout.prompt, rollout.ids) for rollout in rollouts],
             self.config.sampling.temperature,
             self.config.sampling.support(self.policy.vocab),
         )
-        limit, margin = self.config.sampling.max_new, self.config.loss.overlong
-        return [
-            with_length_penalty(with_reading(r, reading), limit, margin)
-            for r, reading in zip(arrived, readings, strict=True)
-        ]
+        return [with_reading(rollout, reading) for rollout, reading in zip(rollouts, readings, strict=True)]
 
     def _advantages(self, number: int, report: Report) -> Advantages:
         config = self.config
@@ -314,35 +333,3 @@ def describe(policy: Policy) -> str:
     trained = sum(p.numel() for p in policy.module.parameters() if p.requires_grad)
     adapters = "" if trained == sum(numbers) else f", {trained:,} of them trained"
     return f"{type(policy.module).__name__}, {sum(numbers):,} parameters{adapters}, {policy.vocab:,} tokens"
-
-
-class Shadow:
-    """A copy of the policy that generates as many completions as its peer and learns from its own only."""
-
-    def __init__(self, config: SwarmConfig, name: str, task: Task, policy: Policy) -> None:
-        self._config, self._policy = config, policy.clone()
-        self._scoring = Scoring(task, config=config)
-        self._author = HonestAuthor(config, name, task, self._policy)
-        self.learner = Learner(
-            self._policy, config.loss, config.optim, config.sampling.temperature, config.rounds.count
-        )
-
-    def round(self, number: int, requested: Sequence[PromptedProblem], count: int) -> None:
-        """Generate ``count`` completions per problem and learn from them."""
-        loss, limit = self._config.loss, self._config.sampling.max_new
-        self._scoring.begin(draw=derived("shadow", self._config.seed, number))
-        own = [
-            replace(
-                r, peer="alone", **(self._scoring.scored(r.problem, r.text) if r.ended else CompletionScore())._asdict()
-            )
-            for drawn in self._author.draw(requested, count, "shadow", number)
-            for r in drawn
-        ]
-        own = [with_length_penalty(r, limit, loss.overlong) for r in own]
-        if self._config.task.reward == CONSENSUS:  # alone, its own most frequent behaviour is the label
-            own = rewarded(own, self._config.task.agreement)
-        result = round_advantages(own, "horizontal", loss.kind != "dr_grpo")
-        self.learner.learn(number, result.taken)
-
-    def examined(self, examiner: Examiner) -> EvaluationResult:
-        return examiner.examine(self._policy)

@@ -105,7 +105,7 @@ def is_save_due(rounds: RoundsConfig, done: int) -> bool:
 class StateBefore:
     """A peer's state before a round, in memory, to return to if a certificate lists other messages.
 
-    Holds trained weights, optimizer moments and the defence's memory.
+    Holds trained weights and their earlier versions, optimizer moments and the defence's memory.
     """
 
     def __init__(self, round: int, learners: Mapping[str, Learner], memory: DefenceState) -> None:
@@ -114,6 +114,7 @@ class StateBefore:
             name: (
                 [parameter.detach().clone() for parameter in learner.parameters],
                 copy.deepcopy(learner.optimizer.state_dict()),
+                learner.versions.held,
             )
             for name, learner in learners.items()
         }
@@ -122,7 +123,7 @@ class StateBefore:
     def restore(self, learners: Mapping[str, Learner]) -> None:
         """Restore the learners."""
         for name, learner in learners.items():
-            weights, moments = self._held[name]
+            weights, moments, learner.versions.held = self._held[name]
             for parameter, saved in zip(learner.parameters, weights, strict=True):
                 parameter.copy_(saved)
             learner.optimizer.load_state_dict(copy.deepcopy(moments))

@@ -45,6 +45,8 @@ class Rollout:
     account: str = ""
     """account it is counted under: the strangers' shared one, or its peer if empty"""
     round: int = 0
+    version: int = 0
+    """round of the weights that drew it"""
     index: int = 0
     """index among the peer's completions of the problem"""
     reward: float = 0.0

@@ -22,6 +22,8 @@ NEWCOMERS = "newcomers"
 """common account of all unknown peers (:mod:`planaria.swarm.checks.defence`)"""
 SCHEDULE = "schedule"
 """layer of completions rejected before any policy read them"""
+STALE = "staleness"
+"""layer of completions drawn with weights that are too old"""
 
 
 class _Record(BaseModel):
@@ -125,6 +127,10 @@ class RoundDone(_Record):
     sent: dict[str, int]
     """peer → scheduled completions received"""
     accepted: dict[str, int]
+    staleness: dict[int, int] = {}
+    """rounds.ahead: age in rounds of the weights that drew them → completions received"""
+    stale: dict[str, int] = {}
+    """peer → completions dropped because these weights were older than rounds.ahead"""
     rejected_unread: dict[str, str]
     """peer → why its first completion was rejected before it was read"""
     flawed: dict[str, str] = {}

@@ -11,7 +11,7 @@ from planaria.swarm.checks.defence import Report
 from planaria.swarm.learning.advantages import Advantages
 from planaria.swarm.learning.learner import UpdateResult
 from planaria.swarm.peer.completion_intake import EarlyRejection
-from planaria.swarm.records.lines import SCHEDULE, LayerCounts, RoundDone, SampleRecord, Serving, VoteSummary
+from planaria.swarm.records.lines import STALE, LayerCounts, RoundDone, SampleRecord, Serving, VoteSummary
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.tasks.base import Task
 
@@ -43,7 +43,7 @@ def sample_records(
             index=entry.index,
             reward=0.0,
             passed=[],
-            layer=SCHEDULE,
+            layer=entry.layer,
             reason=entry.reason,
         )
         for entry in turned
@@ -92,6 +92,8 @@ class RoundResult:
     refused_messages: Mapping[str, str] = field(default_factory=dict)
     missing: Sequence[str] = ()
     certified: Sequence[str] = ()
+    ahead: int = 0
+    """rounds that are drawn ahead"""
     votes: VoteSummary | None = None
     serving: Serving | None = None
     flawed: Mapping[str, str] = field(default_factory=dict)
@@ -106,6 +108,8 @@ class RoundResult:
             reward=statistics.fmean(own) if own else 0.0,
             sent=Counter(rollout.peer for rollout in report.rollouts),
             accepted=Counter(rollout.peer for rollout in report.accepted),
+            staleness=Counter(self.number - rollout.version for rollout in report.rollouts) if self.ahead else {},
+            stale=Counter(entry.peer for entry in self.early_rejections if entry.layer == STALE),
             rejected_unread={entry.peer: entry.reason for entry in reversed(self.early_rejections)},
             flawed=dict(self.flawed),
             refused_messages=dict(self.refused_messages),

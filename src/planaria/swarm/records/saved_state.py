@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from planaria.common import documents
 from planaria.common.documents import Record
@@ -33,6 +34,7 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.swarm.checks.defence import DefenceState
 from planaria.swarm.learning.learner import Learner
+from planaria.swarm.learning.weight_versions import Weights, trained
 from planaria.swarm.policy.base import Policy
 
 BEST = "best"
@@ -71,7 +73,9 @@ def save_peer(
     unfinished = folder / f"{whole.name}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     digests = {
-        name: save_state(unfinished / name, learner.policy.module, learner.optimizer, round)
+        name: save_state(
+            unfinished / name, learner.policy.module, learner.optimizer, round, learner.versions.before(round)
+        )
         for name, learner in learners.items()
     }
     with (unfinished / _MEMORY).open("w") as file:
@@ -105,7 +109,8 @@ def restore_peer(folder: Path, run: str, learners: Mapping[str, Learner]) -> tup
             return None
         for name, learner in learners.items():
             digest = kept.digests.get(name, "")
-            load_state(path / name, learner.policy.module, learner.optimizer, kept.round, digest)
+            older = load_state(path / name, learner.policy.module, learner.optimizer, kept.round, digest)
+            learner.versions.restore(older)
     except (UserError, OSError) as error:
         why = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be resumed ({why}); remove it to restart from the first round") from None
@@ -157,12 +162,25 @@ _FORMER = {"lora_down": "lora_A.default.weight", "lora_up": "lora_B.default.weig
 """former names of adapters → present ones"""
 
 
-def save_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, round: int) -> str:
+NO_VERSIONS: Mapping[int, Weights] = {}
+_VERSION = re.compile(r"version (\d+) (.*)")
+
+
+def save_state(
+    folder: Path,
+    module: nn.Module,
+    optimizer: torch.optim.AdamW,
+    round: int,
+    older: Mapping[int, Weights] = NO_VERSIONS,
+) -> str:
     """Write weights and moments durably into ``folder``; return the file's SHA-256.
+
+    ``older``: earlier versions of the weights, for ``rounds.ahead``.
 
     :raises OSError: if the disk is full or the folder is not writable; the previous content stays.
     """
-    weights = _trained(module)
+    weights = trained(module)
+    versions = {f"version {number} {name}": t for number, held in older.items() for name, t in held.items()}
     optimizer_states = {
         name: optimizer.state[parameter] for name, parameter in weights.items() if parameter in optimizer.state
     }
@@ -171,33 +189,42 @@ def save_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, ro
         moments={name: {key: values[key] for key in KEYS} for name, values in optimizer_states.items()},
         clocks={name: int(values["step"]) for name, values in optimizer_states.items()},
         generators={"cpu": torch.Generator().get_state()},  # part of the format; a peer derives its draws
-        outer={"round": torch.tensor(round)},
+        outer={"round": torch.tensor(round)} | versions,
     )
     return write_stage(folder, STAGE, round, state).sha256
 
 
-def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, round: int, sha256: str = "") -> None:
+def load_state(
+    folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, round: int, sha256: str = ""
+) -> dict[int, Weights]:
     """Restore what :func:`save_state` wrote after ``round`` rounds, and check the digest if one is given.
+
+    Return the earlier versions of the weights.
 
     :raises UserError: if the file is missing, damaged, or of another round or policy; nothing is changed then.
     """
-    state, weights = _matching(folder, module, round, sha256), _trained(module)
+    state, weights = _matching(folder, module, round, sha256), trained(module)
     _take(state, weights)
     optimizer.state.clear()
     for name, tensors in state.moments.items():
         parameter = weights[name]
         step = torch.tensor(float(state.clocks[name]), device=parameter.device)
         optimizer.state[parameter] = {"step": step, **{key: tensors[key].to(parameter.device) for key in KEYS}}
+    older: dict[int, dict[str, Tensor]] = defaultdict(dict)
+    for key, tensor in state.outer.items():
+        if match := _VERSION.fullmatch(key):
+            older[int(match[1])][match[2]] = tensor
+    return dict(older)
 
 
 def load_weights(folder: Path, module: nn.Module, round: int, sha256: str = "") -> None:
     """Restore only the weights; raises as :func:`load_state` does."""
-    _take(_matching(folder, module, round, sha256), _trained(module))
+    _take(_matching(folder, module, round, sha256), trained(module))
 
 
 def _matching(folder: Path, module: nn.Module, round: int, sha256: str) -> StageState:
     """Read a saved state; UserError if its parameters are not those that ``module`` trains."""
-    state, weights = _renamed(read_stage(folder, STAGE, round, sha256)), _trained(module)
+    state, weights = _renamed(read_stage(folder, STAGE, round, sha256)), trained(module)
     for name in weights.keys() | state.weights.keys():
         ours = list(weights[name].shape) if name in weights else None
         result = list(state.weights[name].shape) if name in state.weights else None
@@ -220,7 +247,3 @@ def _renamed(state: StageState) -> StageState:
 def _take(state: StageState, weights: dict[str, nn.Parameter]) -> None:
     for name, parameter in weights.items():
         parameter.copy_(state.weights[name])
-
-
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -18,6 +18,7 @@ from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import PeerOutcome, RunOutcome
 from planaria.swarm.records.saved_state import rounds_kept
+from planaria.swarm.report.staleness import staleness_section
 from planaria.swarm.report.swarm_verdict import agreement_section, verdict
 
 LAST = 4
@@ -90,6 +91,7 @@ def body(folder: Path, config: SwarmConfig, outcome: RunOutcome) -> Iterator[str
         for peer in outcome.honest
     }
     yield from agreement_section(config, logs)
+    yield from staleness_section(config, logs, {peer.id: peer.name for peer in outcome.peers})
     yield from _refusals(logs, outcome)
     if config.receipts.committee:
         yield _receipts(folder, outcome)

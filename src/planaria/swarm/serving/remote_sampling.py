@@ -2,9 +2,10 @@
 
 The peer's policy learns. A server draws with the weights it loaded last, which may be
 ``policy.max_staleness_rounds`` rounds old; the loss corrects for that by the server's log-probabilities
-(:mod:`planaria.swarm.learning.loss`, F-TIS). If the weights would be older, or the server does not reply within
-``policy.serving.timeout_s``, the policy draws. New weights are written to a folder that both see, followed by a
-request to load them (:class:`Pushing`).
+(:mod:`planaria.swarm.learning.loss`, F-TIS). With ``rounds.ahead``, it draws each round with exactly the version that
+:func:`planaria.swarm.learning.weight_versions.drawing_round` names. If the weights would be older, or the server does
+not reply within ``policy.serving.timeout_s``, the policy draws. New weights are written to a folder that both see,
+followed by a request to load them (:class:`Pushing`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from typing import Protocol, runtime_checkable
 from planaria.common.errors import UserError
 from planaria.config.names import expanded
 from planaria.swarm.config import PolicyConfig, SwarmConfig
+from planaria.swarm.learning.weight_versions import drawing_round
 from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.policy.base import Exportable, Policy, SampledCompletion
 from planaria.swarm.records.lines import Serving
 from planaria.swarm.serving.client import BadReply, Client, RemoteText, ServerFailed, completions, reply_bytes, request
 
+NEVER = -(1 << 32)
+"""round of weights that are not known"""
 MAX_REST = 16
 """maximum number of rounds without requests after repeated failures"""
 
@@ -61,19 +65,24 @@ class PeerServer:
     def __init__(self, config: SwarmConfig, policy: Policy, folder: Path, peer: str) -> None:
         """:raises UserError: if the server cannot be reached, or a setting is invalid."""
         self._config = config
-        self._policy = policy
+        self.policy = policy
+        """the weights to draw with"""
         self._peer = peer
         self._client = Client(config.policy)
         model = self._client.model(config.policy.serving.model)
         self._pushing = Pushing(config.policy, policy, folder, model, peer)
         self._words = RemoteText(policy.encode, policy.decode, policy.vocab, policy.end)
-        self._held, self._rest = 0, Rest()
+        self._first, self._held, self._rest = 0, 0, Rest()
         self.found = Serving()
         """statistics of the last round"""
 
     def begin(self, first: int) -> None:
         """Start at round ``first``, in which the server's weights are still the policy's."""
-        self._held = first
+        self._first = self._held = first
+
+    def forget(self) -> None:
+        """Push weights again before the next draw: the peer returned to an earlier round."""
+        self._held = NEVER
 
     def draw(self, number: int, prompts: Sequence[Sequence[int]], count: int) -> list[list[SampledCompletion]] | None:
         """Return ``count`` completions per prompt for round ``number``; None if the policy must draw them.
@@ -84,13 +93,13 @@ class PeerServer:
             self.found = Serving(local=f"the server failed; next request in round {self._rest.until}")
             return None
         began, until = time.monotonic(), time.monotonic() + self._config.policy.serving.timeout_s
-        unpushed = self._push(number, until)
-        behind = number - self._held
-        if behind > self._config.policy.max_staleness_rounds:
-            local = (
-                f"its weights are {behind} rounds old; the limit is "
-                f"{self._config.policy.max_staleness_rounds} (policy.max_staleness_rounds)"
-            )
+        ahead = self._config.rounds.ahead
+        version = drawing_round(number, ahead, self._first)
+        unpushed = self._push(version, until)
+        behind, most = number - self._held, ahead or self._config.policy.max_staleness_rounds
+        if behind > most:
+            key = "rounds.ahead" if ahead else "policy.max_staleness_rounds"
+            local = f"its weights are {behind} rounds old; the limit is {most} ({key})"
             self.found = Serving(behind=behind, unpushed=unpushed, local=local)
             return None
         counts, drew = _Count(), time.monotonic()
@@ -144,13 +153,13 @@ class PeerServer:
     ) -> list[SampledCompletion]:
         """Draw for one prompt; repeat the request if the server returns fewer completions."""
         sampling = self._config.sampling
-        most = min(sampling.max_new, self._policy.context - len(prompt))
-        top_k = sampling.support(self._policy.vocab)
+        most = min(sampling.max_new, self.policy.context - len(prompt))
+        top_k = sampling.support(self.policy.vocab)
         result: list[SampledCompletion] = []
         while len(result) < count:
             wanted = count - len(result)
             seed = derived(self._config.seed, self._peer, "server", number, index, len(result))
-            body = request(self._pushing.model, prompt, wanted, most, top_k, seed, self._policy.end)
+            body = request(self._pushing.model, prompt, wanted, most, top_k, seed, self.policy.end)
             with counts.lock:
                 counts.requests += 1
             reply = self._client.post("/v1/completions", body, until, reply_bytes(wanted, most))
