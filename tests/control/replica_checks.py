@@ -129,12 +129,12 @@ class Truth:
         lent: set[int] = set()
         for member in form.members:
             donors = member.source.donors if isinstance(member.source, d.Rebuild) else []
-            owners = {donor: before.replica_at(donor) for donor in donors}
+            owners = {donor: r for donor in donors for r in before.replicas.values() if donor in r.arrangement.stage}
+            assert owners.keys() == {*donors}
             for donor, owner in owners.items():  # a handover to the donor completes before it sends
-                assert owner is not None
                 handed = owner.leavers.keys() if owner is replica else set()
                 assert donor in (owner.holders.keys() - owner.lost) | handed
-            lent |= {o.number for o in owners.values() if o is not None}
+            lent |= {owner.number for owner in owners.values()}
         copied = all(isinstance(m.source, d.Rebuild) and m.source.by == d.PEER for m in form.members)
         assert not copied or len(lent) == 1, "a replica is copied from several"
 

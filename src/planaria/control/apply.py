@@ -65,10 +65,10 @@ def _cut_off(replica: ReplicaState) -> ReplicaState:
 
 @handles
 def _(fact: e.WorkerJoined, run: RunState) -> RunState:
-    known = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
-    timed = replace(known, memory=fact.memory, layer_s=fact.layer_s)
+    worker = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
+    timed = replace(worker, memory=fact.memory, layer_s=fact.layer_s)
     spare = replace(timed, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
-    run = failed_starts(set_workers(run, {fact.worker: spare}), known.host, 0)
+    run = failed_starts(set_workers(run, {fact.worker: spare}), worker.host, 0)
     for replica in run.live.values():
         # With one more worker, the plan in search may not be needed.
         run = with_replica(run, replace(replica, phase="idle")) if replica.phase == "replan" else run
@@ -179,7 +179,7 @@ def _writing(run: RunState, fact: e.StageSaved | e.SaveFailed) -> BackgroundWrit
 @handles
 def _(fact: e.SaveFailed, run: RunState) -> RunState:
     if fact.worker == e.CONTROLLER:  # reported before all other events
-        return run if run.unsealed is None or run.saved != fact.step else _unsaved(run.unsealed, fact, "")
+        return run if run.unsealed is None or run.saved != fact.step else _cancel_save(run.unsealed, fact, "")
     replica, part = _save_requested(run, fact), _writing(run, fact)
     if part is not None:
         now, wanted = written(run, fact.worker), run.is_current_write(part)
@@ -189,7 +189,7 @@ def _(fact: e.SaveFailed, run: RunState) -> RunState:
         return run
     host, before = run.workers[fact.worker].host, run.unsaved
     if wanted:
-        now = _unsaved(now, fact, host)
+        now = _cancel_save(now, fact, host)
         if host and before is not None and before.hosts == {host}:  # only here, and not for the first time
             now = _fail_guest(now, fact.worker, fact.detail)
     elif before is not None:  # other workers failed in the same save
@@ -197,7 +197,7 @@ def _(fact: e.SaveFailed, run: RunState) -> RunState:
     return now
 
 
-def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
+def _cancel_save(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
     """Cancel the current checkpoint; files still being written for it are discarded."""
     for replica in run.replicas.values():
         run = with_replica(run, updated(replica, saved=-1))

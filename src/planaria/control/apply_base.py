@@ -46,7 +46,10 @@ def report(run: RunState, replica: ReplicaState, worker: str) -> RunState:
 
 
 def reported(replica: ReplicaState, worker: str) -> ReplicaState:
-    """Return the replica after an expected report; the last report ends the phase. ``decide`` orders commits first."""
+    """Return the replica after an expected report; the last report ends the phase.
+
+    Phase ``run`` ends with the ``Commit`` that ``decide`` returns next.
+    """
     waiting = replica.waiting.without(worker)
     if waiting or replica.phase == "run":
         return updated(replica, waiting=waiting)
@@ -87,10 +90,10 @@ def leave_open_round(run: RunState, open_round: OpenRound | None) -> RunState:
     """
     if open_round is None:
         return run
-    left = [r for r in run.live.values() if r.open_round and r.open_round.round == open_round.round]
-    if len(left) == 1 and run.rule.synchronised and not open_round.contributors:
-        return with_replica(run, out_of_round(left[0]))
-    return reconsider(run, left)
+    remaining = [r for r in run.live.values() if r.open_round and r.open_round.round == open_round.round]
+    if len(remaining) == 1 and run.rule.synchronised and not open_round.contributors:
+        return with_replica(run, out_of_round(remaining[0]))
+    return reconsider(run, remaining)
 
 
 def give_up_save(run: RunState) -> RunState:

@@ -69,8 +69,8 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.LeaveOut, run: RunState) -> RunState:
-    results = [*((byzantine_member,) for byzantine_member in fact.byzantine), *fact.disputes]
-    run = replace(run, suspicion=run.suspicion.raised(results))
+    findings = [*((byzantine_member,) for byzantine_member in fact.byzantine), *fact.disputes]
+    run = replace(run, suspicion=run.suspicion.raised(findings))
     return with_replica(run, updated(run.replicas[fact.replica], phase="idle"))
 
 
@@ -113,7 +113,7 @@ def _(fact: d.Settle, run: RunState) -> RunState:
     open_rounds = {
         number: open_round for number in fact.members if (open_round := run.replicas[number].open_round) is not None
     }
-    refused = {number: {other for _, other in m.refused} | {*fact.byzantine} for number, m in open_rounds.items()}
+    refused = {number: {sender for _, sender in m.refused} | {*fact.byzantine} for number, m in open_rounds.items()}
     run = replace(run, suspicion=run.suspicion.ended(fact.round, {n: of for n, of in refused.items() if of}, run.rule))
     participants = {n for open_round in open_rounds.values() for n in open_round.members}
     # Remaining members may continue, possibly alone.
@@ -158,8 +158,8 @@ def _(fact: d.DrawGroups, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.OpenPrefetchLinks, run: RunState) -> RunState:
-    known = run.links_with_open_prefetch.get(fact.round, frozenset()) | {link.id for link in fact.links}
-    return replace(run, links_with_open_prefetch=freeze({**run.links_with_open_prefetch, fact.round: known}))
+    opened = run.links_with_open_prefetch.get(fact.round, frozenset()) | {link.id for link in fact.links}
+    return replace(run, links_with_open_prefetch=freeze({**run.links_with_open_prefetch, fact.round: opened}))
 
 
 @handles
@@ -172,9 +172,9 @@ def _(fact: d.Adopt, run: RunState) -> RunState:
 @handles
 def _(fact: d.Save, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    there = replica.stateful
+    stateful = replica.stateful
     all_keep = fact.whole or fact.compared or run.settings.lockstep_replicas
-    nodes = there.stage if all_keep else there.firsts
+    nodes = stateful.stage if all_keep else stateful.firsts
     keepers = {replica.holders[node] for node in nodes}
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
@@ -231,7 +231,7 @@ def _(fact: d.Disband, run: RunState) -> RunState:
     """End a replica; a step that it was committing counts, since its commit is in the log."""
     replica = run.replicas[fact.replica]
     run = set_workers(run, {w: replace(run.workers[w], status="spare") for w in replica.holders.values()})
-    left = replace(
+    disbanded = replace(
         replica,
         phase="left",
         step=replica.step + (replica.phase == "commit"),
@@ -244,7 +244,7 @@ def _(fact: d.Disband, run: RunState) -> RunState:
         origins=freeze({}),
     )
     positions = {number: position for number, position in run.positions.items() if number != fact.replica}
-    run = with_replica(run, left)
+    run = with_replica(run, disbanded)
     return reconsider_all(
         replace(run, allotment=run.allotment.remove_replica(fact.replica), positions=freeze(positions))
     )
@@ -256,10 +256,10 @@ def _(fact: d.ExcludeMember, run: RunState) -> RunState:
 
     This includes all workers of their machines, if those have joined.
     """
-    known = run.workers
-    for host in sorted({known[worker].host for worker in fact.workers} - {""}):
+    workers = run.workers
+    for host in sorted({workers[worker].host for worker in fact.workers} - {""}):
         run = set_host(run, host, replace(run.hosts[host], failure=fact.reason))
-    run = set_workers(run, {worker: replace(known[worker], status="released") for worker in fact.workers})
+    run = set_workers(run, {worker: replace(workers[worker], status="released") for worker in fact.workers})
     return replace(run, suspicion=run.suspicion.forgotten(fact.member))
 
 
@@ -294,8 +294,8 @@ def _(fact: d.SlowPartFound, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.Cleared, run: RunState) -> RunState:
-    left = {key: blamed for key, blamed in run.blamed.items() if key != (fact.fault, tuple(fact.nodes))}
-    return replace(run, blamed=freeze(left))
+    still_blamed = {key: blamed for key, blamed in run.blamed.items() if key != (fact.fault, tuple(fact.nodes))}
+    return replace(run, blamed=freeze(still_blamed))
 
 
 @handles

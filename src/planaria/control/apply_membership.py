@@ -44,10 +44,10 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
         lost = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
         run = _lose(run, replica, fact.worker, lost)
     if fact.worker in run.writing:
-        run = _unwritten(run, fact.worker)
-    for other in run.live.values():
-        if (left := _without_sender(other, fact.worker)) is not other:
-            run = with_replica(run, left)
+        run = _drop_unfinished_file(run, fact.worker)
+    for receiver in run.live.values():
+        if (without_sender := _without_sender(receiver, fact.worker)) is not receiver:
+            run = with_replica(run, without_sender)
     return run
 
 
@@ -70,7 +70,7 @@ def _lose(run: RunState, replica: ReplicaState, worker: str, lost: frozenset[int
     )
 
 
-def _unwritten(run: RunState, worker: str) -> RunState:
+def _drop_unfinished_file(run: RunState, worker: str) -> RunState:
     """Drop the unfinished file of a dead worker and its replica's part of the checkpoint."""
     part = run.writing[worker]
     if run.is_current_write(part):
@@ -80,9 +80,9 @@ def _unwritten(run: RunState, worker: str) -> RunState:
 
 def _without_holder(replica: ReplicaState, worker: str, missing: frozenset[int]) -> ReplicaState:
     """Return the replica without the worker that held the nodes ``missing``."""
-    known = _still_known(replica)
-    left = {n: o for n, o in replica.origins.items() if n not in missing or not isinstance(o, d.Recall)}
-    origins = {**left, **{n: known[n] for n in missing if n in known}}
+    initial = _initial_sources(replica)
+    remaining = {n: o for n, o in replica.origins.items() if n not in missing or not isinstance(o, d.Recall)}
+    origins = {**remaining, **{n: initial[n] for n in missing if n in initial}}
     lost = (replica.lost | missing) - origins.keys()
     behind = {node: holder for node, holder in replica.behind.items() if node not in missing}
     replica = replace(
@@ -111,7 +111,7 @@ def _(fact: e.EdgeBroken, run: RunState) -> RunState:
     pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
     run = fast_replace(run, gauges=run.gauges.broken(*pair, fact.generation))
     if fact.relay and fact.relay not in run.unreachable_relays:
-        run = _silent(run, fact.relay, fact.cause)
+        run = _without_relay(run, fact.relay, fact.cause)
         replica = run.replicas[replica.number]
     stalled = (*replica.stalled, fact) if fact.waited_s else replica.stalled
     trouble = fact.detail if fact.cause else replica.last_edge_failure
@@ -141,17 +141,17 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.RelaySilent, run: RunState) -> RunState:
-    return _silent(run, fact.relay, fact.detail)
+    return _without_relay(run, fact.relay, fact.detail)
 
 
-def _silent(run: RunState, relay: str, error: str) -> RunState:
+def _without_relay(run: RunState, relay: str, error: str) -> RunState:
     """Return the run after a relay stopped answering. Its edges move to another relay, if there is one."""
     run = reconsider_all(replace(run, unreachable_relays=freeze({**run.unreachable_relays, relay: error})))
     for replica in run.live.values():
-        left = {pair: link for pair, link in replica.links.items() if replica.relay_of_edge.get(pair) != relay}
-        if left.keys() == replica.links.keys() or run.cut_off:
+        links = {pair: link for pair, link in replica.links.items() if replica.relay_of_edge.get(pair) != relay}
+        if links.keys() == replica.links.keys() or run.cut_off:
             continue
-        open_round, replica = replica.open_round, replace(out_of_round(replica), links=freeze(left))
+        open_round, replica = replica.open_round, replace(out_of_round(replica), links=freeze(links))
         if replica.phase not in ("commit", "settle", "save"):  # these use no edges, and end first
             replica = replace(replica, phase="idle", waiting=NO_WORKERS)
         run = with_replica(run, replica)
@@ -161,8 +161,8 @@ def _silent(run: RunState, relay: str, error: str) -> RunState:
 
 @handles
 def _(fact: e.RelayAnswers, run: RunState) -> RunState:
-    left = {relay: error for relay, error in run.unreachable_relays.items() if relay != fact.relay}
-    return reconsider_all(replace(run, unreachable_relays=freeze(left), relays_given_up=False))
+    unreachable = {relay: error for relay, error in run.unreachable_relays.items() if relay != fact.relay}
+    return reconsider_all(replace(run, unreachable_relays=freeze(unreachable), relays_given_up=False))
 
 
 @handles
@@ -178,7 +178,7 @@ def _avoided_relays(replica: ReplicaState) -> frozenset[str]:
     return next((few for few in (replica.avoided_relays | blamed, blamed) if few != relays), frozenset())
 
 
-def _still_known(replica: ReplicaState) -> Mapping[int, d.Source]:
+def _initial_sources(replica: ReplicaState) -> Mapping[int, d.Source]:
     """Return exact sources of the nodes' current state: the run's start, as long as no step is committed."""
     start = ReplicaState.start(replica.settings, replica.number)
     moved = replica.phase in ("commit", "settle") or replica.position != start.position
@@ -190,8 +190,8 @@ def _(fact: d.Form, run: RunState) -> RunState:
     replica = _formed(run, run.replicas[fact.replica], fact)
     status: dict[str, Status] = dict.fromkeys(replica.leavers.values(), "spare")
     status |= dict.fromkeys((member.worker for member in fact.members), "member")
-    known = run.workers
-    run = set_workers(run, {w: replace(known[w], status=s) for w, s in status.items() if known[w].status != s})
+    workers = run.workers
+    run = set_workers(run, {w: replace(workers[w], status=s) for w, s in status.items() if workers[w].status != s})
     if fact.outcome == "rolled back":
         unsaved = run.unsaved and replace(run.unsaved, since=-1, rested=True)
         saved, allotment = min(run.saved, run.durable.step), run.allotment.roll_back(fact.replica)

@@ -39,16 +39,16 @@ def _busy(run: RunState, replica: ReplicaState) -> bool:
 
 
 def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
-    config, there = run.settings.exchange, replica.stateful
+    config, stateful = run.settings.exchange, replica.stateful
     own = any(sharing != "shared" for sharing in exchange(config).parts.values())
-    several = there.shared and config.replicas > 1
-    others = sorted(there.stage.keys() - set(there.firsts))
+    several = stateful.shared and config.replicas > 1
+    copies = sorted(stateful.stage.keys() - set(stateful.firsts))
     return d.Save(
         replica=replica.number,
         generation=replica.generation,
         step=name,
-        whole=list(there.firsts) if own and several and not run.settings.lockstep_replicas else [],
-        compared=others if run.rule.bit_identical and several else [],
+        whole=list(stateful.firsts) if own and several and not run.settings.lockstep_replicas else [],
+        compared=copies if run.rule.bit_identical and several else [],
         background=run.settings.save_in_background and not is_ending(run) and not replica.unrecoverable_reason,
     )
 
@@ -101,8 +101,8 @@ def final_save_error(run: RunState) -> str:
     last = run.unsaved
     if last is None or last.step != run.progress or last.tries < LAST_TRIES or not last.discarded:
         return ""
-    left = f"the newest checkpoint is {run.durable.folder}" if run.durable.folder else "there is no checkpoint"
-    return f"the last save failed {last.tries} times: {last.detail}; {left}"
+    fallback = f"the newest checkpoint is {run.durable.folder}" if run.durable.folder else "there is no checkpoint"
+    return f"the last save failed {last.tries} times: {last.detail}; {fallback}"
 
 
 def is_ending(run: RunState) -> bool:
@@ -196,12 +196,12 @@ def _positions(run: RunState) -> dict[int, ReplicaPosition]:
 
 def _weights(run: RunState) -> dict[int, dict[int, str]]:
     """Return stage → replica → digest of the saved weights, if all replicas of a step must be equal."""
-    result: dict[int, dict[int, str]] = {}
+    digests: dict[int, dict[int, str]] = {}
     for replica in run.live.values() if run.rule.bit_identical else ():
         for node, digest in sorted(replica.weight_digests.items()):
             stage = replica.arrangement.stage[node]
-            result.setdefault(stage, {})[replica.arrangement.peers(node).index(node)] = digest
-    return result
+            digests.setdefault(stage, {})[replica.arrangement.peers(node).index(node)] = digest
+    return digests
 
 
 def stages_with_unequal_weights(weights: Mapping[int, Mapping[int, str]]) -> list[d.UnequalReplicas]:
@@ -211,17 +211,17 @@ def stages_with_unequal_weights(weights: Mapping[int, Mapping[int, str]]) -> lis
 
     :param weights: stage → replica → digest.
     """
-    result = []
+    unequal = []
     for stage, copies in sorted(weights.items()):
         ((most, count),) = Counter(copies.values()).most_common(1)
         if count < len(copies):
             invalid = [replica for replica, digest in sorted(copies.items()) if digest != most]
-            result.append(
+            unequal.append(
                 d.UnequalReplicas(
                     stage=stage, replicas=sorted(copies), differing=invalid if 2 * count > len(copies) else []
                 )
             )
-    return result
+    return unequal
 
 
 def folder_name(step: int, partial: bool = False) -> str:
@@ -258,8 +258,8 @@ class CheckpointCadence:
                     self._steps.append(t - self._began[1])
                 if self._began and self._began[0] == "beside":
                     self._beside = self._began[1], t - self._began[1]
-                saving = "beside" if isinstance(decision, d.Save) and decision.background else "save"
-                self._began = ("train" if isinstance(decision, d.RunStep) else saving, t)
+                phase = "beside" if isinstance(decision, d.Save) and decision.background else "save"
+                self._began = ("train" if isinstance(decision, d.RunStep) else phase, t)
             case d.Seal(partial=False) if self._steps:
                 return self._choice(t)
             case d.Form() | d.RunStep():

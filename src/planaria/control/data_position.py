@@ -30,7 +30,7 @@ class BlockSet:
     def of(cls, floor: int, beyond: Collection[int]) -> BlockSet:
         """Return the set of all blocks below ``floor`` and those in ``beyond``."""
         ahead = sum(1 << block - floor for block in set(beyond) if block >= floor)
-        return cls(floor, ahead)._raised()
+        return cls(floor, ahead)._canonical()
 
     @property
     def beyond(self) -> frozenset[int]:
@@ -45,7 +45,7 @@ class BlockSet:
 
     def adding(self, block: int) -> BlockSet:
         """Return the set with ``block``."""
-        return self if block in self else BlockSet(self.floor, self.ahead | 1 << block - self.floor)._raised()
+        return self if block in self else BlockSet(self.floor, self.ahead | 1 << block - self.floor)._canonical()
 
     def without(self, blocks: Collection[int]) -> BlockSet:
         """Return the set without ``blocks``."""
@@ -54,9 +54,9 @@ class BlockSet:
         ahead = self.ahead << below | (1 << below) - 1
         for block in blocks:
             ahead &= ~(1 << block - floor)
-        return BlockSet(floor, ahead)._raised()
+        return BlockSet(floor, ahead)._canonical()
 
-    def _raised(self) -> BlockSet:
+    def _canonical(self) -> BlockSet:
         """Return the same set with the highest possible floor."""
         row = (~self.ahead & self.ahead + 1).bit_length() - 1  # length of the run of ones from bit 0
         return BlockSet(self.floor + row, self.ahead >> row) if row else self
@@ -112,8 +112,8 @@ class BlockAllocation:
 
     def _first_stealable(self, lane: int, patience: int) -> list[int]:
         """Return the first free block of a lane with more than ``patience`` of them."""
-        results = [block for block, _ in zip(self._free(lane), range(patience + 1), strict=False)]
-        return results[:1] if len(results) > patience else []
+        free = [block for block, _ in zip(self._free(lane), range(patience + 1), strict=False)]
+        return free[:1] if len(free) > patience else []
 
     @property
     def has_block_for_every_replica(self) -> bool:
@@ -141,13 +141,13 @@ class BlockAllocation:
         block, after = self.in_progress[replica], self.since_unsealed_save
         since = MappingProxyType(
             self.since_rollback_point
-            | {replica: _longer(self.since_rollback_point.get(replica, ()), block, self.lanes)}
+            | {replica: _with_block(self.since_rollback_point.get(replica, ()), block, self.lanes)}
         )
         if replica in after:
-            after = MappingProxyType(after | {replica: _longer(after[replica], block, self.lanes)})
+            after = MappingProxyType(after | {replica: _with_block(after[replica], block, self.lanes)})
         recent = self.since_memory_snapshot
         if remembered is not None:
-            kept = _last(_longer(recent.get(replica, ()), block, self.lanes), remembered, self.lanes)
+            kept = _last(_with_block(recent.get(replica, ()), block, self.lanes), remembered, self.lanes)
             recent = MappingProxyType(recent | {replica: kept})
         used, out = self.used.adding(block), _without(self.in_progress, replica)
         return fast_replace(
@@ -213,12 +213,12 @@ class BlockAllocation:
         """
         undone = self._blocks(self.since_memory_snapshot.get(replica, ()))
         since = self.since_rollback_point.get(replica, ())
-        left = sum(length for _, length in since) - len(undone)
+        remaining = sum(length for _, length in since) - len(undone)
         return replace(
             self,
             used=self.used.without(undone),
             in_progress=_without(self.in_progress, replica),
-            since_rollback_point=MappingProxyType(self.since_rollback_point | {replica: _first(since, left)}),
+            since_rollback_point=MappingProxyType(self.since_rollback_point | {replica: _first(since, remaining)}),
             since_unsealed_save=_without(self.since_unsealed_save, replica),
             since_memory_snapshot=_without(self.since_memory_snapshot, replica),
         )
@@ -227,7 +227,7 @@ class BlockAllocation:
         return [first + self.lanes * k for first, length in stretches for k in range(length)]
 
 
-def _longer(stretches: tuple[BlockRange, ...], block: int, lanes: int) -> tuple[BlockRange, ...]:
+def _with_block(stretches: tuple[BlockRange, ...], block: int, lanes: int) -> tuple[BlockRange, ...]:
     """Return ``stretches`` with one more block."""
     if stretches and block == stretches[-1][0] + lanes * stretches[-1][1]:
         return (*stretches[:-1], (stretches[-1][0], stretches[-1][1] + 1))
@@ -257,6 +257,4 @@ def _last(stretches: tuple[BlockRange, ...], count: int, lanes: int) -> tuple[Bl
 
 
 def _without(mapping: MappingProxyType[int, V], key: int) -> MappingProxyType[int, V]:
-    left = mapping.copy()
-    left.pop(key, None)
-    return MappingProxyType(left)
+    return MappingProxyType({other: value for other, value in mapping.items() if other != key})

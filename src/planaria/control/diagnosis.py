@@ -19,7 +19,7 @@ from typing import NamedTuple
 from planaria.control import decisions as d
 from planaria.control.gauges import RECENT, Gauges, NodeGauge, Pair
 from planaria.control.replica import ReplicaState
-from planaria.control.slow_parts import Known, SlowPart, slow_data, slow_workers, threshold_factor
+from planaria.control.slow_parts import Blamed, SlowPart, slow_data, slow_workers, threshold_factor
 from planaria.control.slowness_events import Fault
 from planaria.control.state import RunState
 
@@ -46,14 +46,14 @@ def diagnose(run: RunState, replica: ReplicaState) -> d.SlowPartFound | d.Cleare
     gauges = run.gauges.of(replica.holders)
     if not gauges:
         return None
-    known = frozenset(key for key in run.blamed if set(key[1]) <= replica.arrangement.stage.keys())
+    blamed = frozenset(key for key in run.blamed if set(key[1]) <= replica.arrangement.stage.keys())
     hosts = tuple((node, run.workers[gauge.worker].host) for node, gauge in sorted(gauges.items()))
-    result = run.gauges.cached(verdicts, hosts, tuple(run.settings.stage_work), known)
+    slow_parts = run.gauges.cached(verdicts, hosts, tuple(run.settings.stage_work), blamed)
     step = max(gauge.last.step for gauge in gauges.values())
-    for key in sorted(known - {(verdict.fault, verdict.nodes) for verdict in result}):
+    for key in sorted(blamed - {(verdict.fault, verdict.nodes) for verdict in slow_parts}):
         return d.Cleared(replica=replica.number, step=step, fault=run.blamed[key].fault, nodes=list(key[1]))
-    for verdict in result:
-        if (verdict.fault, verdict.nodes) not in known:
+    for verdict in slow_parts:
+        if (verdict.fault, verdict.nodes) not in blamed:
             workers = [replica.holders[node] for node in verdict.nodes if node in replica.holders]
             fields = verdict._replace(nodes=list(verdict.nodes))._asdict()  # type: ignore[arg-type]
             return d.SlowPartFound(replica=replica.number, step=step, workers=workers, **fields)
@@ -90,19 +90,19 @@ def verdicts(
     gauges: Gauges,
     hosts: Sequence[tuple[int, str]],
     work: Sequence[float],
-    known: Known,
+    blamed: Blamed,
 ) -> tuple[SlowPart, ...]:
     """Return the slow parts among the nodes in ``hosts`` (node, its worker's machine).
 
-    :param work: of a pass, by stage; empty if block stages are alike.
-    :param known: parts already blamed.
+    :param work: work of a pass, by stage; empty if block stages are alike.
+    :param blamed: faults already reported, by (kind, nodes).
     """
     own = {node: gauges.nodes[node] for node, _ in hosts}
     at = dict(hosts)
-    slow = (*slow_workers(own, work, known, at), *slow_data(own, known))
+    slow = (*slow_workers(own, work, blamed, at), *slow_data(own, blamed))
     edges = travel_times(own, at)
-    hot, lately = _slow_edges(edges, known)
-    return (*slow, *_sides(hot, lately, edges), *_flaky(gauges, own, edges, hot, known))
+    hot, lately = _slow_edges(edges, blamed)
+    return (*slow, *_sides(hot, lately, edges), *_flaky(gauges, own, edges, hot, blamed))
 
 
 class TravelTimes(NamedTuple):
@@ -132,16 +132,16 @@ def travel_times(own: Mapping[int, NodeGauge], hosts: Mapping[int, str]) -> dict
             if peer in own and past and len(recent) == RECENT:
                 low, high = median(flow.low_s for flow in recent), min(flow.high_s for flow in recent)
                 raw[peer, node] = TravelTimes(low, recent[-1].low_s, high, median(flow.low_s for flow in past))
-    result = {}
-    for (one, other), times in raw.items():
+    corrected = {}
+    for (source, target), times in raw.items():
         offset = 0.0
-        if hosts[one] != hosts[other] and (other, one) in raw:
-            offset = (times.past - raw[other, one].past) / 2
-        result[one, other] = TravelTimes(*(seconds - offset for seconds in times))
-    return result
+        if hosts[source] != hosts[target] and (target, source) in raw:
+            offset = (times.past - raw[target, source].past) / 2
+        corrected[source, target] = TravelTimes(*(seconds - offset for seconds in times))
+    return corrected
 
 
-def _slow_edges(edges: Mapping[Pair, TravelTimes], known: Known) -> tuple[set[Pair], set[Pair]]:
+def _slow_edges(edges: Mapping[Pair, TravelTimes], blamed: Blamed) -> tuple[set[Pair], set[Pair]]:
     """Return edges with slow activations, and edges whose last activations were slow."""
     if len(edges) < 3:
         return set(), set()
@@ -149,7 +149,7 @@ def _slow_edges(edges: Mapping[Pair, TravelTimes], known: Known) -> tuple[set[Pa
     scatter = median(abs(times.low - middle) for times in edges.values())
     hot, lately = set(), set()
     for pair, times in edges.items():
-        eased = min(threshold_factor(known, fault, pair) for fault in ("slow link", "slow sender", "slow receiver"))
+        eased = min(threshold_factor(blamed, fault, pair) for fault in ("slow link", "slow sender", "slow receiver"))
         usual = max(middle, times.past, 0.0)
         limit = eased * max(middle + SCATTER * scatter, SLOW_EDGE_FACTOR * usual, usual + MIN_EXTRA_TRAVEL_S)
         if times.low > limit and times.low > OF_HOTTEST * hottest:
@@ -164,20 +164,20 @@ def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, TravelTimes])
 
     An edge is not blamed while another edge of its nodes has just become slow, since a side may be the cause.
     """
-    left, result = set(hot), []
+    unexplained, slow = set(hot), []
     usual = median(times.low for times in edges.values()) if edges else 0.0
     sides: tuple[tuple[Fault, int], ...] = (("slow sender", 0), ("slow receiver", 1))
     for fault, side in sides:
-        for node in sorted({pair[side] for pair in left}):
+        for node in sorted({pair[side] for pair in unexplained}):
             its = {pair for pair in edges if pair[side] == node}
-            if len(its) > 1 and its <= left:
-                left -= its
+            if len(its) > 1 and its <= unexplained:
+                unexplained -= its
                 worst = max((edges[pair] for pair in its), key=lambda times: times.low)
-                result.append(SlowPart(fault, (node,), worst.low, worst.past, usual))
-            elif len(its) > 1 and its <= left | lately:
-                left -= its
-    result += [SlowPart("slow link", pair, edges[pair].low, edges[pair].past, usual) for pair in sorted(left)]
-    return result
+                slow.append(SlowPart(fault, (node,), worst.low, worst.past, usual))
+            elif len(its) > 1 and its <= unexplained | lately:
+                unexplained -= its
+    slow += [SlowPart("slow link", pair, edges[pair].low, edges[pair].past, usual) for pair in sorted(unexplained)]
+    return slow
 
 
 def _flaky(
@@ -185,18 +185,18 @@ def _flaky(
     own: Mapping[int, NodeGauge],
     edges: Mapping[Pair, TravelTimes],
     hot: set[Pair],
-    known: Known,
+    blamed: Blamed,
 ) -> list[SlowPart]:
     """Return edges that break repeatedly, or whose slowest activations lag far behind while most do not."""
-    result = []
+    flaky = []
     for (low, high), times in sorted(gauges.breaks.items()):
         if {low, high} <= own.keys() and len(times) > BREAKS:
             travel = edges.get((low, high), TravelTimes(0.0, 0.0, 0.0, 0.0))
-            result.append(SlowPart("flaky link", (low, high), travel.high, travel.past, 0.0))
+            flaky.append(SlowPart("flaky link", (low, high), travel.high, travel.past, 0.0))
     highs = [travel.high for travel in edges.values()]
     for pair, travel in sorted(edges.items()):
-        eased = threshold_factor(known, "flaky link", pair)
+        eased = threshold_factor(blamed, "flaky link", pair)
         late = travel.high > eased * LATE * max(median(highs), travel.past, 0.0) and travel.high > eased * LATE_S
-        if late and pair not in hot and not any({*v.nodes} == {*pair} for v in result):
-            result.append(SlowPart("flaky link", pair, travel.high, travel.past, median(highs)))
-    return result
+        if late and pair not in hot and not any({*v.nodes} == {*pair} for v in flaky):
+            flaky.append(SlowPart("flaky link", pair, travel.high, travel.past, median(highs)))
+    return flaky

@@ -22,7 +22,7 @@ def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | No
         return None
     for member, nodes in _members(run, replica):
         strikes, workers = run.suspicion.strikes(member, run.rule), {replica.holders[node] for node in nodes}
-        if strikes >= enough and not workers & handing_over(run) and (_others(run, workers) or _dispensable(run)):
+        if strikes >= enough and not workers & handing_over(run) and (_replaceable(run, workers) or _dispensable(run)):
             when = "rounds" if run.rule.interval else "steps"
             reason = f"the updates of replica {member} were invalid in {strikes} {when}"
             return d.ExcludeMember(member=member, workers=sorted(workers), strikes=strikes, reason=reason)
@@ -38,7 +38,7 @@ def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collec
     yield from enumerate(zip(*columns, strict=True))
 
 
-def _others(run: RunState, workers: Collection[str]) -> bool:
+def _replaceable(run: RunState, workers: Collection[str]) -> bool:
     """Return whether others can replace these workers: spares, or new ones."""
     if count_suitable_spares(run) - run.vacancies - count_leaving_nodes(run) >= len(workers):
         return True
@@ -47,6 +47,6 @@ def _others(run: RunState, workers: Collection[str]) -> bool:
 
 
 def _dispensable(run: RunState) -> bool:
-    """Return whether the others can continue with one replica fewer; those that make each step together cannot."""
-    left = len(run.live) - 1
-    return bool(run.rule.interval) and left > 0 and not run.rule.why_unsupported(left)
+    """Return whether the others can continue with one replica fewer; replicas that make each step together cannot."""
+    remaining = len(run.live) - 1
+    return bool(run.rule.interval) and remaining > 0 and not run.rule.why_unsupported(remaining)

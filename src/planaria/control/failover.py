@@ -87,6 +87,6 @@ def failover_state(history: Iterable[Timed], notice: int = 0) -> FailoverState:
         repeat.append(replan)
     unfinished: list[Commit | Settle] = []
     for number, replica in state.live.items():
-        if replica.phase in ("commit", "settle") and not any(durable[number] is known for known in unfinished):
+        if replica.phase in ("commit", "settle") and not any(durable[number] is decision for decision in unfinished):
             unfinished.append(durable[number])
     return FailoverState(state, tuple(repeat), until, tuple(unfinished), notice, failed_controllers)

@@ -44,4 +44,4 @@ FEATURES: tuple[Feature, ...] = (CODED_STEPS,)
 
 def next_feature_decision(run: RunState, replica: ReplicaState) -> Decision | None:
     """Return the next decision of any feature in the current step."""
-    return next((result for feature in FEATURES if (result := feature.next_decision(run, replica)) is not None), None)
+    return next((chosen for feature in FEATURES if (chosen := feature.next_decision(run, replica)) is not None), None)

@@ -77,7 +77,7 @@ def _lost_stages(replica: ReplicaState) -> frozenset[int]:
 def _adoption(
     run: RunState, replica: ReplicaState, lent: Mapping[int, ReplicaState], answer: RecoveryPlan
 ) -> d.Adopt | None:
-    """Return a decision to start the replica again as another's copy, where that loses less than ``answer``."""
+    """Restart the replica as another's copy if its lenders are ahead, or if ``answer`` would lose steps; else None."""
     if not replica.stateful.stages:
         return None
     if any(lender.rounds > replica.rounds for lender in lent.values()):
@@ -165,11 +165,11 @@ def _sources(
     rebuilt: Mapping[int, tuple[str, tuple[int, ...]]],
 ) -> dict[int, d.Source]:
     """Return the source of each node's state; a donor may itself be new, with a state from seed or disk."""
-    of, alive, there = replica.arrangement.stage, replica.stateful, replica.arrangement.of(holders)
+    of, alive, present = replica.arrangement.stage, replica.stateful, replica.arrangement.of(holders)
     origin_of_stage = {of[node]: (node, source) for node, source in replica.origins.items() if node in replica.holders}
     sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
     for node, source in sources.items() if replica.settings.start_from_first_worker else ():
-        first = there.nodes(of[node])[0]
+        first = present.nodes(of[node])[0]
         if isinstance(source, d.Fresh) and node != first:
             sources[node] = d.Rebuild(by=d.PEER, donors=[first])
     for node in replica.lost & holders.keys():
@@ -186,7 +186,7 @@ def _sources(
             sources[node] = kind(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])
         else:
             by, donors = rebuilt.get(stage, (d.PEER, (stage,)))
-            sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or there.nodes(s))[0] for s in donors])
+            sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or present.nodes(s))[0] for s in donors])
     return sources
 
 
@@ -287,10 +287,10 @@ def _form_or_replan(
         return d.Replan(replica=replica.number, nodes=sorted(holders), links=list(replica.slow_links))
     generation, stage = 1 + run.replicas.generation, replica.arrangement.stage
     new = {node for node, worker in holders.items() if replica.holders.get(node) != worker}
-    kept = {pair: known for pair, known in replica.links.items() if not set(pair) & new}
+    kept = {pair: link_id for pair, link_id in replica.links.items() if not set(pair) & new}
     at = {node: run.workers[worker].at for node, worker in holders.items()}
     pairs = replica.pairs_of(holders)
-    over = assign_relays(replica, pairs, kept, routes, run.unreachable_relays)
+    relay_of_pair = assign_relays(replica, pairs, kept, routes, run.unreachable_relays)
     return d.Form(
         replica=replica.number,
         generation=generation,
@@ -300,7 +300,7 @@ def _form_or_replan(
             d.Member(node=n, stage=stage[n], worker=holders[n], source=sources[n], at=at[n]) for n in sorted(holders)
         ],
         links=[
-            link(kept.get((a, b), f"g{generation}:{a}-{b}"), a, at[a], b, at[b], over.get((a, b), ""))
+            link(kept.get((a, b), f"g{generation}:{a}-{b}"), a, at[a], b, at[b], relay_of_pair.get((a, b), ""))
             for a, b in sorted(pairs)
         ],
         routes=routes if replica.settings.arrangement else [],
@@ -323,8 +323,8 @@ def end_if_unstaffed(run: RunState, replica: ReplicaState) -> d.Decision | None:
         nodes = [node for node in replica.vacant if not any(has_room(run, worker, of[node]) for worker in spares)]
         named = ", ".join(map(str, nodes or replica.vacant))
         why = "fleet.replace = false starts no other" if no_more_workers(run) else "there is no room for another"
-        left = "spare's device has room" if spares else "worker is left"
-        reason = f"no {left} for {where} {named}; {why}"
+        lacking = "spare's device has room" if spares else "worker is left"
+        reason = f"no {lacking} for {where} {named}; {why}"
     return end_replica(run, replica, reason, _unheld(replica))
 
 

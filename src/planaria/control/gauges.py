@@ -171,9 +171,9 @@ class Gauges:
     def _ends(self, fact: WorkerMeasurements) -> Iterable[int]:
         return [fact.node, *(node for node, gauge in self.nodes.items() if gauge.last.stage == 0)]
 
-    def broken(self, one: int, other: int, generation: int) -> Gauges:
+    def broken(self, first: int, second: int, generation: int) -> Gauges:
         """Record that the edge between two nodes broke; both may report it."""
-        pair = min(one, other), max(one, other)
+        pair = min(first, second), max(first, second)
         times = {g: t for g, t in self.breaks.get(pair, {}).items() if t > self.clock - FORGET_BROKEN_EDGE_S}
         times.setdefault(generation, self.clock)
         return replace(self, breaks=MappingProxyType({**self.breaks, pair: MappingProxyType(times)}))
@@ -184,5 +184,5 @@ class Gauges:
 
     def of(self, nodes: Iterable[int]) -> dict[int, NodeGauge] | None:
         """Return the gauges of these nodes if all have reported the same step."""
-        result = {node: self.nodes[node] for node in nodes if node in self.nodes}
-        return result if len({gauge.last.step for gauge in result.values()}) == 1 else None
+        gauges = {node: self.nodes[node] for node in nodes if node in self.nodes}
+        return gauges if len({gauge.last.step for gauge in gauges.values()}) == 1 else None

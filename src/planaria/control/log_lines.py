@@ -36,5 +36,5 @@ def log_fact(log: logging.Logger, fact: e.Fact) -> None:
     """Log an event or a decision; a JSON line has its worker, stage, step, … as members."""
     level = logging.INFO if isinstance(fact, _IMPORTANT) else logging.DEBUG
     if log.isEnabledFor(level):
-        known = {name: value for name in _CONTEXT if (value := getattr(fact, name, None)) is not None}
-        log.log(level, "%s", _Line(fact), extra={"fields": known})
+        context = {name: value for name in _CONTEXT if (value := getattr(fact, name, None)) is not None}
+        log.log(level, "%s", _Line(fact), extra={"fields": context})

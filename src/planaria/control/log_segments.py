@@ -105,10 +105,10 @@ def read(path: Path, upto: LogEnd) -> Iterator[LogLine]:
 def read_on(path: Path, upto: LogEnd, since: LogPosition) -> Iterator[tuple[LogPosition, LogLine]]:
     """As :func:`read`, from a position: yield each line with the position after it."""
     for number in range(since.segments + 1, upto.segments + 1):
-        result = _segment(path, number)
-        if result is None:
+        segment = _segment(path, number)
+        if segment is None:
             raise UserError(f"{packed(path, number)}: missing, so the log has a gap; restore it from a backup")
-        yield from _whole(*result, LARGEST, True, _within(since, number))
+        yield from _whole(*segment, LARGEST, True, _within(since, number))
     try:
         last: tuple[Path, BinaryIO] | None = path, path.open("rb")
     except FileNotFoundError:
@@ -138,18 +138,18 @@ def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
     return None
 
 
-def _inflated(file: Path, data: bytes) -> bytes:
+def _inflated(file: Path, compressed: bytes) -> bytes:
     """Return the content of a compressed segment, verified by its checksum."""
     reader = zlib.decompressobj(wbits=31)
     try:
-        result = reader.decompress(data, LARGEST + 1)
+        content = reader.decompress(compressed, LARGEST + 1)
     except zlib.error as error:
         raise UserError(f"{file}: damaged ({error}); restore it from a copy") from None
-    if len(result) > LARGEST or len(data) > LARGEST:
+    if len(content) > LARGEST or len(compressed) > LARGEST:
         raise UserError(f"{file} holds more than {LARGEST >> 20} MB, so it is not a segment of a log; remove it")
     if not reader.eof or reader.unused_data:
         raise UserError(f"{file}: damaged (not a complete gzip stream); restore it from a copy")
-    return result
+    return content
 
 
 def _whole(
@@ -195,11 +195,11 @@ class RotatingLog:
 
         :raises OSError: naming the file; the log then contains no part of the line, and the write may be retried.
         """
-        data = line.encode() + b"\n"
+        encoded = line.encode() + b"\n"
         try:
-            if self._size and self._size + len(data) > self._full:
+            if self._size and self._size + len(encoded) > self._full:
                 self._rotate()
-            self._append(data)
+            self._append(encoded)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
@@ -212,18 +212,18 @@ class RotatingLog:
         if self._packing is not None:
             self._packing.join()
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, encoded: bytes) -> None:
         if not os.fstat(self._file.fileno()).st_nlink:
             raise FileNotFoundError(errno.ENOENT, "it was removed while the run was training", str(self._path))
-        rest = data
+        rest = encoded
         try:
             while rest:  # a nearly full disk takes a part
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            if len(rest) < len(data):
+            if len(rest) < len(encoded):
                 self._file.truncate(self._size)  # the next line must not be appended to a fragment
             raise
-        self._size += len(data)
+        self._size += len(encoded)
 
     def _rotate(self) -> None:
         """Turn the current file into a segment. If no new file can be created, keep appending."""
@@ -288,6 +288,6 @@ class DiskReserve:
             self.release()
 
     def release(self) -> None:
-        """Free the space."""
+        """Remove the reserve file, so that its space can be used for the log."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)

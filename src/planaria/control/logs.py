@@ -41,9 +41,9 @@ def identity(folder: Path) -> str:
     return documents.text(mark)
 
 
-def write_identity(folder: Path, known: bytes | None = None) -> None:
-    """Write a new identity, or the ``known`` one of the same run."""
-    digests.put(folder, {ID: known or secrets.token_hex(16).encode()})
+def write_identity(folder: Path, existing: bytes | None = None) -> None:
+    """Write a new identity, or the ``existing`` one of the same run."""
+    digests.put(folder, {ID: existing or secrets.token_hex(16).encode()})
 
 
 StepBoundary = RunStarted | Form | Commit
@@ -61,10 +61,10 @@ class SurvivingSteps:
     @classmethod
     def of(cls, turns: Iterable[StepBoundary]) -> SurvivingSteps:
         """Fold a run's log, oldest event first; of several consecutive commits, the last suffices."""
-        result = cls()
+        surviving = cls()
         for turn in turns:
-            result.take(turn)
-        return result
+            surviving.take(turn)
+        return surviving
 
     def take(self, turn: StepBoundary) -> None:
         """Fold the next event."""
@@ -206,8 +206,8 @@ def read_run(folder: Path) -> RunRecord:
         folder,
         config,
         history_of(folder),
-        _kept(folder / SPANS, _WorkedLine, lambda line: (line.t, line.worked)),
-        _kept(folder / METRICS, _MetricLine, lambda line: line.root),
+        _read_all(folder / SPANS, _WorkedLine, lambda line: (line.t, line.worked)),
+        _read_all(folder / METRICS, _MetricLine, lambda line: line.root),
     )
     _require_beginning(folder / EVENTS, bool(record.worked or record.metrics))
     return record
@@ -264,10 +264,10 @@ def turns_of(folder: Path) -> Iterator[StepBoundary]:
     yield from (cast(StepBoundary, line.timed()[1]) for line in commit)
 
 
-def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:
+def _read_all(path: Path, kind: type[Parsed], make_item: Callable[[Parsed], Item]) -> Sequence[Item]:
     """Return all items of a log with one kind of lines; empty if the log does not exist."""
     upto = end_of_log(path)
-    sequence = StreamedSequence(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
+    sequence = StreamedSequence(lambda: read(path, upto), lambda _: "", lambda line: make_item(_parsed(line, kind)))
     return list(sequence) if upto.size <= IN_MEMORY else sequence
 
 
@@ -285,8 +285,8 @@ class LogFollower:
     @property
     def ahead(self) -> int:
         """Approximate bytes of unread events."""
-        result, position = end_of_log(self.folder / EVENTS), self._places[EVENTS]
-        return (result.segments - position.segments) * FULL + result.tail - position.tail
+        end, position = end_of_log(self.folder / EVENTS), self._places[EVENTS]
+        return (end.segments - position.segments) * FULL + end.tail - position.tail
 
     def more(self, without: frozenset[str] = frozenset()) -> Iterator[tuple[float, LogItem]]:
         """Yield new items of all logs in order of time, except events of the kinds ``without``. An incomplete last line

@@ -52,10 +52,10 @@ class WorkerSet(Set[str]):
         index = self._index_of.get(worker)
         if index is None or not self._present >> index & 1:
             return self
-        others = object.__new__(WorkerSet)
-        others._index_of = self._index_of
-        others._present = self._present ^ 1 << index
-        return others
+        remaining = object.__new__(WorkerSet)
+        remaining._index_of = self._index_of
+        remaining._present = self._present ^ 1 << index
+        return remaining
 
     def __contains__(self, worker: object) -> bool:
         index = self._index_of.get(worker)  # type: ignore[call-overload]
@@ -107,7 +107,7 @@ class OpenRound:
 
     def products_at(self, node: int) -> dict[int, Mapping[int, float]]:
         """Return replica → inner products of its update, as ``node`` reported them."""
-        return {replica: value for (at, replica), value in self.products.items() if at == node}
+        return {replica: products for (at, replica), products in self.products.items() if at == node}
 
     def having_received(self, node: int, replica: int, digest: str, products: Mapping[int, float]) -> OpenRound:
         """Return the round after ``node`` reported a received update, with its products."""
@@ -222,10 +222,10 @@ class ReplicaState:
         nodes, memory = state.arrangement.stage, settings.memory
         if settings.snapshot_step >= 0 and memory is not None:
             recall = Recall(by=memory.by, step=settings.snapshot_step, file=settings.recalled_from)
-            there = settings.snapshot_nodes
-            memory = memory.resumed(settings.snapshot_step, there)
-            lost = frozenset(nodes.keys() - set(there))
-            return replace(state, origins=MappingProxyType(dict.fromkeys(there, recall)), lost=lost, memory=memory)
+            recalled = settings.snapshot_nodes
+            memory = memory.resumed(settings.snapshot_step, recalled)
+            lost = frozenset(nodes.keys() - set(recalled))
+            return replace(state, origins=MappingProxyType(dict.fromkeys(recalled, recall)), lost=lost, memory=memory)
         if settings.start_from_first_worker and number:
             return replace(state, lost=frozenset(nodes))
         origins = {node: first_origin(settings, stage) for node, stage in nodes.items()}
@@ -260,8 +260,8 @@ class ReplicaState:
     def pairs_of(self, present: Collection[int]) -> set[Pair]:
         """Return the edges of a replica with only these nodes."""
         copies = {pair for pair in self.settings.pairs_of(self.number) if set(pair) <= set(present)}
-        there = self.arrangement.of(present)
-        return copies | there.pairs(self.routes_over(present) or ()) if there.stages else copies
+        arrangement = self.arrangement.of(present)
+        return copies | arrangement.pairs(self.routes_over(present) or ()) if arrangement.stages else copies
 
     @property
     def vacant(self) -> tuple[int, ...]:

@@ -78,16 +78,16 @@ class Roster:
 
     def stays(self, worker: str) -> bool:
         """Return whether the worker is not leaving and its machine still takes workers."""
-        known = self.workers[worker]
-        return not known.leaving and (not known.host or self.hosts[known.host].stays)
+        state = self.workers[worker]
+        return not state.leaving and (not state.host or self.hosts[state.host].stays)
 
     def staying_on(self, host: str) -> int:
         """Return the number of living, staying workers on a host; "" is the run's own machines."""
         return self._staying[host]
 
-    def with_room(self, replace: bool) -> tuple[str, ...]:
-        """Return joined machines with room for one more worker; dead workers free room if ``replace``."""
-        return self._with_room[replace]
+    def with_room(self, replacing: bool) -> tuple[str, ...]:
+        """Return joined machines with room for one more worker; dead workers free room if ``replacing``."""
+        return self._with_room[replacing]
 
     @cached_property
     def spares(self) -> tuple[str, ...]:
@@ -111,10 +111,10 @@ class Roster:
 
     @cached_property
     def _by_status(self) -> Mapping[Status, tuple[str, ...]]:
-        result: dict[Status, list[str]] = {}
+        names_of: dict[Status, list[str]] = {}
         for name, worker in self.workers.items():
-            result.setdefault(worker.status, []).append(name)
-        return {status: tuple(sorted(names, key=identity_order)) for status, names in result.items()}
+            names_of.setdefault(worker.status, []).append(name)
+        return {status: tuple(sorted(names, key=identity_order)) for status, names in names_of.items()}
 
     @cached_property
     def _staying(self) -> Counter[str]:

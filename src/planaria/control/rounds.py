@@ -103,12 +103,12 @@ def round_wait_key(run: RunState, replica: ReplicaState) -> tuple[int, int, bool
     """Return (replica, round, whether it is meeting already) of a replica that waits within its patience."""
     if run.settings.most_replicas == 1 or replica.phase == "left":
         return None
-    result = None
+    key = None
     if replica.open_round and _is_ready_to_settle(run, replica):
-        result = replica.number, replica.open_round.round, True
+        key = replica.number, replica.open_round.round, True
     elif _has_reached_next_round(run, replica):
-        result = replica.number, replica.rounds, False
-    return None if result in run.expired_round_waits else result
+        key = replica.number, replica.rounds, False
+    return None if key in run.expired_round_waits else key
 
 
 def has_quorum(run: RunState, replica: ReplicaState) -> bool:
@@ -117,9 +117,9 @@ def has_quorum(run: RunState, replica: ReplicaState) -> bool:
         return False
     if run.rule.decoupled:  # the first to settle need not wait; if the updates that count are lost, others catch up
         return bool(replica.open_round.contributors)
-    others = [n for n in replica.open_round.members if n != replica.number]
-    enough = run.rule.quorum(len(others) + 1)
-    return enough < len(others) and sum(map(replica.has_received, others)) >= enough
+    senders = [n for n in replica.open_round.members if n != replica.number]
+    enough = run.rule.quorum(len(senders) + 1)
+    return enough < len(senders) and sum(map(replica.has_received, senders)) >= enough
 
 
 def _is_idle(run: RunState, replica: ReplicaState) -> bool:
@@ -192,7 +192,7 @@ def _open_prefetch_links(run: RunState, replica: ReplicaState) -> d.Decision | N
     if len(members) == 1 or away or any(live[n].phase == "link" for n in members):
         return None
     links = _links(run, round, members)
-    if {known.id for known in links} <= run.links_with_open_prefetch.get(round, frozenset()):
+    if {member_link.id for member_link in links} <= run.links_with_open_prefetch.get(round, frozenset()):
         return None
     generations = [live[n].generation for n in members]
     return d.OpenPrefetchLinks(round=round, members=members, generations=generations, links=links)
@@ -204,7 +204,7 @@ def _draw(run: RunState, round: int) -> d.DrawGroups:
 
 
 def _catch_up(replica: ReplicaState, round: int, ahead: list[ReplicaState]) -> d.Adopt | None:
-    """Return the adoption of a replica that others settle, or have settled, a round without, once possible."""
+    """Let a replica copy one of those ``ahead``, which settle a round without it; None while none can be copied."""
     if any(can_be_copied(other) for other in ahead):
         return d.Adopt(replica=replica.number, reason=f"others settled round {round} without it")
     return None
@@ -223,15 +223,15 @@ def _can_reach_round(run: RunState, replica: ReplicaState) -> bool:
 
 def _links(run: RunState, round: int, members: list[int]) -> list[d.MemberLink]:
     """Return links between all nodes of each stage, named by the generations at their ends."""
-    result = []
+    links = []
     for stage in run.replicas[members[0]].arrangement.stages:
         nodes = [(run.replicas[n].arrangement.nodes(stage)[0], run.replicas[n]) for n in members]
         for index, (low, own) in enumerate(nodes):
             for high, other in nodes[index + 1 :]:
                 ends = f"{low}.g{own.generation}-{high}.g{other.generation}"
                 at = [run.workers[replica.holders[node]].at for replica, node in ((own, low), (other, high))]
-                result.append(link(f"r{round}:{ends}", low, at[0], high, at[1]))
-    return result
+                links.append(link(f"r{round}:{ends}", low, at[0], high, at[1]))
+    return links
 
 
 def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -259,16 +259,16 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         members = _all_received(run, ready)
     elif ready != members or _all_received(run, members) != members:
         return None
-    result = equivocating_replicas(run, members)
-    members = [n for n in members if n not in result.left_out] or [replica.number]
+    equivocating = equivocating_replicas(run, members)
+    members = [n for n in members if n not in equivocating.left_out] or [replica.number]
     excluded = {n: why for n, why in excluded.items() if n in open_round.members and n not in members}
     coefficients, rivals = settle_weights(run, open_round.round, members)
     return d.Settle(
         round=open_round.round,
         members=members,
         generations=[live[n].generation for n in members],
-        left_out={**result.left_out, **excluded},
-        byzantine=sorted({*result.byzantine, *excluded}),
+        left_out={**equivocating.left_out, **excluded},
+        byzantine=sorted({*equivocating.byzantine, *excluded}),
         counted=coefficients,
         rivals=rivals,
     )
@@ -309,10 +309,10 @@ def _contributors(run: RunState, replica: ReplicaState, members: list[int], late
     senders = _all_received(run, _accepted(run, members))
     assert replica.open_round is not None
     ends_early = replica.step < replica.open_round.settle_at  # it has no more samples, so it can wait for all
-    others = len(members) - 1 if ends_early else run.rule.quorum(len(members))
+    others_needed = len(members) - 1 if ends_early else run.rule.quorum(len(members))
     if late:
         senders = senders if replica.number in senders else [replica.number]
-    elif replica.number not in senders or len(senders) <= others:
+    elif replica.number not in senders or len(senders) <= others_needed:
         return {}
     rounds = {n: open_round for n in senders if (open_round := run.live[n].open_round) is not None}
     return run.rule.update_weights({n: open_round.inner for n, open_round in rounds.items()})
@@ -328,8 +328,8 @@ def _accepted(run: RunState, members: list[int]) -> list[int]:
         n: {of for _, of in open_round.refused} for n in members if (open_round := run.live[n].open_round) is not None
     }
     while any(refusals[n] for n in members):
-        refused = {n: sum(n in refusals[other] for other in members) for n in members}
-        conflicts = {n: sum(n in refusals[other] or other in refusals[n] for other in members) for n in members}
+        refused = {n: sum(n in refusals[member] for member in members) for n in members}
+        conflicts = {n: sum(n in refusals[member] or member in refusals[n] for member in members) for n in members}
         worst = max(members, key=lambda n: (conflicts[n], refused[n], n))
         if not conflicts[worst]:
             break
@@ -351,9 +351,9 @@ def _all_received(run: RunState, members: list[int]) -> list[int]:
         members = [n for n in members if n != worst]
 
 
-def _received(run: RunState, one: int, other: int) -> bool:
+def _received(run: RunState, first: int, second: int) -> bool:
     """Return whether two replicas have received each other's updates at every stage."""
-    return run.replicas[one].has_received(other) and run.replicas[other].has_received(one)
+    return run.replicas[first].has_received(second) and run.replicas[second].has_received(first)
 
 
 def _reports_own(run: RunState, replica: int) -> bool:

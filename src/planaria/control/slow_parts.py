@@ -20,7 +20,7 @@ from planaria.control.worker_assignment import assign_spares, is_slow
 HYSTERESIS_FACTOR = 0.7
 """factor on thresholds of parts already blamed, for hysteresis"""
 
-Known = frozenset[tuple[str, tuple[int, ...]]]
+Blamed = frozenset[tuple[str, tuple[int, ...]]]
 """(fault, nodes) already blamed"""
 
 
@@ -34,9 +34,9 @@ class SlowPart(NamedTuple):
     peer_median_s: float
 
 
-def threshold_factor(known: Known, fault: Fault, nodes: Iterable[int]) -> float:
-    """Return the factor on thresholds."""
-    blamed = any(kind == fault and set(nodes) <= {*of} for kind, of in known)
+def threshold_factor(known_faults: Blamed, fault: Fault, nodes: Iterable[int]) -> float:
+    """Return the factor on a threshold: less than 1 if these nodes are already blamed for ``fault``."""
+    blamed = any(kind == fault and set(nodes) <= {*of} for kind, of in known_faults)
     return HYSTERESIS_FACTOR if blamed else 1.0
 
 
@@ -55,11 +55,11 @@ OF_STEP = 0.05
 
 
 def slow_workers(
-    own: Mapping[int, NodeGauge], work: Sequence[float], known: Known, hosts: Mapping[int, str]
+    own: Mapping[int, NodeGauge], work: Sequence[float], blamed: Blamed, hosts: Mapping[int, str]
 ) -> list[SlowPart]:
     """Return workers with slow passes, or their machines; the ends stage is compared only with its own past.
 
-    :param work: of a pass, by stage; empty if block stages are alike.
+    :param work: work of a pass, by stage; empty if block stages are alike.
     :param hosts: node → its worker's machine.
     """
     judged = {node: gauge for node, gauge in own.items() if len(gauge.recent) == RECENT}
@@ -73,13 +73,13 @@ def slow_workers(
         limit = _limit(
             gauge.past_s,
             usual,
-            min(threshold_factor(known, "slow worker", [node]), threshold_factor(known, "slow host", [node])),
+            min(threshold_factor(blamed, "slow worker", [node]), threshold_factor(blamed, "slow host", [node])),
         )
         if gauge.pass_s > limit:
             slow[node] = SlowPart("slow worker", (node,), gauge.pass_s, gauge.past_s, usual)
         if gauge.last.pass_s > limit:
             lately.add(node)
-    return _by_host(slow, lately, hosts, known)
+    return _by_host(slow, lately, hosts, blamed)
 
 
 def _work(gauge: NodeGauge, work: Sequence[float]) -> float:
@@ -88,8 +88,8 @@ def _work(gauge: NodeGauge, work: Sequence[float]) -> float:
 
 def _peers(node: int, blocks: Collection[int], hosts: Mapping[int, str]) -> list[int]:
     """Return the block stages that a node is compared with."""
-    others = [other for other in blocks if other != node]
-    return [other for other in others if hosts[other] != hosts[node]] or others
+    candidates = [other for other in blocks if other != node]
+    return [other for other in candidates if hosts[other] != hosts[node]] or candidates
 
 
 def _limit(past: float, usual: float, eased: float) -> float:
@@ -109,36 +109,38 @@ def _all_slower(own: Mapping[int, NodeGauge], blocks: Collection[int]) -> bool:
     return bool(ratios) and median(ratios) > (1 + SLOW_FACTOR) / 2
 
 
-def _by_host(slow: Mapping[int, SlowPart], lately: set[int], hosts: Mapping[int, str], known: Known) -> list[SlowPart]:
+def _by_host(
+    slow: Mapping[int, SlowPart], lately: set[int], hosts: Mapping[int, str], blamed: Blamed
+) -> list[SlowPart]:
     """Replace the workers of one machine by the machine if all of them are slow and there are several machines.
 
     A worker is not blamed while all others of its machine have just become slow, since the machine may be the cause.
     """
-    left, machines = dict(slow), list[SlowPart]()
+    remaining, machines = dict(slow), list[SlowPart]()
     for host in sorted(set(hosts.values())):
         nodes = sorted(node for node, at in hosts.items() if at == host)
         if not 1 < len(nodes) < len(hosts):
             continue
-        if left.keys() >= {*nodes}:
-            worst = max((left.pop(node) for node in nodes), key=lambda verdict: verdict.seconds)
+        if remaining.keys() >= {*nodes}:
+            worst = max((remaining.pop(node) for node in nodes), key=lambda verdict: verdict.seconds)
             machines.append(worst._replace(fault="slow host", nodes=tuple(nodes)))
-        elif left.keys() | lately >= {*nodes}:
-            new = [node for node in nodes if ("slow worker", (node,)) not in known]
-            left = {node: verdict for node, verdict in left.items() if node not in new}
-    return [*machines, *left.values()]
+        elif remaining.keys() | lately >= {*nodes}:
+            new = [node for node in nodes if ("slow worker", (node,)) not in blamed]
+            remaining = {node: verdict for node, verdict in remaining.items() if node not in new}
+    return [*machines, *remaining.values()]
 
 
-def slow_data(own: Mapping[int, NodeGauge], known: Known) -> list[SlowPart]:
+def slow_data(own: Mapping[int, NodeGauge], blamed: Blamed) -> list[SlowPart]:
     """Return nodes whose batches are late, compared only with their own past, since few nodes read any."""
-    result = []
+    slow = []
     for node, gauge in own.items():
         now, past = gauge.read_s, gauge.past_read_s
-        eased = threshold_factor(known, "slow data", [node])
+        eased = threshold_factor(blamed, "slow data", [node])
         limit = eased * max(LATE_BATCH_FACTOR * past, past + MIN_READ_S, OF_STEP * gauge.step_s)
         if len(gauge.recent) == RECENT and now > limit:
-            others = [other.read_s for peer, other in own.items() if peer != node and other.read_s > 0]
-            result.append(SlowPart("slow data", (node,), now, past, median(others) if others else 0.0))
-    return result
+            peer_reads_s = [g.read_s for peer, g in own.items() if peer != node and g.read_s > 0]
+            slow.append(SlowPart("slow data", (node,), now, past, median(peer_reads_s) if peer_reads_s else 0.0))
+    return slow
 
 
 MIN_GAIN_PER_COST = 2.0
@@ -154,7 +156,7 @@ def relieve_slow_worker(run: RunState, replica: ReplicaState) -> d.HandOverSlowS
     gauges = run.gauges.of(replica.holders)
     if not gauges or _too_soon(run):
         return None
-    nodes = _slow(run, replica)
+    nodes = _nodes_to_replace(run, replica)
     if not nodes:
         return None
     step_s, cost = max(gauge.step_s for gauge in gauges.values()), run.gauges.linking_s
@@ -173,24 +175,24 @@ def relieve_slow_worker(run: RunState, replica: ReplicaState) -> d.HandOverSlowS
 
 
 def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None:
-    """With a schedule: search for routes around new slow links, and use them if that pays."""
+    """Search for a schedule with routes around new slow links, and use it if that pays."""
     if run.settings.diagnose != "act" or not run.settings.arrangement or run.stopping or run.allotment.done:
         return None
     if replica.vacant or replica.open_round:
         return None
-    known = {(link.source, link.target) for link in replica.slow_links}
+    avoided = {(link.source, link.target) for link in replica.slow_links}
     slow = {nodes: blamed.seconds for (fault, nodes), blamed in run.blamed.items() if fault == "slow link"}
-    if slow.keys() <= known:
-        return _taken(run, replica)
-    new = [d.SlowLink(source=a, target=b, seconds=seconds) for (a, b), seconds in slow.items() if (a, b) not in known]
+    if slow.keys() <= avoided:
+        return _reroute_if_it_pays(run, replica)
+    new = [d.SlowLink(source=a, target=b, seconds=seconds) for (a, b), seconds in slow.items() if (a, b) not in avoided]
     return d.Replan(replica=replica.number, nodes=sorted(replica.holders), links=[*replica.slow_links, *new])
 
 
-def _taken(run: RunState, replica: ReplicaState) -> d.Reroute | None:
-    """Return the change to the last plan found, if it pays."""
+def _reroute_if_it_pays(run: RunState, replica: ReplicaState) -> d.Reroute | None:
+    """Return the change to the last plan found if it saves more than it costs in the remaining steps."""
     offered, cost = replica.candidate_plan, run.gauges.linking_s
-    left = run.settings.steps - replica.step
-    if offered is None or (offered.before_s - offered.step_s) * left <= MIN_GAIN_PER_COST * cost:
+    steps_left = run.settings.steps - replica.step
+    if offered is None or (offered.before_s - offered.step_s) * steps_left <= MIN_GAIN_PER_COST * cost:
         return None
     return d.Reroute(
         replica=replica.number,
@@ -201,7 +203,7 @@ def _taken(run: RunState, replica: ReplicaState) -> d.Reroute | None:
     )
 
 
-def _slow(run: RunState, replica: ReplicaState) -> list[int]:
+def _nodes_to_replace(run: RunState, replica: ReplicaState) -> list[int]:
     """Return the nodes of slow workers that still need a replacement, at most one per spare that was not slow."""
     blamed = {node for fault, nodes in run.blamed if fault in ("slow worker", "slow host") for node in nodes}
     nodes = [n for n, worker in sorted(replica.holders.items()) if n in blamed and not run.workers[worker].slow]
@@ -221,8 +223,8 @@ def remaining_share(gauges: Mapping[int, NodeGauge], nodes: Sequence[int]) -> fl
         share = gauge.past_s / gauge.pass_s if gauge.pass_s > 0 else 1.0
         relieved.append(gauge.busy_s * share if share < 1 / SLOW_FACTOR else usual)
     busiest = max(gauge.busy_s for gauge in gauges.values())
-    left = max(*relieved, *(gauge.busy_s for gauge in others.values()))
-    return min(1.0, left / busiest) if busiest > 0 else 1.0
+    busiest_after = max(*relieved, *(gauge.busy_s for gauge in others.values()))
+    return min(1.0, busiest_after / busiest) if busiest > 0 else 1.0
 
 
 def _too_soon(run: RunState) -> bool:

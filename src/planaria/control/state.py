@@ -34,12 +34,12 @@ class Replicas(Mapping[int, ReplicaState]):
         self.gone = frozenset[int]()
         self.generation = max(replica.generation for replica in self._all.values())
         for replica in self._all.values():
-            self._note(replica)
+            self._index(replica)
 
-    def _note(self, replica: ReplicaState) -> None:
-        one, ended = {replica.number}, replica.phase == "left"
-        self.gone = self.gone | one if ended else self.gone - one
-        self.troubled = self.troubled | one if replica.troubled and not ended else self.troubled - one
+    def _index(self, replica: ReplicaState) -> None:
+        only_this, ended = {replica.number}, replica.phase == "left"
+        self.gone = self.gone | only_this if ended else self.gone - only_this
+        self.troubled = self.troubled | only_this if replica.troubled and not ended else self.troubled - only_this
 
     def with_replica(self, replica: ReplicaState) -> Replicas:
         """Return the replicas with this one's new state."""
@@ -47,7 +47,7 @@ class Replicas(Mapping[int, ReplicaState]):
         after.generation = max(self.generation, replica.generation)
         if "left" in (before.phase, replica.phase) or _built(before) != _built(replica):
             after.__dict__.pop("replica_of_worker", None)
-            after._note(replica)
+            after._index(replica)
         return after
 
     def with_unindexed(self, replica: ReplicaState) -> Replicas:
@@ -235,10 +235,6 @@ class RunState:
     def holders(self) -> dict[int, str]:
         """Node → worker, in all replicas."""
         return {node: worker for replica in self.replicas.values() for node, worker in replica.holders.items()}
-
-    def replica_at(self, node: int) -> ReplicaState | None:
-        """Return the replica of ``node``."""
-        return next((r for r in self.replicas.values() if node in r.arrangement.stage), None)
 
     def replica_of(self, worker: str) -> ReplicaState | None:
         """Return the replica of ``worker``."""

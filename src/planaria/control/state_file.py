@@ -57,15 +57,15 @@ StartTicks = Mapping[tuple[str, int], int | None]
 """(worker, incarnation) → start time of its process"""
 
 
-def describe(state: RunState, known: StartTicks = MappingProxyType({})) -> StateFile:
-    """Return the file's content for ``state``, written by this process; looks up start times that are not ``known``."""
+def describe(state: RunState, ticks: StartTicks = MappingProxyType({})) -> StateFile:
+    """Return the file's content for ``state``, written by this process; looks up start times not in ``ticks``."""
     nodes, stage_of = {worker: node for node, worker in state.holders.items()}, state.settings.stage_of
     workers = [
         LiveWorker(
             worker=name,
             incarnation=w.incarnation,
             pid=w.pid,
-            start_ticks=known[name, w.incarnation] if (name, w.incarnation) in known else start_ticks(w.pid),
+            start_ticks=ticks[name, w.incarnation] if (name, w.incarnation) in ticks else start_ticks(w.pid),
             node=nodes.get(name),
             stage=stage_of.get(nodes.get(name, -1)),
         )

@@ -116,7 +116,7 @@ class RoundApplied(Fact):
 
 def rounded(coefficients: Mapping[int, float]) -> dict[int, float]:
     """Return coefficients with three digits, to keep log lines short."""
-    return {replica: three_digits(value) for replica, value in coefficients.items()}
+    return {replica: three_digits(coefficient) for replica, coefficient in coefficients.items()}
 
 
 def three_digits(value: float) -> float:

@@ -36,10 +36,10 @@ def lending_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> di
     if not all(any(_will_have(r, stage, synchronised) for r in others) for stage in lost):
         return {}
     ready = [r for r in ready if not synchronised or r.rounds == replica.rounds]
-    having = {stage: [r for r in ready if stage in r.stateful.stages] for stage in sorted(lost)}
-    if any(r.phase == "link" for r in others) or not all(having.values()):
+    holders_of = {stage: [r for r in ready if stage in r.stateful.stages] for stage in sorted(lost)}
+    if any(r.phase == "link" for r in others) or not all(holders_of.values()):
         return None
-    return {stage: value[rotation % len(value)] for stage, value in having.items()}
+    return {stage: holders[rotation % len(holders)] for stage, holders in holders_of.items()}
 
 
 def settled_rounds(replica: ReplicaState) -> int:
@@ -92,17 +92,17 @@ def spares_by_preference(run: RunState, replica: ReplicaState) -> list[str]:
 
     Workers that were slow, or are on slow machines, come last.
     """
-    later, known = replica.number >= run.settings.replicas, run.workers
-    return sorted(run.spares, key=lambda worker: (is_slow(run, worker), bool(known[worker].host) != later))
+    later, workers = replica.number >= run.settings.replicas, run.workers
+    return sorted(run.spares, key=lambda worker: (is_slow(run, worker), bool(workers[worker].host) != later))
 
 
 def is_slow(run: RunState, worker: str) -> bool:
     """Return whether a worker was relieved because it was slow, or its machine is slow."""
     machines = {
-        run.workers[there].host
+        run.workers[slow_worker].host
         for (fault, _), blamed in run.blamed.items()
         if fault == "slow host"
-        for there in blamed.workers
+        for slow_worker in blamed.workers
     }
     return run.workers[worker].slow or run.workers[worker].host in machines
 
@@ -168,8 +168,8 @@ def workers_to_join(run: RunState) -> int:
     """Return the number of workers without which the run pauses until another machine joins; 0 if it does not."""
     if not _awaits_machines(run) or run.stopping or run.allotment.done:
         return 0
-    there = count_suitable_spares(run) + len(run.roster.starting)
-    return 0 if run.roster.with_room(run.settings.replace) else max(0, run.vacancies - there)
+    available = count_suitable_spares(run) + len(run.roster.starting)
+    return 0 if run.roster.with_room(run.settings.replace) else max(0, run.vacancies - available)
 
 
 def _awaits_machines(run: RunState) -> bool:
@@ -180,8 +180,8 @@ def _awaits_machines(run: RunState) -> bool:
 
 def _has_room(run: RunState) -> bool:
     """Return whether another worker may be started on the run's own machines."""
-    there = run.roster.staying_on("")
-    return there < run.settings.own_workers and run.failed_starts < MAX_FAILED_STARTS and not no_more_workers(run)
+    own_workers = run.roster.staying_on("")
+    return own_workers < run.settings.own_workers and run.failed_starts < MAX_FAILED_STARTS and not no_more_workers(run)
 
 
 def _start(run: RunState, host: str) -> d.Spawn:
@@ -232,14 +232,14 @@ def machine_loss_costs(run: RunState) -> dict[str, str]:
     for replica in run.live.values():
         for node, worker in replica.holders.items():
             held[run.workers[worker].host].add(replica.arrangement.stage[node])
-    result = {}
+    costs = {}
     for host in sorted(held.keys() - {""}):
         elsewhere = {stage for other, stages in held.items() if other != host for stage in stages}
         lost = frozenset(held[host] - elsewhere)
         alone = [_cost(chain, frozenset({stage})) for stage in lost]
         if len(lost) > 1 and not any(alone) and (cost := _cost(chain, lost)):
-            result[host] = f"machine {host} holds stages {', '.join(map(str, sorted(lost)))}: were it lost, {cost}"
-    return result
+            costs[host] = f"machine {host} holds stages {', '.join(map(str, sorted(lost)))}: were it lost, {cost}"
+    return costs
 
 
 def _cost(chain: Chain, lost: frozenset[int]) -> str:

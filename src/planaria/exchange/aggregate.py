@@ -49,13 +49,13 @@ class Aggregator(Protocol):
 def mean(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
     """Return Σ w_j x_j / Σ w_j, elementwise, summed in the given order."""
     names = next(iter(values.values()))
-    return {name: _mean({member: value[name] for member, value in values.items()}, weights) for name in names}
+    return {name: _mean({member: vector[name] for member, vector in values.items()}, weights) for name in names}
 
 
 def _mean(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tensor:
-    first, *others = tensors
+    first, *rest = tensors
     total = tensors[first] * weights[first]
-    for member in others:
+    for member in rest:
         total.add_(tensors[member], alpha=weights[member])
     return total.div_(sum(weights[member] for member in tensors))
 
@@ -74,11 +74,11 @@ def rda(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str
     The mean of nearly orthogonal vectors is shorter than they are, by √n for n of them; this keeps their mean norm. A
     tensor is an embedding if its name contains "embed". Sums are in fp64; norms do not depend on the number of threads.
     """
-    result = {}
+    averages = {}
     for name in next(iter(values.values())):
-        tensors = {member: value[name] for member, value in values.items()}
-        result[name] = _mean(tensors, weights) if "embed" in name else _rda_of_tensor(tensors, weights)
-    return result
+        tensors = {member: vector[name] for member, vector in values.items()}
+        averages[name] = _mean(tensors, weights) if "embed" in name else _rda_of_tensor(tensors, weights)
+    return averages
 
 
 def _rda_of_tensor(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tensor:
@@ -113,13 +113,13 @@ def clipped_senders(values: Mapping[int, Weights], weights: Mapping[int, float])
 
     It is not a robust rule: a single sender is not clipped.
     """
-    result: dict[int, dict[str, Tensor]] = {member: {} for member in values}
+    clipped: dict[int, dict[str, Tensor]] = {member: {} for member in values}
     for name in next(iter(values.values())):
-        norms = {member: math.sqrt(squared_norm(value[name])) for member, value in values.items()}
+        norms = {member: math.sqrt(squared_norm(vector[name])) for member, vector in values.items()}
         limit = median([norm for norm in norms.values() if norm] or [0.0])
         for member, norm in norms.items():
-            result[member][name] = values[member][name] * (limit / norm) if norm > limit else values[member][name]
-    return mean_over_senders(result, weights)
+            clipped[member][name] = values[member][name] * (limit / norm) if norm > limit else values[member][name]
+    return mean_over_senders(clipped, weights)
 
 
 AGGREGATORS: dict[str, Aggregator] = {
@@ -177,17 +177,17 @@ class AggregatingExchange(Exchange, ABC):
                 f"exchange.options.aggregator = {self.aggregator!r}: this feedback's estimates (exchange.compress) add "
                 "up to their mean; take 'mean', or ef14"
             )
-        result = self.model_copy()
-        result._compressed = by
-        return result
+        exchange = self.model_copy()
+        exchange._compressed = by
+        return exchange
 
     def for_sender(self, me: int) -> Self:
         if self._compressed is None:
             return self
-        result = self.model_copy()
-        result._compressed = replace(self._compressed, me=me)
-        result.__dict__.pop("compression", None)  # cached for another sender
-        return result
+        exchange = self.model_copy()
+        exchange._compressed = replace(self._compressed, me=me)
+        exchange.__dict__.pop("compression", None)  # cached for another sender
+        return exchange
 
     def with_rule(self, by: RobustAggregator, members: int) -> Self:
         """Return the exchange with a robust rule instead of the mean, for ``members`` replicas.
@@ -205,9 +205,9 @@ class AggregatingExchange(Exchange, ABC):
                 "exchange.robust cannot compare messages of a compressor with estimates (exchange.compress): they "
                 "hold differences to estimates; use ef14"
             )
-        result = self.model_copy()
-        result._robust = by
-        return result
+        exchange = self.model_copy()
+        exchange._robust = by
+        return exchange
 
     def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
         """Return why the exchange does not support this rule; empty if it does."""
@@ -241,9 +241,9 @@ class AggregatingExchange(Exchange, ABC):
     def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
         if self._robust is None:
             return self
-        result = self.model_copy()
-        result._robust = self._robust.after_rejecting(refused, on_counted, counted)
-        return result
+        exchange = self.model_copy()
+        exchange._robust = self._robust.after_rejecting(refused, on_counted, counted)
+        return exchange
 
     @property
     def weighing(self) -> Weighing | None:

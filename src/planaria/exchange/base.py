@@ -85,7 +85,7 @@ class StageOuterState:
 
         :raises ValueError: if ``state`` is not a saved outer state.
         """
-        result: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
+        tensors: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
         numbers = state.get(SECANTS, torch.zeros(1, dtype=torch.float64))
         if numbers.dtype != torch.float64 or numbers.ndim != 1 or not len(numbers):
             raise ValueError(f"{SECANTS!r} ({numbers.dtype}) is no part of an outer state")
@@ -93,12 +93,12 @@ class StageOuterState:
             part, _, name = key.partition("/")
             if key not in ("rounds", SECANTS) and (not name or tensor.dtype != torch.float32):
                 raise ValueError(f"{key!r} ({tensor.dtype}) is no part of an outer state")
-            if part in result:
-                result[part][name] = tensor
+            if part in tensors:
+                tensors[part][name] = tensor
         if "rounds" not in state or state["rounds"].numel() != 1 or state["rounds"].is_floating_point():
             raise ValueError("an outer state counts its rounds in one integer")
         measured, *secants = numbers.tolist()
-        return cls(result, int(state["rounds"]), tuple(secants), int(measured))
+        return cls(tensors, int(state["rounds"]), tuple(secants), int(measured))
 
 
 @dataclass(frozen=True)

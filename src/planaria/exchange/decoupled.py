@@ -80,11 +80,11 @@ class Decoupled(Streaming):
         return {**fast, **weight_message.fast_copy(taken, fast)}, caught_up
 
     def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
-        result = super().after_rejecting(refused, on_counted, counted)
+        exchange = super().after_rejecting(refused, on_counted, counted)
         if counted is not None:
-            result = result.model_copy()
-            result._counted = counted.coefficients
-        return result
+            exchange = exchange.model_copy()
+            exchange._counted = counted.coefficients
+        return exchange
 
     def aggregate(self, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
         return AGGREGATORS[self.aggregator](decoded, self._counted or equal_weights(decoded))

@@ -105,10 +105,10 @@ def nearest(values: Mapping[int, Vector], me: int, count: int) -> list[int]:
     """
     away = {member: squared_distance(vector, values[me]) for member, vector in values.items()}
     away[me] = -1.0
-    result = sorted(
+    nearest_first = sorted(
         (member for member in values if math.isfinite(away[member])), key=lambda member: (away[member], member)
     )
-    return sorted(result[:count])
+    return sorted(nearest_first[:count])
 
 
 def squared_distance(vector: Vector, other: Vector) -> float:

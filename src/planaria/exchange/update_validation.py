@@ -63,12 +63,12 @@ def validate(
 
 def invalid_updates(updates: Updates, like: Update, codec: Compressor) -> dict[int, str]:
     """Return members with an invalid update and the reason; ``like`` is valid, ``codec`` encodes blocking parts."""
-    result = {}
+    reasons = {}
     for member, update in updates.items():
         wrong = flaw("prefetched", update.prefetched, like.prefetched, PLAIN)
         if wrong := wrong or flaw("blocking", update.blocking, like.blocking, codec):
-            result[member] = wrong
-    return result
+            reasons[member] = wrong
+    return reasons
 
 
 def flaw(name: str, part: Tensor | None, like: Tensor | None, codec: Compressor) -> str:

@@ -65,16 +65,16 @@ class Chat:
 
     def _fitted(self, turns: list[Turn]) -> tuple[list[Turn], list[int]]:
         """Return the newest turns that leave room for an answer, and their ids."""
-        context, left = self._model.context, 0
+        context, dropped = self._model.context, 0
         room = min(self._draws.max_new, context // _KEPT)
         ids = self._template.ids(turns, self._model.tokenizer)
         while len(ids) + room > context and len(turns) > 1:
-            turns, left = turns[2:], left + 2
+            turns, dropped = turns[2:], dropped + 2
             ids = self._template.ids(turns, self._model.tokenizer)
         if len(ids) >= context:
             raise UserError(f"chat: the message has {len(ids)} tokens, the model reads {context}; shorten it")
-        if left:
-            self._note(f"the oldest {left} turns no longer fit the context of {context} tokens and were dropped")
+        if dropped:
+            self._note(f"the oldest {dropped} turns no longer fit the context of {context} tokens and were dropped")
         return turns, ids
 
 

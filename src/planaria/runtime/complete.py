@@ -51,8 +51,8 @@ class Completer:
         """Map token ids [B, T] to logits [B, T, V]."""
         if self.llama is not None:
             return self.llama.forward(tokens)
-        result: Tensor = self._library(input_ids=tokens, use_cache=False).logits
-        return result
+        logits: Tensor = self._library(input_ids=tokens, use_cache=False).logits
+        return logits
 
     def generate(self, tokens: Sequence[int], draws: Sampling, stops: Collection[int] = ()) -> Iterator[int]:
         """Yield tokens that continue ``tokens``, as they are drawn; end before one of ``stops``.
@@ -67,7 +67,7 @@ class Completer:
 
 
 def _context(weights: WeightsFile) -> int:
-    """Return the tokens that a model reads: of a pretrained one that was trained further, as many as before."""
+    """Return the most tokens that a model reads; training a pretrained model further does not reduce them."""
     return max(weights.config.context, weights.usage.context if weights.usage is not None else 0)
 
 

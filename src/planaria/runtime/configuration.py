@@ -61,15 +61,15 @@ def streams(config: RunConfig) -> tuple[Stream, Stream]:
 
 def merge_settings(settings: Settings | None, short: Settings) -> dict[str, object]:
     """Merge both forms of settings into dotted name → value; UserError if one is unknown, ambiguous, or given twice."""
-    known = [name for name, _ in recipes.fields()]
+    names = [name for name, _ in recipes.fields()]
     given: dict[str, object] = {}
     for word, value in [*(settings or {}).items(), *short.items()]:
         section, option, _ = word.partition(f".{NAME}.")
-        own = recipes.setting(word) is not None or (option and f"{section}.{NAME}" in known)
+        own = recipes.setting(word) is not None or (option and f"{section}.{NAME}" in names)
         _refuse_former(word)
-        meant = [word] if own else [n for n in known if n.rpartition(".")[2] == word and word in short]
+        meant = [word] if own else [n for n in names if n.rpartition(".")[2] == word and word in short]
         if not meant:
-            raise UserError(f"{word}: unknown setting; {_nearest(word, known)}")
+            raise UserError(f"{word}: unknown setting; {_nearest(word, names)}")
         if len(meant) > 1:
             raise UserError(f"{word}: could be {' or '.join(meant)}; write settings={{{meant[0]!r}: {value!r}}}")
         if meant[0] in given:
@@ -87,7 +87,7 @@ def _refuse_former(word: str) -> None:
         raise UserError(f"{word} is now {head and f'{head}.'}{name}")
 
 
-def _nearest(word: str, known: list[str]) -> str:
+def _nearest(word: str, names: list[str]) -> str:
     """Return a suggestion by a setting's last part, or by its whole name."""
-    hint = nearest(word, known if "." in word else {*known, *(name.rpartition(".")[2] for name in known)})
+    hint = nearest(word, names if "." in word else {*names, *(name.rpartition(".")[2] for name in names)})
     return hint if hint.startswith("did") else "`planaria train --help` lists them all"

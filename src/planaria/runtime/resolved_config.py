@@ -131,8 +131,8 @@ class ResolvedRun:
     def validation(self, absent: Collection[int] = (), replica: int = 0) -> StepPlan:
         """Return the plan of a validation: every microbatch visits the first present node of every stage."""
         column = self.column(replica)
-        there = column.of(column.stage.keys() - set(absent))
-        return self._compiled((there.spine,) * self.config.train.eval_microbatches, False)
+        present = column.of(column.stage.keys() - set(absent))
+        return self._compiled((present.spine,) * self.config.train.eval_microbatches, False)
 
     def _compile(self, walked: tuple[Route, ...], train: bool) -> StepPlan:
         if train and self.schedule is not None:

@@ -125,9 +125,9 @@ class Run:
         return export_run(self.folder, Path(to))
 
     def __repr__(self) -> str:
-        result = key_metrics(self.record)
-        loss = "" if result.loss is None else f", loss {result.loss:.4f}"
-        return f"<Run {self.folder}: {self.outcome}, {result.steps} steps{loss}, {len(self.recoveries)} recoveries>"
+        metrics = key_metrics(self.record)
+        loss = "" if metrics.loss is None else f", loss {metrics.loss:.4f}"
+        return f"<Run {self.folder}: {self.outcome}, {metrics.steps} steps{loss}, {len(self.recoveries)} recoveries>"
 
 
 def tabulated(rows: list[dict[str, object]]) -> Table:

@@ -179,8 +179,8 @@ class WrongType(MessageAttack):
     """The same bytes with another dtype: bytes, or bfloat16 instead of bytes."""
 
     def spoilt(self, honest: Tensor) -> Tensor:
-        data = honest.contiguous().flatten().view(torch.uint8)
-        return data[: len(data) // 2 * 2].view(torch.bfloat16) if honest.dtype == torch.uint8 else data
+        raw_bytes = honest.contiguous().flatten().view(torch.uint8)
+        return raw_bytes[: len(raw_bytes) // 2 * 2].view(torch.bfloat16) if honest.dtype == torch.uint8 else raw_bytes
 
 
 class LabelFlip(Attack):

@@ -69,11 +69,11 @@ class Scheme(Choice, ABC):
         return ""
 
     def delay(self) -> int:
-        """T, in rounds."""
+        """Return T, in rounds."""
         return 0
 
     def slots(self) -> int:
-        """Largest number of mini-tasks of a worker in a round."""
+        """Return the largest number of mini-tasks of a worker in a round."""
         return 1
 
     def vectors(self) -> int:

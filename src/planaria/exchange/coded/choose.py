@@ -73,11 +73,11 @@ def candidate_schemes(n: int, most_delay: int = 3, published: bool = False) -> I
     repeated = set[tuple[int, int]]()
     yield "none", Uncoded()
     for late in counts:
-        results: list[tuple[str, Scheme]] = [("gc", GC(stragglers=late))]
+        candidates: list[tuple[str, Scheme]] = [("gc", GC(stragglers=late))]
         for burst, window in spans:
             options = {"burst": burst, "window": window, "stragglers": late}
-            results += [("srsgc", SRSGC(**options)), ("msgc", MSGC(**options))]
-        for name, scheme in results:
+            candidates += [("srsgc", SRSGC(**options)), ("msgc", MSGC(**options))]
+        for name, scheme in candidates:
             if scheme.why_unsupported(n) or scheme.delay() > most_delay:
                 continue
             if isinstance(scheme, SRSGC) and not published:
@@ -99,8 +99,8 @@ def reordered_profiles(profile: FinishTimes) -> list[FinishTimes]:
     alike = float(medians.max()) < ALIKE * float(medians.min())
     more = min(ORDERS, ROUNDS // len(profile.seconds)) - 1 if alike else 0
     draw = np.random.default_rng(0)
-    others = (draw.permutation(profile.workers) for _ in range(more))
-    return [profile, *(replace(profile, seconds=profile.seconds[:, order]) for order in others)]
+    orders = (draw.permutation(profile.workers) for _ in range(more))
+    return [profile, *(replace(profile, seconds=profile.seconds[:, order]) for order in orders)]
 
 
 def expected_seconds(scheme: Scheme, profile: FinishTimes, slow: float = 2.0, window: int = 0) -> tuple[float, float]:
@@ -168,8 +168,8 @@ def _no_case(
     window: int,
 ) -> SchemeChoice:
     """Return the result with machines that are always slow: leave them out, unless a code beats the rest."""
-    left, _ = expected_seconds(Uncoded(), profile.without(always), slow, window)
+    job_s, _ = expected_seconds(Uncoded(), profile.without(always), slow, window)
     slow_workers = ", ".join(map(str, always))
-    why = f"replicas {slow_workers} are slow in most rounds, so coding does not pay: {left:.4g} s a job without them"
-    chosen = none if left <= best.seconds else best
+    why = f"replicas {slow_workers} are slow in most rounds, so coding does not pay: {job_s:.4g} s a job without them"
+    chosen = none if job_s <= best.seconds else best
     return SchemeChoice(chosen, ranked, f"{why}; best with them, {best}", always)

@@ -45,7 +45,7 @@ def completed_rounds(record: RunRecord) -> list[RoundTimes]:
 
 
 def _laps(record: RunRecord) -> list[RoundTimes]:
-    result: list[RoundTimes] = []
+    laps: list[RoundTimes] = []
     nodes = Arrangement({})
     coded, began = CodedStep(), 0.0
     sent: dict[int, float] = {}
@@ -58,10 +58,10 @@ def _laps(record: RunRecord) -> list[RoundTimes]:
             coded = CodedStep(coded.counted, coded.sent | {fact.node})
             sent |= dict.fromkeys(coded.done(nodes) - sent.keys(), t - began)
         elif isinstance(fact, CloseRound):
-            counted = frozenset(fact.counted)
-            result.append(RoundTimes(fact.step, fact.round, sent, counted, t - began))
-            coded, began, sent = coded.closed(counted), t, {}
-    return result
+            counted_replicas = frozenset(fact.counted)
+            laps.append(RoundTimes(fact.step, fact.round, sent, counted_replicas, t - began))
+            coded, began, sent = coded.closed(counted_replicas), t, {}
+    return laps
 
 
 def profile_of(record: RunRecord) -> FinishTimes | None:
@@ -85,14 +85,14 @@ def profile_of(record: RunRecord) -> FinishTimes | None:
 
 def busiest_s(record: RunRecord) -> float:
     """Return the median seconds of a microbatch's passes at the node that computes longest."""
-    result: dict[int, list[float]] = {}
+    seconds_of: dict[int, list[float]] = {}
     for _, work in record.worked:
         passes = [span for span in work.spans if span.action in ("forward", "backward")]
         ended = [span.hop for span in passes if span.action == "backward"]
         if ended and not work.dropped:
             each = sum(span.end - span.start for span in passes) / ended.count(min(ended))
-            result.setdefault(work.node, []).append(each)
-    return max((median(seconds) for seconds in result.values()), default=0.0)
+            seconds_of.setdefault(work.node, []).append(each)
+    return max((median(seconds) for seconds in seconds_of.values()), default=0.0)
 
 
 def schemes(record: RunRecord) -> SchemeChoice | None:
@@ -104,7 +104,7 @@ def schemes(record: RunRecord) -> SchemeChoice | None:
 
 
 def section(record: RunRecord) -> Iterator[str]:
-    """Empty without coding."""
+    """Yield the section about stragglers; nothing without coding or completed rounds."""
     coding, rounds = coding_of(record.config.exchange), completed_rounds(record)
     if coding is None or not rounds:
         return

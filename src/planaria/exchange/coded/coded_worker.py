@@ -159,9 +159,9 @@ def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
     return CodedSteps(coding, resolved, microbatches * replicas)
 
 
-def _renumbered(items: Callable[[int], T] | None, indices: Sequence[int]) -> Callable[[int], T] | None:
+def _renumbered(item_at: Callable[[int], T] | None, indices: Sequence[int]) -> Callable[[int], T] | None:
     """Return a function that maps i to the item at ``indices[i]``."""
-    return None if items is None else lambda i: items(indices[i])
+    return None if item_at is None else lambda i: item_at(indices[i])
 
 
 class CodedRounds:

@@ -80,12 +80,12 @@ class Coding:
         size = self.scheme.chunks(self.replicas)
         tasks = self.scheme.tasks(self.replicas, self.jobs, self.history(counted))[replica]
         parts = [(task, self.scheme.parts(self.replicas, replica, task)) for task in tasks]
-        return [AssignedTask(t, tuple((t.job * size + chunk, weight) for chunk, weight in value)) for t, value in parts]
+        return [AssignedTask(t, tuple((t.job * size + chunk, weight) for chunk, weight in pairs)) for t, pairs in parts]
 
     def busy(self, counted: Counted) -> frozenset[int]:
         """Return the replicas with mini-tasks in the next round."""
-        result = self.scheme.busy(self.replicas, self.jobs, self.history(counted))
-        return frozenset(replica for replica, tasks in enumerate(result) if tasks)
+        tasks_of = self.scheme.busy(self.replicas, self.jobs, self.history(counted))
+        return frozenset(replica for replica, tasks in enumerate(tasks_of) if tasks)
 
     def may_close(self, counted: Counted, done: frozenset[int], late: bool) -> bool:
         """Return whether the next round may end with the results of the replicas in ``done``.
@@ -101,12 +101,12 @@ class Coding:
 
     def decoding(self, counted: Counted) -> list[tuple[SentVector, float]]:
         """Return the vectors and coefficients that add up to the step's gradient, in order of addition."""
-        result, history = list[tuple[SentVector, float]](), self.history(counted)
+        vectors, history = list[tuple[SentVector, float]](), self.history(counted)
         for job in range(self.jobs):
             shares = self.scheme.decode(self.replicas, history[: job + self.scheme.delay() + 1], job)
             assert shares is not None, f"job {job} cannot be decoded from {counted}"
-            result += [(SentVector(s.worker, s.round, job, s.vector), s.coefficient) for s in shares]
-        return result
+            vectors += [(SentVector(s.worker, s.round, job, s.vector), s.coefficient) for s in shares]
+        return vectors
 
 
 @lru_cache

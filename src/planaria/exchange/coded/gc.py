@@ -102,17 +102,17 @@ class MixedCode(GradientCode):
         return tuple((first + chunk, weight) for chunk, weight in self.rest.row(worker - first))
 
     def tolerates_losses(self, workers: Collection[int]) -> bool:
-        groups, rest = self._parted(workers)
+        groups, rest = self._split(workers)
         return self.groups.tolerates_losses(groups) and self.rest.tolerates_losses(rest)
 
     def coefficients(self, workers: Collection[int]) -> dict[int, float] | None:
-        groups, rest = self._parted(workers)
+        groups, rest = self._split(workers)
         added, coded = self.groups.coefficients(groups), self.rest.coefficients(rest)
         if added is None or coded is None:
             return None
         return added | {self.groups.workers + worker: part for worker, part in coded.items()}
 
-    def _parted(self, workers: Collection[int]) -> tuple[list[int], list[int]]:
+    def _split(self, workers: Collection[int]) -> tuple[list[int], list[int]]:
         """Return the workers in repeated groups, and the others, numbered from 0."""
         first = self.groups.workers
         return [i for i in workers if i < first], [i - first for i in workers if i >= first]
@@ -138,8 +138,8 @@ def encoding(m: int, spare: int) -> Matrix:
     rows (a real cyclic MDS code, arXiv 1707.03858). For even m − s it does not; then all rows are divided by
     :func:`divisor`'s member of the space, which becomes (1, …, 1).
     """
-    support, others = np.arange(spare + 1), np.arange(spare + 1, m)
-    window = (2 * np.sin(np.pi * (others - support[:, None]) / m)).prod(axis=1)
+    support, outside = np.arange(spare + 1), np.arange(spare + 1, m)
+    window = (2 * np.sin(np.pi * (outside - support[:, None]) / m)).prod(axis=1)
     under = np.ones(2 * m) if (m - spare) % 2 else divisor(m, spare, np.arange(2 * m))
     matrix = np.zeros((m, m))
     for row in range(m):
@@ -161,8 +161,8 @@ def divisor(m: int, spare: int, chunks: NDArray[np.int_]) -> Matrix:
 
 def decoding(matrix: Matrix, workers: Collection[int]) -> Matrix:
     """Return the shortest a with aᵀB = (1, …, 1) over the rows in ``workers``: [rows]."""
-    result, *_ = np.linalg.lstsq(matrix[sorted(workers)].T, np.ones(len(matrix)), rcond=None)
-    return np.asarray(result, dtype=np.float64)
+    solution, *_ = np.linalg.lstsq(matrix[sorted(workers)].T, np.ones(len(matrix)), rcond=None)
+    return np.asarray(solution, dtype=np.float64)
 
 
 @lru_cache(maxsize=1024)
@@ -224,16 +224,16 @@ class GC(Scheme):
         return code(n, self.stragglers).row(worker)
 
     def decodable(self, n: int, history: History, job: int) -> bool:
-        return job < len(history) and code(n, self.stragglers).tolerates_losses(_there(n, history[job]))
+        return job < len(history) and code(n, self.stragglers).tolerates_losses(_in_time(n, history[job]))
 
     def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
-        result = code(n, self.stragglers).coefficients(_there(n, history[job])) if job < len(history) else None
-        return None if result is None else tuple(CodedVector(worker, job, 0, part) for worker, part in result.items())
+        shares = code(n, self.stragglers).coefficients(_in_time(n, history[job])) if job < len(history) else None
+        return None if shares is None else tuple(CodedVector(worker, job, 0, part) for worker, part in shares.items())
 
     def conforms(self, n: int, history: History) -> bool:
         """Return whether at most s workers are late in each round."""
         return len(history[-1]) <= self.stragglers
 
 
-def _there(n: int, late: Collection[int]) -> list[int]:
+def _in_time(n: int, late: Collection[int]) -> list[int]:
     return [worker for worker in range(n) if worker not in late]

@@ -49,7 +49,7 @@ class CodedSchedule:
         return whole // gcd(whole, n)
 
     def require(self, n: int, microbatches: int) -> None:
-        """:raises UserError: if ``microbatches`` per replica cannot be split into jobs and chunks."""
+        """Raise UserError if ``microbatches`` per replica cannot be split into jobs and chunks."""
         if over := microbatches % (least := self.microbatch_divisor(n)):
             raise UserError(
                 f"exchange.coded: {n} replicas and jobs = {self.jobs} need pipeline.microbatches to be a multiple of "

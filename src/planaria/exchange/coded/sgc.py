@@ -104,10 +104,10 @@ class SRSGC(WindowedScheme):
 
     def missing(self, history: History, round: int) -> Late:
         """Return the workers without a result for the job of this round: late, or repeating an earlier one."""
-        result = NOBODY
+        missing = NOBODY
         for late in history[round % self.burst : round + 1 : self.burst]:
-            result = late | self._first(result)
-        return result
+            missing = late | self._first(missing)
+        return missing
 
     def _first(self, missing: Late) -> Late:
         """Return the workers that repeat if these are missing: the first, as many as exceed s."""
@@ -130,8 +130,8 @@ class SRSGC(WindowedScheme):
 
     def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
         sent = self._sent(n, history, job) if job < len(history) else {}
-        result = code(n, self.spare()).coefficients(sent)
-        return None if result is None else tuple(CodedVector(i, sent[i], 0, part) for i, part in result.items())
+        shares = code(n, self.spare()).coefficients(sent)
+        return None if shares is None else tuple(CodedVector(i, sent[i], 0, part) for i, part in shares.items())
 
     def conforms(self, n: int, history: History) -> bool:
         """Return whether the newest window is bursty, ignoring rounds with at most s late workers and no repetition."""
@@ -191,8 +191,8 @@ class MSGC(WindowedScheme):
     def tasks(self, n: int, jobs: int, history: History) -> Tasks:
         now = len(history)
         under_way = range(min(now, jobs - 1), max(-1, now - self.slots()), -1)
-        results = ([self._task(n, history, worker, job) for job in under_way] for worker in range(n))
-        return tuple(tuple(task for task in tasks if task) for tasks in results)
+        tasks_of = ([self._task(n, history, worker, job) for job in under_way] for worker in range(n))
+        return tuple(tuple(task for task in tasks if task) for tasks in tasks_of)
 
     def busy(self, n: int, jobs: int, history: History) -> list[int]:
         if self.stragglers == n:
@@ -240,9 +240,9 @@ class MSGC(WindowedScheme):
             shares.append(CodedVector(worker, caught_up, 0, 1.0))
         for group in self._groups(n):
             now = job + self.window - 1 + group
-            if (result := code(n, self.stragglers).coefficients(self._coded(n, history, job, group))) is None:
+            if (coefficients := code(n, self.stragglers).coefficients(self._coded(n, history, job, group))) is None:
                 return None
-            shares += [CodedVector(worker, now, 1 + group, part) for worker, part in result.items()]
+            shares += [CodedVector(worker, now, 1 + group, part) for worker, part in coefficients.items()]
         return tuple(shares)
 
     def conforms(self, n: int, history: History) -> bool:

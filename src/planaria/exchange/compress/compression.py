@@ -131,8 +131,8 @@ class Compression:
         kept = updates[me].kept if me in updates else {}
         if len(updates) > 1 or not kept or codec.exact or not exact_alone:
             return vectors, kept
-        value, kept = self.feedback.settle_alone(kept, vectors[me])
-        return {me: dict(value)}, kept
+        exact, kept = self.feedback.settle_alone(kept, vectors[me])
+        return {me: dict(exact)}, kept
 
     def _scale(self, outer: StageOuterState, member: int | None) -> float:
         """Return the divisor of the member's vector; 1 for exact vectors."""

@@ -40,12 +40,12 @@ class MessageTotals:
     @property
     def full(self) -> dict[tuple[int, str], list[int]]:
         """(round, reason) → stages sent in full, in order of round."""
-        result: dict[tuple[int, str], list[int]] = defaultdict(list)
+        stages: dict[tuple[int, str], list[int]] = defaultdict(list)
         for stage, facts in sorted(self.reported.items()):
             for round, fact in facts.items():
                 if fact.full is not None:
-                    result[round, fact.full].append(stage)
-        return dict(sorted(result.items()))
+                    stages[round, fact.full].append(stage)
+        return dict(sorted(stages.items()))
 
     @property
     def share(self) -> float:
@@ -181,11 +181,11 @@ def norms_figure(messages: MessageTotals, when: str) -> go.Figure:
 
 def _norms(messages: MessageTotals) -> dict[str, dict[int, float]]:
     """ "norm", "residual" or "estimate_error" → round → its L2 norm over the stages."""
-    result: dict[str, dict[int, float]] = {"norm": {}, "residual": {}, "estimate_error": {}}
+    norms: dict[str, dict[int, float]] = {"norm": {}, "residual": {}, "estimate_error": {}}
     for facts in messages.reported.values():
         for round, fact in facts.items():
-            values = {"norm": fact.norm, "residual": fact.residual, "estimate_error": fact.estimate_error}
-            for name, value in values.items():
-                if value is not None:
-                    result[name][round] = math.hypot(result[name].get(round, 0.0), value)
-    return result
+            reported = {"norm": fact.norm, "residual": fact.residual, "estimate_error": fact.estimate_error}
+            for name, norm in reported.items():
+                if norm is not None:
+                    norms[name][round] = math.hypot(norms[name].get(round, 0.0), norm)
+    return norms

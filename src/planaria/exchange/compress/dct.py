@@ -64,12 +64,13 @@ class DCT(Chunked):
         return [chunks.packed(places, PLACE_BITS), chunks.raw(finite.to(_TYPES[self.bits]))]
 
     def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
-        places, values = self._read(reader, *rows.shape)
+        places, numbers = self._read(reader, *rows.shape)
         require_inside(places, rows)
         vectors = basis(self.basis, rows.shape[1], self.seed)
         total = torch.zeros(rows.shape, dtype=torch.float64)
-        for place, value in zip(places.T, values.T, strict=True):  # elementwise: the same bits on every machine
-            total += value.unsqueeze(1) * vectors[place]
+        # elementwise: the same bits on every machine
+        for place, column in zip(places.T, numbers.T, strict=True):
+            total += column.unsqueeze(1) * vectors[place]
         rows.copy_(total.clamp_(-_LARGEST, _LARGEST))
 
     def delta(self, count: int) -> float:
@@ -77,8 +78,8 @@ class DCT(Chunked):
         return min((self.kept(size) / size for _, size in chunks.sizes(count, CHUNK)), default=1.0)
 
     def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
-        places, values = self._read(reader, n, size)
-        return misplaced(places, size) or ("" if all_finite(values) else "not all of its numbers are finite")
+        places, numbers = self._read(reader, n, size)
+        return misplaced(places, size) or ("" if all_finite(numbers) else "not all of its numbers are finite")
 
     def _read(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor]:
         """Return places [n, k] and values [n, k], fp64, of the next ``n`` chunks of ``size`` numbers."""

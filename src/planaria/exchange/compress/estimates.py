@@ -45,7 +45,7 @@ class Estimates(Feedback, ABC):
         return {"estimate": "estimate", "mean_estimate": "shared"}
 
     def result(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
-        """h̄ ← h̄ + mean D, with which members continue."""
+        """Return h̄ ← h̄ + mean D, which members use as the round's mean, and the outer state that holds it."""
         mean = {name: outer["mean_estimate"][name] + tensor for name, tensor in joined.items()}
         return mean, {"mean_estimate": mean}
 
@@ -120,7 +120,7 @@ class EF21W(EF21):
         squares = [_square(sent[member]) for member in sorted(sent)]
         secants = outer.secants if len(outer.secants) == len(squares) else (0.0,) * len(squares)
         count = outer.measured if secants is outer.secants else 0
-        total = tuple(one + other for one, other in zip(secants, squares, strict=True))
+        total = tuple(secant + square for secant, square in zip(secants, squares, strict=True))
         return replace(outer, secants=total, measured=count + 1)
 
     def scale(self, outer: StageOuterState, member: int) -> float:
@@ -131,9 +131,9 @@ class EF21W(EF21):
 
 def estimated(secants: tuple[float, ...]) -> list[float]:
     """Return L_i up to a common factor, from Σ‖Δg_i‖²; all equal if no gradient has changed."""
-    results = [math.sqrt(each) for each in secants]
-    mean = sum(results) / len(results)
-    return [max(each, MIN_SMOOTHNESS * mean) for each in results] if mean else [1.0] * len(results)
+    estimates = [math.sqrt(each) for each in secants]
+    mean = sum(estimates) / len(estimates)
+    return [max(each, MIN_SMOOTHNESS * mean) for each in estimates] if mean else [1.0] * len(estimates)
 
 
 def _square(weights: Weights) -> float:
@@ -162,15 +162,15 @@ class EControl(Estimates):
 
     def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         eta = delta / 2 if self.eta == "auto" else self.eta if self.force else min(self.eta, delta)
-        ahead = _ahead(outer, exact)
-        return {name: ahead[name].add_(outer["residual"].get(name, 0.0), alpha=eta) for name in ahead}
+        difference = _difference(outer, exact)
+        return {name: difference[name].add_(outer["residual"].get(name, 0.0), alpha=eta) for name in difference}
 
     def measured_vectors(self, outer: StageOuterState, exact: Weights) -> Sequence[Weights]:
-        return _ahead(outer, exact), outer["residual"]
+        return _difference(outer, exact), outer["residual"]
 
     def next_parts(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
-        ahead = _ahead(outer, exact)
-        residual = {name: outer["residual"].get(name, 0.0) + ahead[name] - sent[name] for name in sent}
+        difference = _difference(outer, exact)
+        residual = {name: outer["residual"].get(name, 0.0) + difference[name] - sent[name] for name in sent}
         return {"residual": residual, "estimate": {name: outer["estimate"][name] + sent[name] for name in sent}}
 
     def why_unsupported(self, delta: float) -> str:
@@ -182,6 +182,6 @@ class EControl(Estimates):
         )
 
 
-def _ahead(outer: StageOuterState, exact: Weights) -> dict[str, Tensor]:
+def _difference(outer: StageOuterState, exact: Weights) -> dict[str, Tensor]:
     """Return g − h."""
     return {name: at_least_fp32(g) - outer["estimate"][name] for name, g in exact.items()}

@@ -125,7 +125,7 @@ class EF14(Feedback):
         return {"residual": {name: meant[name] - sent[name] for name in meant}}
 
     def settle_alone(self, kept: Mapping[str, Weights], sent: Weights) -> tuple[Weights, Mapping[str, Weights]]:
-        """Nothing remains to be sent."""
+        """Return the exact value; the residual is zero."""
         residual = kept["residual"]
         return (
             {name: sent[name] + residual[name] for name in residual},

@@ -59,14 +59,14 @@ def combine(
     """
     if isinstance(rule, CoordinateRule) and mix == "none":
         _enough(rule, len(vectors))
-        return RobustValue(_visited(vectors, rule.combine, LONG if COMPILED else CHUNK))
+        return RobustValue(_by_chunks(vectors, rule.combine, LONG if COMPILED else CHUNK))
     onward = isinstance(rule, GramRule) and rule.continues
     if onward and last is None:
         last = zeros_like_vector(vectors[0])
     gram = products(vectors, last if onward else None, isinstance(rule, GramRule) and rule.origin)
     if isinstance(rule, CoordinateRule):
         combined, matrix = rule.combine, _mixed_by(rule, gram, mix, draw)
-        return RobustValue(_visited(vectors, lambda rows: combined(multiply_rows(matrix, rows))))
+        return RobustValue(_by_chunks(vectors, lambda rows: combined(multiply_rows(matrix, rows))))
     assert isinstance(rule, GramRule)
     c = coefficients(rule, gram, mix, draw, onward)
     return RobustValue(by_coefficients(vectors, c, last if onward else None), c, gram)
@@ -75,7 +75,7 @@ def combine(
 def by_coefficients(vectors: Sequence[Vector], c: Tensor, last: Vector | None) -> Tensor:
     """Return Σ c_j x_j [d] for c [n], plus (1 − Σ c_j) v with a ``last`` value v."""
     factors = [*c.tolist(), *([1.0 - float(c.sum())] if last is not None else [])]
-    return _visited([*vectors, *([] if last is None else [last])], lambda rows: weighted(rows, factors))
+    return _by_chunks([*vectors, *([] if last is None else [last])], lambda rows: weighted(rows, factors))
 
 
 def coefficients(rule: GramRule, gram: Tensor, mix: Mix, draw: int, about_last: bool) -> Tensor:
@@ -127,12 +127,12 @@ def weighted(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     return torch.zeros_like(rows[0]) if total is None else total
 
 
-def _visited(vectors: Sequence[Vector], combined: Callable[[list[Tensor]], Tensor], size: int = CHUNK) -> Tensor:
+def _by_chunks(vectors: Sequence[Vector], combined: Callable[[list[Tensor]], Tensor], size: int = CHUNK) -> Tensor:
     like = pieces(vectors[0])
-    value = torch.empty(sum(map(len, like)), dtype=like[0].dtype)
+    out = torch.empty(sum(map(len, like)), dtype=like[0].dtype)
     for start, rows in chunks(vectors, size):
-        value[start : start + len(rows[0])] = combined(rows)
-    return value
+        out[start : start + len(rows[0])] = combined(rows)
+    return out
 
 
 def _enough(rule: RobustRule, count: int) -> None:
@@ -144,7 +144,7 @@ def _enough(rule: RobustRule, count: int) -> None:
 
 def low_weight_members(counted: Sequence[float], byzantine: int) -> list[int]:
     """Return the members, by index, with less than half of their weight in a mean: at most ``byzantine``, in order."""
-    little = [index for index, value in enumerate(counted) if value < _LITTLE / len(counted)]
+    little = [index for index, weight in enumerate(counted) if weight < _LITTLE / len(counted)]
     return sorted(sorted(little, key=lambda index: (counted[index], index))[:byzantine])
 
 
@@ -157,14 +157,14 @@ def rival_coefficients(
     about the origin, if the run's is iterative, as G is about its last value; rules for which there are too few
     members.
     """
-    result = {}
+    rivals = {}
     for name, rule in rules.items():
         if not isinstance(rule, GramRule) or type(rule) is type(own):
             continue
         if rule.continues > own.continues or (rule.origin and own.continues):
             continue
         try:
-            result[name] = coefficients(rule, gram, mix, draw, own.continues)
+            rivals[name] = coefficients(rule, gram, mix, draw, own.continues)
         except ValueError:  # too few members
             continue
-    return result
+    return rivals

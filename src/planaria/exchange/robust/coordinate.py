@@ -55,11 +55,11 @@ def trimmed_mean(rows: Sequence[Tensor], trim: int) -> Tensor:
         raise NotFinite("a number is not finite")
     sorted_rows = list(rows)
     for low, high, smaller, larger in network(len(rows), trim):
-        tensor, other = sorted_rows[low], sorted_rows[high]
+        lower, upper = sorted_rows[low], sorted_rows[high]
         if smaller:
-            sorted_rows[low] = torch.minimum(tensor, other)
+            sorted_rows[low] = torch.minimum(lower, upper)
         if larger:
-            sorted_rows[high] = torch.maximum(tensor, other)
+            sorted_rows[high] = torch.maximum(lower, upper)
     for row in sorted_rows[trim : len(sorted_rows) - trim]:
         total.add_(row)
     return total.div_(len(rows) - 2 * trim)
@@ -67,7 +67,7 @@ def trimmed_mean(rows: Sequence[Tensor], trim: int) -> Tensor:
 
 def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
     """Return :func:`trimmed_mean` of ``rows``, bit for bit, with compiled code."""
-    contiguous, value = [row.contiguous() for row in rows], torch.empty_like(rows[0])
+    contiguous, means = [row.contiguous() for row in rows], torch.empty_like(rows[0])
     indices = [row.data_ptr() for row in contiguous]
     lowest, size = min(indices), rows[0].element_size()
     starts = np.array([(index - lowest) // size for index in indices])
@@ -75,19 +75,19 @@ def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
     first = contiguous[indices.index(lowest)].numpy()
     memory = as_strided(first, (int(starts.max()) + len(first),), writeable=False)
     share = memory.dtype.type(len(rows) - 2 * trim)
-    if not middles(memory, starts, _table(len(rows), trim), trim, share, value.numpy()):
+    if not middles(memory, starts, _table(len(rows), trim), trim, share, means.numpy()):
         raise NotFinite("a number is not finite")
-    return value
+    return means
 
 
 @compiled
-def middles(memory: Numbers, starts: Numbers, network: Numbers, trim: int, share: Any, out: Numbers) -> bool:
+def middles(memory: Numbers, starts: Numbers, comparisons: Numbers, trim: int, share: Any, out: Numbers) -> bool:
     """Set ``out`` [d] to the means of the middle values of the vectors that start at ``starts`` [n] of ``memory``.
 
     Performs the operations of :func:`trimmed_mean` in the same order, so replicas with and without numba agree to the
     last bit.
 
-    :param network: comparisons [k, 4].
+    :param comparisons: of a :func:`network`, [k, 4].
     :param share: count of middle values, in their dtype.
     :return: whether all numbers are finite.
     """
@@ -101,12 +101,12 @@ def middles(memory: Numbers, starts: Numbers, network: Numbers, trim: int, share
             for k in range(size):
                 row[k] = source[k]
                 invalid |= row[k] - row[k] != 0
-        for index in range(len(network)):
-            one, other = buffer[network[index, 0]], buffer[network[index, 1]]
+        for index in range(len(comparisons)):
+            lower, upper = buffer[comparisons[index, 0]], buffer[comparisons[index, 1]]
             for k in range(_TOGETHER):  # a fixed count and both results: cheaper than testing what is needed
-                low, high = one[k], other[k]
-                one[k] = low if low < high else high
-                other[k] = high if low < high else low
+                low, high = lower[k], upper[k]
+                lower[k] = low if low < high else high
+                upper[k] = high if low < high else low
         target = out[begin : begin + size]
         target[:] = 0
         for member in range(trim, len(starts) - trim):
@@ -144,14 +144,14 @@ def network(count: int, trim: int) -> tuple[tuple[int, int, bool, bool], ...]:
 
 def _batcher(count: int) -> list[tuple[int, int]]:
     """Return the comparisons of a full sort, in order."""
-    result, width = [], 1
+    comparisons, width = [], 1
     while width < count:
         step = width
         while step:
             for start in range(step % width, count - step, 2 * step):
                 for low in range(start, start + min(step, count - start - step)):
                     if low // (2 * width) == (low + step) // (2 * width):
-                        result.append((low, low + step))
+                        comparisons.append((low, low + step))
             step //= 2
         width *= 2
-    return result
+    return comparisons

@@ -49,12 +49,12 @@ class Exclusions(NamedTuple):
     @property
     def left_out(self) -> dict[int, str]:
         """Member → reason for its exclusion."""
-        result = dict.fromkeys(self.invalid, "its updates were invalid too often")
-        result |= dict.fromkeys(self.byzantine, "it sent different updates to different members")
-        for sender, other in self.disputes:
-            result[sender] = f"replica {other} received another update from it"
-            result[other] = f"it reports another update from replica {sender} than that one"
-        return dict(sorted(result.items()))
+        reasons = dict.fromkeys(self.invalid, "its updates were invalid too often")
+        reasons |= dict.fromkeys(self.byzantine, "it sent different updates to different members")
+        for sender, accuser in self.disputes:
+            reasons[sender] = f"replica {accuser} received another update from it"
+            reasons[accuser] = f"it reports another update from replica {sender} than that one"
+        return dict(sorted(reasons.items()))
 
 
 def digest(update: Update) -> str:
@@ -80,17 +80,17 @@ def findings(received: Received, members: Collection[int], byzantine: int) -> Ex
             proved.append(sender)
     settled, disputes = set(proved), []
     for sender, by in contradicted.items():
-        other = next((member for member in by if member not in settled), None)
-        if sender not in settled and other is not None:
-            disputes.append((sender, other))
-            settled |= {sender, other}
+        accuser = next((member for member in by if member not in settled), None)
+        if sender not in settled and accuser is not None:
+            disputes.append((sender, accuser))
+            settled |= {sender, accuser}
     return Exclusions(tuple(proved), tuple(disputes))
 
 
 def joined(stages: Iterable[Mapping[int, str]]) -> dict[int, str]:
     """Return one member's digests of all stages, joined in order of stage."""
-    result: dict[int, str] = {}
+    digests: dict[int, str] = {}
     for of_stage in stages:
         for member, digest_of_stage in of_stage.items():
-            result[member] = f"{result.get(member, '')} {digest_of_stage}"
-    return result
+            digests[member] = f"{digests.get(member, '')} {digest_of_stage}"
+    return digests

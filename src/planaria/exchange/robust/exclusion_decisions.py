@@ -27,17 +27,17 @@ def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish 
     """After all finished their part of an all-reduced step, compare the gradients they used."""
     if not replica.received:
         return None
-    result = run.suspicion.examine(_received_in_step(replica), run.rule)
-    if not result.min_byzantine:
+    exclusions = run.suspicion.examine(_received_in_step(replica), run.rule)
+    if not exclusions.min_byzantine:
         return None
-    if wrong := run.suspicion.raised(result.all).why_impossible(run.rule):
+    if wrong := run.suspicion.raised(exclusions.all).why_impossible(run.rule):
         return d.Finish(outcome="failed", reason=wrong)
     return d.LeaveOut(
         replica=replica.number,
         generation=replica.generation,
         step=replica.step,
-        byzantine=list(result.byzantine),
-        disputes=list(result.disputes),
+        byzantine=list(exclusions.byzantine),
+        disputes=list(exclusions.disputes),
     )
 
 
@@ -80,8 +80,8 @@ def settle_weights(run: RunState, round: int, members: Sequence[int]) -> tuple[C
         open_round, arrangement = run.replicas[me].open_round, run.replicas[me].arrangement
         assert open_round is not None
         stages = [open_round.products_at(arrangement.nodes(stage)[0]) for stage in arrangement.stages]
-        if (result := weighing.counted(stages, members, me, round)) is None:  # too few for the rule
+        if (weights := weighing.counted(stages, members, me, round)) is None:  # too few for the rule
             return {}, {}
-        first = first if coefficients else result
-        coefficients[me] = dict(result.coefficients)
+        first = first if coefficients else weights
+        coefficients[me] = dict(weights.coefficients)
     return coefficients, {rule: rounded(of) for rule, of in first.rivals().items()}

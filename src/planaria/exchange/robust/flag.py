@@ -38,9 +38,9 @@ class Flag(GramRule):
         lost = n - min(n, self.dimensions or (n + 2) // 2)
         w = torch.ones(n, dtype=gram.dtype)
         for step in range(self.rounds):
-            values, vectors = torch.linalg.eigh(w.unsqueeze(1) * unit * w.unsqueeze(0))
-            kept = w * (vectors[:, lost:] @ (vectors[:, lost:].T @ (1.0 / w)))
+            eigenvalues, eigenvectors = torch.linalg.eigh(w.unsqueeze(1) * unit * w.unsqueeze(0))
+            kept = w * (eigenvectors[:, lost:] @ (eigenvectors[:, lost:].T @ (1.0 / w)))
             if step + 1 < self.rounds:
-                outside = vectors[:, :lost].square() @ values[:lost].clamp(min=0.0) / w.square()
+                outside = eigenvectors[:, :lost].square() @ eigenvalues[:lost].clamp(min=0.0) / w.square()
                 w = (outside + _APART) ** -0.25
         return torch.where(norms > 0, norms.median() / n * kept / safe, torch.zeros_like(norms))

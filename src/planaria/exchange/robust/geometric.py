@@ -50,8 +50,8 @@ class GeometricMedian(GramRule):
             slope = pull.sum() * math.sqrt(max(step @ k @ step, 0.0))  # ‖∇F(z)‖
             if auto and _certified(slope, n):
                 break
-            if auto and number == 0 and (result := _member(k, apart, smallest)) is not None:
-                return torch.eye(n, dtype=gram.dtype)[result]
+            if auto and number == 0 and (median := _member(k, apart, smallest)) is not None:
+                return torch.eye(n, dtype=gram.dtype)[median]
             w += step
         return torch.from_numpy(w)
 

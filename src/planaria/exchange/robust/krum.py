@@ -10,8 +10,8 @@ from planaria.exchange.robust.base import GramRule, distances
 
 def scores(gram: Tensor, byzantine: int) -> Tensor:
     """Return s_i = Σ ‖x_i − x_j‖² over the n − f − 2 nearest others (arXiv 1703.02757, section 4): [n]."""
-    others = len(gram) - byzantine - 2
-    return distances(gram).sort(dim=1).values[:, 1 : 1 + others].sum(dim=1)
+    nearest = len(gram) - byzantine - 2
+    return distances(gram).sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)
 
 
 class Krum(GramRule):

@@ -60,8 +60,8 @@ def multiply_rows(matrix: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     buffer = torch.empty(len(rows), CHUNK, dtype=rows[0].dtype)
     torch.stack(list(rows), out=buffer[:, : len(rows[0])])
     cut = blocks(buffer, len(rows[0]))
-    result = torch.bmm(matrix.to(cut.dtype).expand(len(cut), -1, -1), cut)
-    return list(result.transpose(0, 1).reshape(len(matrix), -1)[:, : len(rows[0])])
+    product = torch.bmm(matrix.to(cut.dtype).expand(len(cut), -1, -1), cut)
+    return list(product.transpose(0, 1).reshape(len(matrix), -1)[:, : len(rows[0])])
 
 
 class NotFinite(ValueError):
@@ -80,16 +80,16 @@ def products(vectors: Sequence[Vector], about: Vector | None = None, origin: boo
     :raises NotFinite: if a number is not finite.
     """
     count, first = len(vectors), about is None and not origin
-    result = _pass(vectors, about, None, first)
-    if not (_distinguishes(result[1:, 1:], vectors[1:]) if first else _distinguishes(result, vectors)):
-        result, first = _pass(vectors, about, torch.float64, False), False
-        if not all_finite(result):
+    gram = _pass(vectors, about, None, first)
+    if not (_distinguishes(gram[1:, 1:], vectors[1:]) if first else _distinguishes(gram, vectors)):
+        gram, first = _pass(vectors, about, torch.float64, False), False
+        if not all_finite(gram):
             raise NotFinite("a number is not finite")
-    placed = torch.zeros(count + 1, count, dtype=result.dtype)
+    placed = torch.zeros(count + 1, count, dtype=gram.dtype)
     placed.diagonal().fill_(1.0)
     if first:  # x_0 − r is zero; its place holds r
         placed[0, 0], placed[count, 0] = 0.0, 1.0
-    return placed @ result @ placed.T
+    return placed @ gram @ placed.T
 
 
 def _distinguishes(gram: Tensor, vectors: Sequence[Vector]) -> bool:

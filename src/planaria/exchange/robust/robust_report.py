@@ -91,11 +91,11 @@ def _trust(record: RunRecord) -> TrustHistory:
     history = TrustHistory(width=1 + last // COLUMNS, whole=whole)
     for _, fact in record.history:
         if isinstance(fact, UpdatesWeighted):
-            for replica, value in fact.counted.items():
+            for replica, coefficient in fact.counted.items():
                 cell = history.counted[history.position(replica, fact.stage)].setdefault(
                     fact.round // history.width, [0.0, 0]
                 )
-                cell[0] += value
+                cell[0] += coefficient
                 cell[1] += 1
             _compare(fact, history)
         elif isinstance(fact, UpdateRejected):
@@ -109,12 +109,12 @@ def _compare(fact: UpdatesWeighted, trust: TrustHistory) -> None:
     """Add the coefficients that other rules would have given in a round."""
     suspects = {replica for of in fact.rivals.values() for replica in of}
     for replica in suspects:
-        result = trust.little[trust.position(replica, fact.stage)]
-        result.rounds += 1
-        result.add(OWN, fact.counted[replica])
-        result.add(MEAN, 1 / len(fact.counted))
+        low_weights = trust.little[trust.position(replica, fact.stage)]
+        low_weights.rounds += 1
+        low_weights.add(OWN, fact.counted[replica])
+        low_weights.add(MEAN, 1 / len(fact.counted))
         for rule, of in fact.rivals.items():
-            result.add(rule, of[replica])
+            low_weights.add(rule, of[replica])
 
 
 def section(record: RunRecord) -> Iterator[str]:
@@ -159,9 +159,9 @@ def _by_others(trust: TrustHistory) -> tuple[list[str], list[list[str]]]:
 
 
 def _rows(trust: TrustHistory) -> Iterator[list[str]]:
-    for (replica, stage, reason), value in trust.refused.items():
+    for (replica, stage, reason), refusals in trust.refused.items():
         location = str(stage) if stage >= 0 else "–"
-        rounds, nodes = value.rounds, len(value.nodes)
+        rounds, nodes = refusals.rounds, len(refusals.nodes)
         rejected_by = f"{counted(nodes, 'node')}"
         yield [str(replica), location, reason, str(len(rounds)), str(min(rounds)), str(max(rounds)), rejected_by]
 
@@ -169,8 +169,8 @@ def _rows(trust: TrustHistory) -> Iterator[list[str]]:
 def trust_figure(trust: TrustHistory) -> go.Figure:
     """Draw coefficients as a heat map: rows are stages of replicas (or whole replicas), columns are rounds."""
     refused: dict[Place, set[int]] = defaultdict(set)
-    for (replica, stage, _), value in trust.refused.items():
-        refused[trust.position(replica, stage)] |= {round // trust.width for round in value.rounds}
+    for (replica, stage, _), refusals in trust.refused.items():
+        refused[trust.position(replica, stage)] |= {round // trust.width for round in refusals.rounds}
     positions = sorted({*trust.counted, *refused})
     columns = sorted({column for of in (*trust.counted.values(), *refused.values()) for column in of})
     names = [f"replica {replica}" + (f" · stage {stage}" if stage >= 0 else "") for replica, stage in positions]

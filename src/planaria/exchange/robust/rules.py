@@ -86,8 +86,8 @@ class RobustAggregator:
 
         ``on_counted`` and ``counted`` as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
         """
-        left = self.rule.model_copy(update={"byzantine": max(0, self.rule.byzantine - refused)})
-        return replace(self, rule=left, on_counted=on_counted, counted=counted)
+        rule = self.rule.model_copy(update={"byzantine": max(0, self.rule.byzantine - refused)})
+        return replace(self, rule=rule, on_counted=on_counted, counted=counted)
 
     def aggregate(self, decoded: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
         """Return one value of several members' values, in order.
@@ -108,16 +108,16 @@ class RobustAggregator:
         vectors = [weight_message.pieces(weights) for weights in decoded.values()]
         before = weight_message.pieces(last) if last else None
         if self.scope == "replica":
-            return weight_message.unflatten(self._given(vectors, [*decoded], before), like)
+            return weight_message.unflatten(self._of_whole_replicas(vectors, [*decoded], before), like)
         try:
-            result = combine(self.rule, vectors, self.mix, draw, before)
+            combined = combine(self.rule, vectors, self.mix, draw, before)
         except NotFinite as error:
             raise TooManyByzantine("a member's vector is not finite, and was not rejected") from error
-        if self.on_counted is not None and result.coefficients is not None and result.gram is not None:
-            self.on_counted(self._counted([*decoded], result.coefficients, result.gram, draw))
-        return weight_message.unflatten(result.value, like)
+        if self.on_counted is not None and combined.coefficients is not None and combined.gram is not None:
+            self.on_counted(self._counted([*decoded], combined.coefficients, combined.gram, draw))
+        return weight_message.unflatten(combined.value, like)
 
-    def _given(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
+    def _of_whole_replicas(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
         """Return the value with the weights found over all stages."""
         assert self.counted is not None, "whole replicas have no weights yet"
         c = torch.tensor([self.counted.coefficients[member] for member in members], dtype=torch.float64)
@@ -132,19 +132,19 @@ class RobustAggregator:
         :raises ValueError: if there are too few members.
         """
         assert isinstance(self.rule, GramRule)
-        result = coefficients(self.rule, gram, self.mix, draw, self.continues)
-        return self._counted(members, result, gram, draw)
+        weights = coefficients(self.rule, gram, self.mix, draw, self.continues)
+        return self._counted(members, weights, gram, draw)
 
-    def _counted(self, members: Sequence[int], value: Tensor, gram: Tensor, draw: int) -> UpdateWeights:
-        weights = value.tolist()
+    def _counted(self, members: Sequence[int], weight_tensor: Tensor, gram: Tensor, draw: int) -> UpdateWeights:
+        weights = weight_tensor.tolist()
 
         def by_rivals() -> dict[str, dict[int, float]]:
             little = low_weight_members(weights, self.rule.byzantine)
             if not little or not isinstance(self.rule, GramRule):
                 return {}
             rules = {name: RULES.make(name, {"byzantine": self.rule.byzantine}) for name in RULES.shipped}
-            others = rival_coefficients(rules, self.rule, gram, self.mix, draw)
-            return {name: {members[index]: float(c[index]) for index in little} for name, c in others.items()}
+            rivals = rival_coefficients(rules, self.rule, gram, self.mix, draw)
+            return {name: {members[index]: float(c[index]) for index in little} for name, c in rivals.items()}
 
         return UpdateWeights(dict(zip(members, weights, strict=True)), by_rivals)
 

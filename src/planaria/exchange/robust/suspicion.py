@@ -71,9 +71,9 @@ class Suspicion:
     refusals: Mapping[int, MemberRejections] = field(default_factory=lambda: MappingProxyType({}))
     """replica → rejections of its updates"""
 
-    def raised(self, findings: Iterable[Finding]) -> Suspicion:
+    def raised(self, current: Iterable[Finding]) -> Suspicion:
         """Return the state after these findings in the current step."""
-        new = {finding: self.findings.get(finding, 0) + 1 for finding in findings}
+        new = {finding: self.findings.get(finding, 0) + 1 for finding in current}
         return replace(self, findings=MappingProxyType({**self.findings, **new}), now=self.now | new.keys())
 
     def ended(self, round: int, refused: Refused, rule: Exchange) -> Suspicion:
@@ -86,8 +86,8 @@ class Suspicion:
         excluded = self.exclusions(rule)
         disputed = excluded.left_out.keys() - {*excluded.byzantine, *excluded.invalid}
         refusals = dict(self.refusals)
-        for sender in sorted({other for others in refused.values() for other in others} - disputed):
-            by = [member for member, others in refused.items() if sender in others]
+        for sender in sorted({other for rejected in refused.values() for other in rejected} - disputed):
+            by = [member for member, rejected in refused.items() if sender in rejected]
             refusals[sender] = refusals.get(sender, _NEVER).refused(round, by, byzantine_bound(rule))
         return replace(self, now=frozenset(), refusals=MappingProxyType(refusals))
 
@@ -97,10 +97,10 @@ class Suspicion:
 
     def forgotten(self, member: int) -> Suspicion:
         """Return the state without reports by and about ``member``, which another machine replaces."""
-        result = {finding: steps for finding, steps in self.findings.items() if member not in finding}
-        others = {other: rejections.without(member) for other, rejections in self.refusals.items() if other != member}
+        kept = {finding: steps for finding, steps in self.findings.items() if member not in finding}
+        refusals = {other: rejections.without(member) for other, rejections in self.refusals.items() if other != member}
         now = frozenset(finding for finding in self.now if member not in finding)
-        return Suspicion(MappingProxyType(result), now, MappingProxyType(others))
+        return Suspicion(MappingProxyType(kept), now, MappingProxyType(refusals))
 
     def exclusions(self, rule: Exchange) -> Exclusions:
         """Return the members excluded from the current step: those caught in it, and those caught in ``rule.strikes``
@@ -110,7 +110,7 @@ class Suspicion:
         proved = {member for finding in current if len(finding) == 1 for member in finding}
         invalid = {member for member in self.refusals if 0 < least <= self.strikes(member, rule)} - proved
         pairs = sorted(finding for finding in current if len(finding) == 2 and not (proved | invalid) & {*finding})
-        return Exclusions(tuple(sorted(proved)), tuple((one, other) for one, other in pairs), tuple(sorted(invalid)))
+        return Exclusions(tuple(sorted(proved)), tuple((sender, by) for sender, by in pairs), tuple(sorted(invalid)))
 
     def examine(self, received: Received, rule: Exchange) -> Exclusions:
         """Return new findings from the digests in the current step, besides members already excluded."""

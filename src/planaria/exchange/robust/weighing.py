@@ -76,7 +76,7 @@ def products(vectors: Mapping[int, Vector], new: Collection[int], about: Vector 
     threads.
     """
     members = list(vectors)
-    result: dict[int, dict[int, float]] = {j: dict.fromkeys(members[: members.index(j) + 1], 0.0) for j in new}
+    inner_products: dict[int, dict[int, float]] = {j: dict.fromkeys(members[: members.index(j) + 1], 0.0) for j in new}
     scratch = torch.empty(CHUNK, dtype=torch.float64)
     for _, parts in chunks([*vectors.values(), *([] if about is None else [about])]):
         r = None if about is None else parts[-1].double()
@@ -84,10 +84,10 @@ def products(vectors: Mapping[int, Vector], new: Collection[int], about: Vector 
             member: part.double() if r is None or member == own else part.double() - r
             for member, part in zip(members, parts, strict=False)
         }
-        for j, row in result.items():
+        for j, row in inner_products.items():
             for k in row:
                 row[k] += float(torch.mul(rows[j], rows[k], out=scratch[: len(rows[j])]).sum())
-    return result
+    return inner_products
 
 
 def gram(node_products: Products, members: Sequence[int], own: int | None) -> Tensor:
@@ -98,15 +98,15 @@ def gram(node_products: Products, members: Sequence[int], own: int | None) -> Te
     :raises KeyError: if a product is missing.
     """
     count = len(members)
-    result = torch.zeros(count + 1, count + 1, dtype=torch.float64)
+    matrix = torch.zeros(count + 1, count + 1, dtype=torch.float64)
     for index, j in enumerate(members):
-        for other, k in enumerate(members[: index + 1]):
+        for column, k in enumerate(members[: index + 1]):
             product = node_products[j][k] if k in node_products[j] else node_products[k][j]
-            result[index, other] = result[other, index] = product
+            matrix[index, column] = matrix[column, index] = product
     if own is not None:  # row and column hold r; the member's own difference from r is zero
         index = members.index(own)
-        about = result[index].clone()
-        result[index] = result[:, index] = 0.0
-        result[count, count], about[index] = about[index].clone(), 0.0
-        result[count, :count] = result[:count, count] = about[:count]
-    return result
+        about = matrix[index].clone()
+        matrix[index] = matrix[:, index] = 0.0
+        matrix[count, count], about[index] = about[index].clone(), 0.0
+        matrix[count, :count] = matrix[:count, count] = about[:count]
+    return matrix

@@ -80,4 +80,4 @@ def holders(saved: RunCut, wanted: RunCut, stage: int) -> list[int]:
     if saved.lines == wanted.lines:
         return [stage]
     layers = set(wanted.lines[stage])
-    return [s for s, stage_layers in enumerate(saved.lines) if s == stage == 0 or layers & set(stage_layers)]
+    return [s for s, saved_layers in enumerate(saved.lines) if s == stage == 0 or layers & set(saved_layers)]

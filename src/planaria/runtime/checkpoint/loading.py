@@ -54,8 +54,8 @@ def replicas_in(manifest: CheckpointManifest) -> int:
 def _indices(manifest: CheckpointManifest, stage: int) -> list[int]:
     """Return the nodes of a stage with a file in the checkpoint; lost nodes have none."""
     before = f"{stage_file(Path(), stage).stem}-at-"
-    others = [Path(file).stem.removeprefix(before) for file in manifest.digests if file.startswith(before)]
-    return [0, *sorted(map(int, others))]
+    indices = [Path(file).stem.removeprefix(before) for file in manifest.digests if file.startswith(before)]
+    return [0, *sorted(map(int, indices))]
 
 
 def copies_for(folder: Path, manifest: CheckpointManifest, wanted: RunCut, stage: int) -> dict[int, recut.SavedReplica]:
@@ -80,7 +80,7 @@ def copies_of(folder: Path, manifest: CheckpointManifest, stages: Sequence[int])
         _digest(folder, manifest, held, stage, index)
         return contents(held, stage, manifest.step, index)
 
-    folders = {stage: _holding(folder, manifest, stage) for stage in stages}
+    folders = {stage: _folders_of_stage(folder, manifest, stage) for stage in stages}
     if manifest.replicas == 1:
         whole = {stage: look(folder, stage) for stage in stages}
         indices = set.intersection(*({*_indices(manifest, stage)} for stage in stages))
@@ -89,10 +89,10 @@ def copies_of(folder: Path, manifest: CheckpointManifest, stages: Sequence[int])
             for index in sorted(indices)
         }
     numbers = [n for n in sorted(manifest.positions) if all(replica_folder(folder, n) in folders[s] for s in stages)]
-    result = {n: {stage: look(replica_folder(folder, n), stage) for stage in stages} for n in numbers}
-    if not result:
+    contents_of = {n: {stage: look(replica_folder(folder, n), stage) for stage in stages} for n in numbers}
+    if not contents_of:
         raise UserError(f"{folder}: no replica has all of the stages {list(stages)}; choose another checkpoint")
-    return {n: recut.SavedReplica(held, held) for n, held in result.items()}
+    return {n: recut.SavedReplica(held, held) for n, held in contents_of.items()}
 
 
 def require_file(folder: Path, held: StageContents) -> None:
@@ -101,8 +101,8 @@ def require_file(folder: Path, held: StageContents) -> None:
     require_stage(held.path.parent, held.stage, held.label.step, sha256, held.index)
 
 
-def _holding(folder: Path, manifest: CheckpointManifest, stage: int) -> list[Path]:
-    """Return the folders that hold a stage; if there is none, the folder whose read reports that."""
+def _folders_of_stage(folder: Path, manifest: CheckpointManifest, stage: int) -> list[Path]:
+    """Return the folders that hold a stage; if there is none, the checkpoint's: reading it reports the missing file."""
     if manifest.replicas == 1:
         return [folder]
     replica_folders = [replica_folder(folder, replica) for replica in sorted(manifest.positions)]
@@ -189,14 +189,14 @@ def atoms_of(saved: SealedCheckpoint) -> list[ParameterState]:
             f"{saved.folder}: its model.family = {manifest.model.family!r} has no single model; read the "
             "stages' files, which are safetensors"
         )
-    cut, result = RunCut(manifest.model, manifest.pipeline_stages), list[ParameterState]()
+    cut, atoms = RunCut(manifest.model, manifest.pipeline_stages), list[ParameterState]()
     for stage in manifest.stages if not manifest.model.one_array else (0,):
         plan = planned(saved.folder, cut, stage, whole=True)
         for local, entry in declared(cut, stage).items():
             how = {"weights": plan.weights[local], **plan.moments.get(local, {})}
             scale = plan.scales.get(local, plan.lr_scale)
-            result.append(ParameterState(atom_name(cut, stage, local), entry.shape, plan.clocks.get(local), scale, how))
-    return result
+            atoms.append(ParameterState(atom_name(cut, stage, local), entry.shape, plan.clocks.get(local), scale, how))
+    return atoms
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ def weights_of(saved: SealedCheckpoint) -> list[ParameterState]:
     atoms, model = {atom.name: atom for atom in atoms_of(saved)}, saved.manifest.model
     if not model.factored:
         return list(atoms.values())
-    result = parts(model, [(atom.name, atom.shape) for atom in atoms.values()])
-    taken = ((name, part, atoms[part.of]) for name, part in result.items())
+    part_of = parts(model, [(atom.name, atom.shape) for atom in atoms.values()])
+    taken = ((name, part, atoms[part.of]) for name, part in part_of.items())
     return [_Taken(name, part.shape, None, atom.scale, {}, atom, part) for name, part, atom in taken]
 
 
@@ -301,7 +301,7 @@ def making(files: Iterable[StageContents]) -> Iterator[Callable[[recut.TensorOri
 
 def carry_out(plan: recut.StagePlan) -> StageState:
     """Read and combine the tensors of a stage, several at once."""
-    hows = dict(_hows(plan))
+    hows = dict(_origins(plan))
     with making(plan.files.values()) as make, ThreadPoolExecutor(READ_THREADS) as threads:
         tensors = dict(zip(hows, threads.map(make, hows.values()), strict=True))
 
@@ -318,7 +318,7 @@ def carry_out(plan: recut.StagePlan) -> StageState:
     return StageState(weights, moments, clocks, plan.lr_scale, *plan.norms, generators, outer, scales)
 
 
-def _hows(plan: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.TensorOrigin]]:
+def _origins(plan: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.TensorOrigin]]:
     """Yield all tensors of a stage by kind and name, and their origin."""
     for name, how in plan.weights.items():
         yield ("weights", name), how

@@ -86,9 +86,9 @@ class MemoryFolder:
 
         :raises OSError: if the memory is full.
         """
-        others = [(other, folder) for other, folder in self._snapshots() if other != label]
-        earlier = [(other, folder) for other, folder in others if _of_stage(folder, stage)]
-        earlier.sort(key=lambda value: (value[0].part == label.part, value[0].generation, value[0].step))
+        snapshots = [(existing, folder) for existing, folder in self._snapshots() if existing != label]
+        earlier = [(existing, folder) for existing, folder in snapshots if _of_stage(folder, stage)]
+        earlier.sort(key=lambda snapshot: (snapshot[0].part == label.part, snapshot[0].generation, snapshot[0].step))
         for _, old in earlier[: max(0, len(earlier) + 1 - _KEPT)]:
             _drop(old, stage)
         folder = self._at(label)
@@ -114,13 +114,13 @@ class MemoryFolder:
 
     def newest_first(self) -> list[SnapshotLabel]:
         """Return the existing snapshots, newest step first."""
-        results = [label for label, _ in self._snapshots()]
-        return sorted(results, key=lambda label: (label.step, label.generation), reverse=True)
+        labels = [label for label, _ in self._snapshots()]
+        return sorted(labels, key=lambda label: (label.step, label.generation), reverse=True)
 
     def whole(self, label: SnapshotLabel) -> frozenset[int]:
         """Return the stages of a snapshot with complete and valid files."""
-        results = (_STATE.fullmatch(path.name) for path in self._at(label).glob("stage-*"))
-        return frozenset(stage for match in results if match and self._whole(stage := int(match[1]), label))
+        matches = (_STATE.fullmatch(path.name) for path in self._at(label).glob("stage-*"))
+        return frozenset(stage for match in matches if match and self._whole(stage := int(match[1]), label))
 
     def remove(self) -> None:
         """Remove the snapshots of a run that has ended."""
@@ -135,10 +135,10 @@ class MemoryFolder:
 
     def _snapshots(self) -> list[tuple[SnapshotLabel, Path]]:
         """Return snapshots' labels and folders."""
-        results = ((_FOLDER.fullmatch(folder.name), folder) for folder in self.folder.glob("step-*"))
+        matched = ((_FOLDER.fullmatch(folder.name), folder) for folder in self.folder.glob("step-*"))
         return [
             (SnapshotLabel(part=match[3], generation=int(match[2]), step=int(match[1])), folder)
-            for match, folder in results
+            for match, folder in matched
             if match
         ]
 
@@ -159,12 +159,12 @@ def remove_orphaned() -> None:
 def require_room(size: int, shared: Path = SHARED) -> None:
     """Raise UserError if snapshots of ``size`` bytes do not fit in this machine's memory."""
     try:
-        result = os.statvfs(shared)
+        stats = os.statvfs(shared)
     except OSError:
         raise UserError(
             f"recovery.options.outlive = true: this machine has no memory file system at {shared}; leave it out"
         ) from None
-    if (free := result.f_bavail * result.f_frsize) < size:
+    if (free := stats.f_bavail * stats.f_frsize) < size:
         raise UserError(
             f"recovery.options.outlive = true: two snapshots of all stages take {size / 1e6:,.1f} MB, and {shared} has "
             f"{free / 1e6:,.1f} MB free; make room there, or leave it out"
@@ -190,6 +190,6 @@ def _drop(folder: Path, stage: int) -> None:
 
 def _require_own(folder: Path) -> None:
     """Raise OSError if other users could have written the folder, since anyone can create folders there."""
-    result = folder.lstat()
-    if not stat.S_ISDIR(result.st_mode) or result.st_uid != os.geteuid() or result.st_mode & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise PermissionError(1, "is not accessible by this user only", str(folder))

@@ -86,8 +86,8 @@ class Mirror:
     def names(self) -> list[str]:
         """Return the complete checkpoints in the store, oldest first; OSError if the store cannot be reached."""
         with reached(self.url, "list its checkpoints"):
-            results = [name for name in self._folders() if self._system.exists(self._at(name, MANIFEST))]
-        return sorted(results)
+            complete = [name for name in self._folders() if self._system.exists(self._at(name, MANIFEST))]
+        return sorted(complete)
 
     def newest(self) -> str:
         """Return the newest whole checkpoint in the store; empty if there is none.
@@ -250,11 +250,11 @@ def _follow(mirror: Mirror, folder: Path, own: Iterable[str], notify: Notify, ov
         last = over.wait(pause)
         if mirror.closed:
             return
-        result = _sealed(folder)
-        if result != seen:
+        sealed = _sealed(folder)
+        if sealed != seen:
             try:
                 mirror.update(folder, own)
-                seen, pause = result, _LOOK_S
+                seen, pause = sealed, _LOOK_S
             except (OSError, UserError) as error:  # a checkpoint that was dropped meanwhile is among them
                 if pause == _LOOK_S or last:
                     notify(f"checkpoint.store: {error}" + ("" if last else "; will be tried again"))
@@ -265,8 +265,8 @@ def _follow(mirror: Mirror, folder: Path, own: Iterable[str], notify: Notify, ov
 
 def _sealed(folder: Path) -> set[tuple[str, int]]:
     """Return the checkpoints of a run's folder by name and time of their manifests, since a name may be reused."""
-    result = set[tuple[str, int]]()
+    sealed = set[tuple[str, int]]()
     for manifest in (folder / _CHECKPOINTS).glob(f"step-*/{MANIFEST}"):
         with suppress(FileNotFoundError):  # already removed
-            result.add((manifest.parent.name, manifest.stat().st_mtime_ns))
-    return result
+            sealed.add((manifest.parent.name, manifest.stat().st_mtime_ns))
+    return sealed

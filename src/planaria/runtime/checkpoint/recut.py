@@ -186,7 +186,7 @@ def _atoms(cut: RunCut, stage: int, held: StageContents) -> Iterator[_Atom]:
 
 def _index(cut: RunCut, stages: Mapping[int, StageContents]) -> dict[str, _Atom]:
     """Return a copy's atoms by name, after checking them against the cut."""
-    result: dict[str, _Atom] = {}
+    atoms: dict[str, _Atom] = {}
     for stage, held in stages.items():
         expected = declared(cut, stage)
         for local, entry in expected.items():
@@ -194,29 +194,29 @@ def _index(cut: RunCut, stages: Mapping[int, StageContents]) -> dict[str, _Atom]
         for atom in _atoms(cut, stage, held):
             if atom.local not in expected:
                 raise UserError(f"{held.path}: {atom.name} ({atom.local}) is not of this model; {FIX}")
-            result[atom.name] = atom
+            atoms[atom.name] = atom
             for kind in held.state:
                 if atom.clock is not None:
                     _require(held, f"{kind}.{atom.local}", expected[atom.local], f"{kind} of {atom.name}")
-    return result
+    return atoms
 
 
 def _require(held: StageContents, key: str, expected: PackedTensor, name: str) -> None:
-    result = held.entries.get(key)
-    if result is None:
+    entry = held.entries.get(key)
+    if entry is None:
         raise UserError(f"{held.path}: {name} is missing; it should be {expected}; {FIX}")
-    if result[:2] != expected[:2]:
-        raise UserError(f"{held.path}: {name} is {result}, not {expected}; {FIX}")
+    if entry[:2] != expected[:2]:
+        raise UserError(f"{held.path}: {name} is {entry}, not {expected}; {FIX}")
 
 
 def _require_equal(indices: Mapping[int, Mapping[str, _Atom]]) -> None:
     """Require that copies declared equal are equal."""
-    (first, one), *others = indices.items()
-    for number, other in others:
-        for name, atom in one.items():
-            if atom.digests != other[name].digests:
+    (first, first_atoms), *others = indices.items()
+    for number, atoms in others:
+        for name, atom in first_atoms.items():
+            if atom.digests != atoms[name].digests:
                 raise UserError(
-                    f"{other[name].held.path}: {name} differs between replicas {first} and {number}, which agree on "
+                    f"{atoms[name].held.path}: {name} differs between replicas {first} and {number}, which agree on "
                     f"every step's gradient and must be equal; {FIX}"
                 )
 
@@ -277,29 +277,29 @@ def _outer(
     rounds = [FileTensor(held, "outer.rounds") for held in used[0].outer.values() if "outer.rounds" in held.entries]
     shapes = declared(wanted, stage)
     local = {atom_name(wanted, stage, own): own for own in shapes}
-    result: dict[str, TensorOrigin] = {}
+    origins: dict[str, TensorOrigin] = {}
     lacking = equal_copies(saved) and len(copies) < saved.replicas  # then all estimates are reset
     parts: Mapping[str, Sharing] = exchange(wanted.exchange).parts if wanted.exchange is not None else {}
-    for part, name in dict.fromkeys(at for one in each for at in one):
-        sources = tuple(one[part, name] for one in each if (part, name) in one)
+    for part, name in dict.fromkeys(at for tensors in each for at in tensors):
+        sources = tuple(tensors[part, name] for tensors in each if (part, name) in tensors)
         if name not in local:
             continue
         if rule == "own":  # an equal copy was saved as another, which has the shared parts
             if parts.get(part) == "shared" or (held and not (parts.get(part) == "estimate" and lacking)):
-                result[f"{part}/{local[name]}"] = TensorOrigin("copy", sources)
+                origins[f"{part}/{local[name]}"] = TensorOrigin("copy", sources)
         elif parts.get(part) == "own":  # Σ e / n is preserved; a missing one is zero
-            result[f"{part}/{local[name]}"] = TensorOrigin("sum", sources, len(each))
+            origins[f"{part}/{local[name]}"] = TensorOrigin("sum", sources, len(each))
         elif parts.get(part) == "shared":
             if len(sources) < len(each):
                 raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {FIX}")
-            result[f"{part}/{local[name]}"] = TensorOrigin("mean", sources)
-    result = {at: _fitted(made, shapes[at.partition("/")[2]]) for at, made in result.items()}
+            origins[f"{part}/{local[name]}"] = TensorOrigin("mean", sources)
+    origins = {at: _fitted(made, shapes[at.partition("/")[2]]) for at, made in origins.items()}
     numbers = [
         FileTensor(held, f"outer.{SECANTS}") for held in used[0].outer.values() if f"outer.{SECANTS}" in held.entries
     ]
     if rule == "own" and numbers and len(used[0].outer) == 1:  # of one stage; re-cut stages measure again
-        result[SECANTS] = TensorOrigin("copy", (numbers[0],))
-    return result, rounds[0] if rounds and rule == "own" else None
+        origins[SECANTS] = TensorOrigin("copy", (numbers[0],))
+    return origins, rounds[0] if rounds and rule == "own" else None
 
 
 def _parts(cut: RunCut, stage: int, held: StageContents) -> Iterator[tuple[tuple[str, str], FileTensor]]:

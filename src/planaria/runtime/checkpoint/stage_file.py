@@ -65,9 +65,9 @@ class StageLabel(BaseModel):
     def require(self, expected: StageLabel, path: Path) -> None:
         """Raise UserError for the first field that differs from the expected label."""
         for name in ("stage", "step", "index", "part", "generation"):
-            result, wanted = getattr(self, name), getattr(expected, name)
-            if result != wanted and result is not None:
-                raise UserError(f"{path} holds {name} {result}, not {wanted}; choose another checkpoint")
+            actual, wanted = getattr(self, name), getattr(expected, name)
+            if actual != wanted and actual is not None:
+                raise UserError(f"{path} holds {name} {actual}, not {wanted}; choose another checkpoint")
 
 
 _KINDS = ("weights", "generators", "outer")
@@ -144,20 +144,20 @@ def stream_weights(
     tables = entries(StageState({}))
     specs: dict[str, Spec] = {f"weights.{name}": (torch.float32, shape) for name, shape in shapes.items()}
     specs |= {name: (tensor.dtype, tensor.shape) for name, tensor in tables.items()}
-    result: dict[str, bytes] = {}
+    entry_digests: dict[str, bytes] = {}
 
     def give(name: str) -> Tensor:
         if name == "sha256":  # the narrowest type is last
-            return digest_table(result[one] for one in sorted(result))
+            return digest_table(entry_digests[key] for key in sorted(entry_digests))
         tensor = tables[name] if name in tables else read(name.removeprefix("weights."))
-        result[name] = digest(name, tensor)
+        entry_digests[name] = digest(name, tensor)
         return tensor
 
     def write(file: BinaryIO) -> Digests:
         table = {"sha256": (torch.uint8, (len(specs), DIGEST_BYTES))}
         label = StageLabel(stage=stage, step=step, index=0)
         head = tensor_file.stream(file, specs | table, give, _metadata(label))
-        return _root(head, give("sha256")), weights_digest(result)
+        return _root(head, give("sha256")), weights_digest(entry_digests)
 
     return _durably(stage_file(folder, stage), write)
 
@@ -175,10 +175,10 @@ def _durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            result = write(file)
+            file_digests = write(file)
             file.flush()
             os.fsync(file.fileno())
-            written = Written(os.fstat(file.fileno()).st_size, *result)
+            written = Written(os.fstat(file.fileno()).st_size, *file_digests)
         unfinished.replace(path)
         return written
     except OSError as error:
@@ -310,11 +310,11 @@ def contents(folder: Path, stage: int, step: int, index: int = 0) -> StageConten
         specs = {key: (TYPES[dtype], tuple(shape)) for key, (dtype, shape) in file.header.specs.items()}
         if not isinstance(label, _FirstLabel):
             return StageContents(path, expected, True, *summary(specs, file.tensor))
-        entries = {key: PackedTensor(*spec) for key, spec in specs.items()}
+        packed = {key: PackedTensor(*spec) for key, spec in specs.items()}
         named = (key.partition(".") for key in specs)
         clocks = {name: label.updates for kind, _, name in named if name and kind not in _KINDS}
         norms = (label.grad_norm, label.clipped_norm)
-        return StageContents(path, expected, False, entries, clocks, label.lr_scale, {}, norms)
+        return StageContents(path, expected, False, packed, clocks, label.lr_scale, {}, norms)
 
 
 @contextmanager
@@ -326,10 +326,10 @@ def reading(held: StageContents) -> Iterator[Callable[[str], Tensor]]:
 
 def _checked(held: StageContents, file: tensor_file.TensorFile, key: str, read: Callable[[str, Seen], Read]) -> Read:
     """Return an entry from ``read`` after checking its digest; UserError as in :func:`read_stage`."""
-    result = begun_digest(key, *file.header.specs[key])
+    hasher = begun_digest(key, *file.header.specs[key])
     with _refusing(held.path):  # names this file, since others may be open
-        content = read(key, result.update if held.digested else lambda piece: None)
-    if held.digested and result.digest() != held.entries[key].sha256:
+        content = read(key, hasher.update if held.digested else lambda piece: None)
+    if held.digested and hasher.digest() != held.entries[key].sha256:
         raise UserError(
             f"{held.path}: {key} has changed since it was written (SHA-256 mismatch); "
             "choose another checkpoint of this run"

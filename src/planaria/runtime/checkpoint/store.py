@@ -174,8 +174,8 @@ class CheckpointStore:
 
     def set_aside_after(self, origin: SealedCheckpoint) -> None:
         """Rename checkpoints later than ``origin``, which belong to a history that is abandoned."""
-        result = self.list()
-        later = result[[saved.folder for saved in result].index(origin.folder) + 1 :]
+        checkpoints = self.list()
+        later = checkpoints[[saved.folder for saved in checkpoints].index(origin.folder) + 1 :]
         for saved in later:
             saved.folder.replace(saved.folder.with_name(f"abandoned-{time.time_ns()}-{saved.folder.name}"))
 
@@ -209,8 +209,8 @@ class CheckpointStore:
 
     def newest(self, whole_only: bool = False) -> SealedCheckpoint | None:
         """Return the newest checkpoint, or the newest whole one."""
-        results = [s for s in self.list() if s.whole or not whole_only]
-        return results[-1] if results else None
+        candidates = [s for s in self.list() if s.whole or not whole_only]
+        return candidates[-1] if candidates else None
 
     def newest_step_by_name(self) -> int:
         """Return the newest whole checkpoint's step, 0 without one, from names alone, since other processes may change

@@ -127,7 +127,7 @@ def _filled(text: bytes, size: int) -> SafetensorsHeader:
     :raises PackingError: unless the tensors follow each other without gaps and fill ``size`` bytes.
     """
     header, end = header_of(text), 0
-    for name, (begin, after) in sorted(header.spans.items(), key=lambda item: item[1]):
+    for name, (begin, after) in sorted(header.spans.items(), key=lambda entry: entry[1]):
         dtype, shape = header.specs[name]
         if begin != end or after - begin != math.prod(shape) * dtype.itemsize:
             raise PackingError(f"{name!r} spans bytes {begin} to {after}, which does not match {list(shape)}")

@@ -149,10 +149,10 @@ class Controller:
     def _lost_machines(self) -> list[e.Event]:
         """Return the loss of all joined machines: their connections ended with the former controller; they rejoin."""
         detail = "its controller was lost"
-        left = [name for name, host in self.state.hosts.items() if host.workers]
+        machines = [name for name, host in self.state.hosts.items() if host.workers]
         lost = [(name, w.incarnation) for name, w in self.state.workers.items() if w.host and w.status != "dead"]
         return [
-            *(e.HostLeft(host=name, detail=detail) for name in left),
+            *(e.HostLeft(host=name, detail=detail) for name in machines),
             *(e.WorkerLost(worker=w, incarnation=n, cause="controller", detail=detail) for w, n in lost),
         ]
 

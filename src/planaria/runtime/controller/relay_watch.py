@@ -46,26 +46,26 @@ class RelayWatch:
         self._silent_since = {relay: self._silent_since.get(relay, now) for relay in silent}
         while True:
             try:
-                result = self._results.get_nowait()
+                probe = self._results.get_nowait()
             except Empty:
                 return
-            if (event := self.state_change(result)) is not None:
+            if (event := self.state_change(probe)) is not None:
                 yield event
 
-    def state_change(self, result: ProbeResult) -> e.RelaySilent | e.RelayAnswers | None:
+    def state_change(self, probe: ProbeResult) -> e.RelaySilent | e.RelayAnswers | None:
         """Return the change that a probe and the earlier ones show."""
-        relay, since = result.relay, self._silent_since.get(result.relay)
-        if not result.error:
+        relay, since = probe.relay, self._silent_since.get(probe.relay)
+        if not probe.error:
             self._failures[relay] = 0
-            if since is None or result.began < since:  # a worker found it silent during this probe
+            if since is None or probe.began < since:  # a worker found it silent during this probe
                 return None
             del self._silent_since[relay]
             return e.RelayAnswers(relay=relay)
         self._failures[relay] = self._failures.get(relay, 0) + 1
         if self._failures[relay] < _FAILURES or since is not None:
             return None
-        self._silent_since[relay] = result.began
-        return e.RelaySilent(relay=relay, detail=f"{self._relays[relay]}: {result.error}")
+        self._silent_since[relay] = probe.began
+        return e.RelaySilent(relay=relay, detail=f"{self._relays[relay]}: {probe.error}")
 
     def _work(self) -> None:
         while True:

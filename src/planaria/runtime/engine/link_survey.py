@@ -139,8 +139,8 @@ class SurveyLeader:
     def _blame(self, pair: Pair, detail: str) -> None:
         """Raise :class:`RunStopped` for a broken edge, or for a node's exit that is reported shortly after."""
         deadline = time.monotonic() + GRACE_S
-        while (left := deadline - time.monotonic()) > 0:
-            list(self._reports(left))
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            list(self._reports(remaining_s))
         raise RunStopped(f"link {self._label(pair)}: {detail}; {_AFTERMATH}")
 
     def _reports(self, timeout_s: float = 1.0) -> Iterator[tuple[int, Report]]:

@@ -192,7 +192,7 @@ class Surveyor:
 
 def _repeat(measure: Callable[[], T], least: int, most: int, seconds: float) -> list[T]:
     """Measure ``most`` times, or at least ``least`` times if that takes ``seconds``."""
-    end, result = time.monotonic() + seconds, [measure()]
-    while len(result) < least or (len(result) < most and time.monotonic() < end):
-        result.append(measure())
-    return result
+    end, measurements = time.monotonic() + seconds, [measure()]
+    while len(measurements) < least or (len(measurements) < most and time.monotonic() < end):
+        measurements.append(measure())
+    return measurements

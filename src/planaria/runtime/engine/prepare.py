@@ -159,7 +159,7 @@ def epochs(config: RunConfig, train: Stream, samples: int) -> Iterator[str]:
 
     :raises UserError: if they exceed the ``epochs`` of a source; the message names the allowed steps.
     """
-    mixture, left = config.data.mixture, samples - config.train.steps * config.samples
+    mixture, past = config.data.mixture, samples - config.train.steps * config.samples
     taken = train.turns.before(samples)
     if train.rows and not mixture:
         yield f"dialogues     {samples / train.windows:.2f} epochs of {train.windows:,} rows"
@@ -168,7 +168,7 @@ def epochs(config: RunConfig, train: Stream, samples: int) -> Iterator[str]:
         if most is not None and count > most * source.windows:
             allowed = int(most * source.windows)
             steps = range(config.train.steps)
-            last = bisect_right(steps, allowed, key=lambda s: train.turns.before(left + s * config.samples)[index]) - 1
+            last = bisect_right(steps, allowed, key=lambda s: train.turns.before(past + s * config.samples)[index]) - 1
             fewer = f"set train.steps to {last} or less" if last > 0 else "use fewer samples per step"
             raise UserError(
                 f"data.mixture.{name}.epochs = {most:g}: train.steps = {config.train.steps} uses {count} of its "

@@ -108,7 +108,7 @@ def train(
         controller = Controller(config, started, fleet, folder, observer, chaos, planner, relays, failover)
         if config.fleet.shared_log is not None and isinstance(fleet, JoinableFleet):
             observer.when_lost(fleet.abandon)
-        finish = _led(controller, fleet, config, requested)
+        finish = _lead(controller, fleet, config, requested)
         if inline:
             observer.on_worked(time.monotonic(), peak_report(controller.state.progress))
     saved = all_saved(controller.state) or nothing_to_save(controller.state)
@@ -117,7 +117,7 @@ def train(
     return finish
 
 
-def _led(controller: Controller, fleet: Elastic, config: RunConfig, requested: Callable[[], str]) -> Finish:
+def _lead(controller: Controller, fleet: Elastic, config: RunConfig, requested: Callable[[], str]) -> Finish:
     """Lead the run to its end; if another controller takes over, leave it the machines that joined."""
     try:
         return controller.run(requested)
@@ -171,11 +171,11 @@ def opened(
 
 def returning_workers(state: RunState) -> dict[str, list[tuple[str, int]]]:
     """Return the joined machines → living workers (name, incarnation) that a new controller expects to return."""
-    result: dict[str, list[tuple[str, int]]] = {name: [] for name, host in state.hosts.items() if host.workers}
+    returning: dict[str, list[tuple[str, int]]] = {name: [] for name, host in state.hosts.items() if host.workers}
     for name, worker in state.workers.items():
         if worker.host and worker.status not in ("dead", "starting"):
-            result.setdefault(worker.host, []).append((name, worker.incarnation))
-    return result
+            returning.setdefault(worker.host, []).append((name, worker.incarnation))
+    return returning
 
 
 def _shared(text: str) -> tuple[bytes, str]:
@@ -253,12 +253,12 @@ class Replanner:
     def answer(self) -> Replanned | None:
         """Return a finished answer, or None; raise the exception of a failed one."""
         try:
-            result = self._answers.get_nowait()
+            answer = self._answers.get_nowait()
         except Empty:
             return None
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def _work(self) -> None:
         try:
@@ -275,10 +275,10 @@ class Replanner:
 
 def _plan(problem: PlanningProblem, solution: Solution, nodes: list[int], seed: int) -> Replanned:
     began = time.monotonic()
-    result, step_s, before_s = replan(problem, solution, nodes, seed)
+    replanned, step_s, before_s = replan(problem, solution, nodes, seed)
     return Replanned(
         nodes=nodes,
-        routes=[list(route) for route in result.routes],
+        routes=[list(route) for route in replanned.routes],
         step_s=step_s,
         before_s=before_s,
         seconds=time.monotonic() - began,

@@ -65,7 +65,7 @@ def _loads(config: RunConfig) -> list[LayerCost]:
     if loads is None or sizes is None:
         return [LayerCost()] * model.layers
     timed = model.ends_layers
-    return [LayerCost(one / loads[timed], size / sizes[timed]) for one, size in zip(loads, sizes, strict=True)]
+    return [LayerCost(load / loads[timed], size / sizes[timed]) for load, size in zip(loads, sizes, strict=True)]
 
 
 def smallest_layout(config: RunConfig) -> RunConfig:

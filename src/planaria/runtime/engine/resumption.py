@@ -87,12 +87,12 @@ def _naming_another(store: CheckpointStore, saved: SealedCheckpoint | None) -> I
     except UserError as error:
         if saved is None or str(saved.folder) not in str(error):
             raise
-        others = [
+        alternatives = [
             checkpoint.folder.name
             for checkpoint in store.list()
             if checkpoint.whole and checkpoint.folder != saved.folder
         ]
-        hint = f"--checkpoint {others[-1]}" if others else "there is no other, so start a new run"
+        hint = f"--checkpoint {alternatives[-1]}" if alternatives else "there is no other, so start a new run"
         raise UserError(f"{error}: {hint}") from None
 
 
@@ -153,8 +153,8 @@ def _without_replaced(before: RunConfig, flags: Mapping[str, object]) -> RunConf
 def _differing(before: RunConfig, config: RunConfig) -> str:
     """Return the changed settings of a run's shape; empty if there are none."""
     was, now = (recipe.flat({name: getattr(run_config, name) for name in SHAPE}) for run_config in (before, config))
-    results = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
-    changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in results]
+    differing = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
+    changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in differing]
     if (before.routing.schedule is None) != (config.routing.schedule is None):
         changes.append("no schedule" if config.routing.schedule is None else "a schedule")
     return ", ".join(changes)
@@ -168,7 +168,7 @@ def require_same_data(folder: Path, prepared: PreparedRun) -> None:
     fix = f"restore it, or remove it and accept that with `planaria run check {folder} --accept`"
     now = prepared.dataset.meta
     was = documents.model(kept, type(now), fix=fix)
-    unlike = any(one != other for one, other in zip(was.digests, now.digests, strict=False) if one and other)
+    unlike = any(old != new for old, new in zip(was.digests, now.digests, strict=False) if old and new)
     if unlike or was.content != now.content:
         data = prepared.config.data
         source = "data.mixture" if data.mixture else f"data.source = {data.source!r}"
@@ -315,8 +315,8 @@ def _load(
     whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
     replacement = f"their state of step {whole.step}" if whole else "the seed's initial weights"
     notify(f"{saved.folder.name}: stages {missing} were lost; they continue from {replacement}")
-    others = dict.fromkeys(missing, whole.folder.name) if whole is not None else {}
-    return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
+    replacements = dict.fromkeys(missing, whole.folder.name) if whole is not None else {}
+    return dict.fromkeys(saved.manifest.stages, saved.folder.name) | replacements
 
 
 def _notes(was: RunCut, now: RunCut, rule: recut.ReplicaStarts, optim: OptimConfig) -> list[str]:

@@ -120,10 +120,10 @@ def set_aside(folder: Path, notify: Callable[[str], None]) -> None:
     """
     if not folder.exists():
         return
-    other = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.older-{n}")).exists())
+    aside = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.older-{n}")).exists())
     with locked_for_training(folder):
-        folder.rename(other)
-    notify(f"{folder} is older than the copy in the store; renamed to {other}")
+        folder.rename(aside)
+    notify(f"{folder} is older than the copy in the store; renamed to {aside}")
 
 
 def write_run_files(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
@@ -180,10 +180,10 @@ def config_of(folder: Path, *further: str) -> RunConfig:
     if not path.is_file():
         raise not_a_run(folder)
     require(folder, CONFIG, *further)
-    result = recipe.parse(documents.text(path), str(path))
-    if "tokenization" in result.data.model_fields_set:
-        return result
-    return result.model_copy(update={"data": result.data.model_copy(update={"tokenization": "legacy"})})
+    config = recipe.parse(documents.text(path), str(path))
+    if "tokenization" in config.data.model_fields_set:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"tokenization": "legacy"})})
 
 
 def usage_of(folder: Path) -> ModelMetadata | None:

@@ -98,8 +98,8 @@ def _obstacle(
     """Return why snapshots cannot be used; empty if they can."""
     if owner.folder != str(memory.run):
         return f"it belongs to the run in {owner.folder}"
-    if other := [name for name in SAME if getattr(owner.config, name) != getattr(config, name)]:
-        return f"its {', '.join(other)} differ"
+    if differing := [name for name in SAME if getattr(owner.config, name) != getattr(config, name)]:
+        return f"its {', '.join(differing)} differ"
     if config.engine != "fleet":
         return "only engine 'fleet' can use it"
     if saved is not None and not saved.whole:

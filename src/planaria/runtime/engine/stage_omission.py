@@ -55,19 +55,19 @@ def omissions(
     """
 
     def measured(subset: Collection[int]) -> float:
-        result = loss(model, batch, microbatches, subset, masks, learned)
+        mean_loss = loss(model, batch, microbatches, subset, masks, learned)
         on_loss()
-        return result
+        return mean_loss
 
     stages = len(model.stages)
     full = measured(())
-    result = [_summary(0.0, 0, 1, [full], full)]
+    summaries = [_summary(0.0, 0, 1, [full], full)]
     for share in shares:
         count = round(share * stages)
         subsets, possible = _subsets(stages, count, most, random.Random(f"{seed} {count}"))
         losses = [measured(subset) for subset in subsets]
-        result.append(_summary(share, count, possible, losses, full))
-    return result
+        summaries.append(_summary(share, count, possible, losses, full))
+    return summaries
 
 
 def evaluations(stages: int, shares: Sequence[float], most: int) -> int:

@@ -143,7 +143,7 @@ def without_effect(run: ResolvedRun, trace: Trace) -> Iterator[str]:
 
 
 def _value(config: RunConfig, name: str) -> object:
-    result: object = config
+    setting: object = config
     for part in name.split("."):
-        result = getattr(result, part)
-    return result
+        setting = getattr(setting, part)
+    return setting

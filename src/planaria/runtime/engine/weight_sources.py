@@ -170,17 +170,17 @@ def _from_library(stated: Mapping[str, Any]) -> dict[str, Any]:
     if location.lstrip().startswith("{"):  # its contents
         return dict(stated)
     location = str(expanded(location))
-    result = model_section(documents.json_object(Path(location)), location)
+    section = model_section(documents.json_object(Path(location)), location)
     _require_no_sizes(f"model.options.config = {location!r}", stated)
-    require_same(f"model.options.config = {location!r}", ModelConfig.model_validate(result), stated)
-    result["context"] = min(result["context"], ModelConfig().context)
-    return {**result, **stated, "options": {**options, **result["options"]}}
+    require_same(f"model.options.config = {location!r}", ModelConfig.model_validate(section), stated)
+    section["context"] = min(section["context"], ModelConfig().context)
+    return {**section, **stated, "options": {**options, **section["options"]}}
 
 
 def _options(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options in a section of the model."""
-    result = model.get("options")
-    return dict(result) if isinstance(result, Mapping) else {}
+    options = model.get("options")
+    return dict(options) if isinstance(options, Mapping) else {}
 
 
 def _require_own_config(named: str, own: ModelConfig, stated: Mapping[str, Any]) -> None:
@@ -228,8 +228,8 @@ def _equal(stated: object, value: object) -> bool:
 
 def _require_no_sizes(named: str, stated: Mapping[str, object]) -> None:
     """Raise UserError for sizes of the family llama beside a model whose config.json has its own."""
-    if others := ", ".join(f"model.{name}" for name in stated if name not in OF_ANY):
-        raise UserError(f"{named}: config.json determines {others} (model.family = 'transformers'); leave them out")
+    if sizes := ", ".join(f"model.{name}" for name in stated if name not in OF_ANY):
+        raise UserError(f"{named}: config.json determines {sizes} (model.family = 'transformers'); leave them out")
 
 
 def require_dense(start: str, weights: WeightsFile) -> None:

@@ -175,7 +175,7 @@ def visible(
             if len(matching) != 1:
                 break
             device = matching[0]
-        if device.name in {other.name for other in shown}:
+        if device.name in {earlier.name for earlier in shown}:
             return ()
         shown.append(device)
     return tuple(shown)

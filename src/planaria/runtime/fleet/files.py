@@ -138,8 +138,8 @@ class FileServer:
                     _send_message(line, FileContent(size=size))
                     _send(line, file)
             case ListRequest():
-                results = (f.name for f in path.iterdir() if _ALLOWED[Get].fullmatch(f"{request.name}/{f.name}"))
-                _send_message(line, Listed(names=sorted(results)))
+                names = (f.name for f in path.iterdir() if _ALLOWED[Get].fullmatch(f"{request.name}/{f.name}"))
+                _send_message(line, Listed(names=sorted(names)))
             case Put(size=size):
                 if not path.parent.is_dir():
                     raise PermissionError("no such checkpoint is being collected")
@@ -149,8 +149,8 @@ class FileServer:
 
     def _path(self, request: Get | ListRequest | Put) -> Path:
         """Return the path of the file or folder; OSError if the name is not valid for this request."""
-        results = (root for root in self._roots if f"{request.name}/".startswith(f"{root}/"))
-        if not _ALLOWED[type(request)].fullmatch(request.name) or (root := next(results, None)) is None:
+        roots = (root for root in self._roots if f"{request.name}/".startswith(f"{root}/"))
+        if not _ALLOWED[type(request)].fullmatch(request.name) or (root := next(roots, None)) is None:
             raise PermissionError("no such name in a run")
         return self._roots[root] / request.name.removeprefix(root).removeprefix("/")
 

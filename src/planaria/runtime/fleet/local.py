@@ -212,10 +212,10 @@ def devices_here(needs: DeviceNeeds, workers: int) -> Inventory:
 
     :raises UserError: if they are insufficient for that many workers.
     """
-    result = inventory() if needs.cuda else NO_INVENTORY
+    devices = inventory() if needs.cuda else NO_INVENTORY
     advice = "use 'cpu', machines that join (fleet.local_workers = 0), or fleet.kind = 'ray' with nodes that have more"
-    require_devices("this machine", needs, result, workers, advice)
-    return result
+    require_devices("this machine", needs, devices, workers, advice)
+    return devices
 
 
 @contextmanager

@@ -100,8 +100,8 @@ class Placement:
         self._update_bundles()
         for node in self._bundles.nodes():
             self._open(node)
-        for node, value in self._answers("facts", patience_s):
-            require_suitable(node, value, self._needs)
+        for node, node_facts in self._answers("facts", patience_s):
+            require_suitable(node, node_facts, self._needs)
         for node, unsettled in self._answers("settle", _FETCH_S):
             require_files(node, unsettled)
         self._thread.start()

@@ -132,8 +132,8 @@ class ProcessPool:
             self._homes = {name: home for name, home in self._homes.items() if name in self._children}
             if self._found.devices:
                 device = device or device_of(worker, self._found.devices, self._homes)
-            others = tuple(at for at in orders.standbys if at != self.address)
-            controllers = _Controllers((self.address, *others), orders.key, orders.orphan_s, orders.silence_s)
+            standbys = tuple(at for at in orders.standbys if at != self.address)
+            controllers = _Controllers((self.address, *standbys), orders.key, orders.orphan_s, orders.silence_s)
             run = partial(_enter, controllers, workplace.entry, device, worker, incarnation)
             child = self._spawner.spawn(
                 f"planaria {worker}.{incarnation}", run, orders.preload, cwd=workplace.cwd, start_s=orders.start_s

@@ -276,8 +276,8 @@ class RemoteFleet:
     def close(self, patience_s: float = 2.0) -> None:
         """Wait for workers that received an order to leave, then end the rest."""
         deadline = time.monotonic() + patience_s
-        while any(not w.gone for w in self._everyone) and (left := deadline - time.monotonic()) > 0:
-            self.poll(left)
+        while any(not w.gone for w in self._everyone) and (remaining_s := deadline - time.monotonic()) > 0:
+            self.poll(remaining_s)
         self._hosts.close()
         self._switchboard.close()
         for worker in self._everyone:

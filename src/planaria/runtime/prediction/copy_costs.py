@@ -50,8 +50,8 @@ def copies_held(run: ResolvedRun) -> dict[int, int]:
 
 def shadowed_stages(run: ResolvedRun) -> dict[int, tuple[int, ...]]:
     """Return stage → the stages whose forward passes its worker also computes; without replicas."""
-    result = costs_of_copies(run) if run.config.exchange.replicas == 1 else ()
-    return {copy.host: copy.sources for copy, cost in result if cost.forward}
+    costs = costs_of_copies(run) if run.config.exchange.replicas == 1 else ()
+    return {copy.host: copy.sources for copy, cost in costs if cost.forward}
 
 
 def shapes_of(config: RunConfig, stage: int) -> Shapes:
@@ -106,6 +106,6 @@ def settle(config: RunConfig) -> RunConfig:
     at = MachineProperties(
         len(stages), step_s, largest, bandwidth, network.memory_bandwidth, network.hourly_failure_probability
     )
-    result = {name: value for strategy in chosen.values() for name, value in strategy.resolve_best(at).items()}
-    recovery = config.recovery.model_copy(update={"options": Options({**config.recovery.options, **result})})
+    best = {name: value for strategy in chosen.values() for name, value in strategy.resolve_best(at).items()}
+    recovery = config.recovery.model_copy(update={"options": Options({**config.recovery.options, **best})})
     return config.model_copy(update={"recovery": recovery})

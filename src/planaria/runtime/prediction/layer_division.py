@@ -44,17 +44,17 @@ def divide(layers: Sequence[LayerCost], stages: int, ends: float, machines: Sequ
 
     :raises UserError: if the layers do not fit.
     """
-    result = _unequal(layers, stages, ends, machines) if len(set(layers)) > 1 else None
+    layer_counts = _unequal(layers, stages, ends, machines) if len(set(layers)) > 1 else None
     if len(set(layers)) == 1:
-        result = _equal(len(layers), stages, ends, machines)
-    if result is None:
+        layer_counts = _equal(len(layers), stages, ends, machines)
+    if layer_counts is None:
         room = sum(sorted((m.most for m in machines), reverse=True)[:stages])
         size = f"{sum(load.size for load in layers):.4g}"
         raise UserError(
             f"pipeline.layers = 'auto': the {len(machines)} timed workers have room for {room} of {size} layers "
             f"in {stages} stages beside the ends; lower model.layers, or raise pipeline.stages"
         )
-    return result
+    return layer_counts
 
 
 def _lowest(limits: Sequence[float], feasible: Callable[[float], T | None]) -> T | None:
@@ -100,9 +100,9 @@ def _covered(
                 if bound > bounds[-1] and (best is None or bound > best[-1]):
                     following[used | {n}] = (*bounds, bound)
         reached = following
-    for used, bounds in sorted(reached.items(), key=lambda item: sorted(item[0])):
-        left = [m for n, m in enumerate(machines) if n not in used]
-        if bounds[-1] == len(layers) and any(m.ends and m.layer_s * ends <= limit_s for m in left):
+    for used, bounds in sorted(reached.items(), key=lambda entry: sorted(entry[0])):
+        unused = [m for n, m in enumerate(machines) if n not in used]
+        if bounds[-1] == len(layers) and any(m.ends and m.layer_s * ends <= limit_s for m in unused):
             return [last - first for first, last in pairwise(bounds)]
     return None
 
@@ -127,9 +127,9 @@ def _within(
     able = [m for m in machines if m.ends and m.layer_s * ends <= limit_s]
     if not able:
         return None
-    others = list(machines)
-    others.remove(min(able, key=lambda m: _room(m, limit_s)))
-    chosen = sorted(others, key=lambda m: -_room(m, limit_s))[:stages]
+    candidates = list(machines)
+    candidates.remove(min(able, key=lambda m: _room(m, limit_s)))
+    chosen = sorted(candidates, key=lambda m: -_room(m, limit_s))[:stages]
     rooms = [_room(m, limit_s) for m in chosen]
     return chosen if len(rooms) == stages and min(rooms) >= 1 and sum(rooms) >= layers else None
 

@@ -96,14 +96,14 @@ def stage_memory(config: RunConfig, device_bytes: int = 0) -> tuple[StageMemory,
     weights = FP32_BYTES * trained_parameters(model, pipeline.stages, 1)
     weights += frozen_parameters(model, pipeline.stages, 1)[1]
     start = weights + first.kept + first.working
-    results = [
+    peaks = [
         StageMemory(state, microbatches * each.kept + losses * each.loss, each.working + transit, start)
         for state, each in zip(states, needed, strict=True)
     ]
-    return tuple(results if device_bytes else _on_cpu(config, results, [each.kept for each in needed]))
+    return tuple(peaks if device_bytes else _on_cpu(config, peaks, [each.kept for each in needed]))
 
 
-def _on_cpu(config: RunConfig, items: Sequence[StageMemory], kept: Sequence[int]) -> Iterator[StageMemory]:
+def _on_cpu(config: RunConfig, peaks: Sequence[StageMemory], kept: Sequence[int]) -> Iterator[StageMemory]:
     """Yield the peaks of the same stages in processes on CPUs, which also hold copies for recovery.
 
     ``kept``: bytes that each stage keeps of one microbatch.
@@ -111,11 +111,11 @@ def _on_cpu(config: RunConfig, items: Sequence[StageMemory], kept: Sequence[int]
     model, stages = config.model, config.pipeline.stages
     process = PROCESS + (PRELOADED if family(model).modules_to_preload else 0)
     gradient = FP32_BYTES * trained_parameters(model, stages, 1)
-    start = max(stage_state_bytes(config)[1], items[1].start + gradient)
+    start = max(stage_state_bytes(config)[1], peaks[1].start + gradient)
     run, updates = ResolvedRun(config), exchange_costs(config)
     copies, parts = copies_held(run), len(run.exchange.parts) if updates else 0
     also = {host: sum(kept[n] for n in sources) for host, sources in shadowed_stages(run).items()}
-    for stage, memory in enumerate(items):
+    for stage, memory in enumerate(peaks):
         trained = trained_parameters(model, stages, stage)
         # A tied head that is trained has a separate gradient until a step ends.
         apart = model.vocab * model.dim if model.tied and not stage and trained and not model.lora.rank else 0
@@ -179,7 +179,7 @@ def require_room(config: RunConfig, workers: int, devices: Inventory, free: int,
     :raises UserError: if they do not fit.
     """
     memory, device = predicted_peaks(config, devices), config.train.device
-    rooms = {one.name: int(USABLE * one.memory) for one in devices.devices}
+    rooms = {cuda_device.name: int(USABLE * cuda_device.memory) for cuda_device in devices.devices}
     crowds = {f"on device {name} of {called}": (rooms[name], n) for name, n in homes_of(devices, workers).items()}
     if config.pipeline.has_uneven_stages:  # stages are assigned by size
         crowds = {}
@@ -198,7 +198,7 @@ def combined_peak(config: RunConfig, memory: Sequence[StageMemory], crowd: int) 
     """Return the peak of ``crowd`` workers on one device, or of all stages in one process."""
     replicas = config.exchange.max_replicas or config.exchange.replicas
     if config.engine == "inline" and config.train.device == "cpu":
-        tensors = sum(one.state + one.kept + one.working for one in memory)
+        tensors = sum(stage.state + stage.kept + stage.working for stage in memory)
         return int(HEAP * replicas * tensors) + memory[0].process
     shared = 0 if config.train.device == "cuda" else SHARED
     return _together(memory, crowd, replicas) - (crowd - 1) * shared
@@ -256,7 +256,7 @@ def _settled(config: RunConfig, recompute: bool | None) -> RunConfig:
 
 def _together(memory: Sequence[StageMemory], crowd: int, replicas: int) -> int:
     """Return the peak of ``crowd`` workers on one device: the largest stages of all replicas, then spares."""
-    peaks = sorted((one.peak for one in memory for _ in range(replicas)), reverse=True)
+    peaks = sorted((stage.peak for stage in memory for _ in range(replicas)), reverse=True)
     return sum(peaks[:crowd]) + max(0, crowd - len(peaks)) * (int(memory[0].heap * memory[0].start) + memory[0].process)
 
 
@@ -282,7 +282,7 @@ def _refusal(config: RunConfig, room: int, crowd: int, memory: Sequence[StageMem
 def _fix(config: RunConfig, memory: Sequence[StageMemory]) -> str:
     """Return the setting that saves most."""
     limit, model = config.pipeline.in_flight, config.model
-    largest = max(memory, key=lambda one: one.tensors)
+    largest = max(memory, key=lambda stage: stage.tensors)
     if largest.state > largest.kept:
         adapters = model.family == "transformers" and not model.lora.rank
         smaller = "train adapters only (model.lora.rank)" if adapters else "choose a smaller model"

@@ -67,10 +67,10 @@ def stage_rows(run: ResolvedRun, devices: Inventory = NO_INVENTORY) -> list[Stag
 
 def _sent(config: RunConfig) -> Counter[int]:
     """Return the mean bytes that a worker of each stage sends in a step."""
-    arrangement, result = ResolvedRun(one_replica(config)).arrangement, Counter[int]()
-    for (source, _), bytes in link_bytes(config).items():
-        result[arrangement.stage[source]] += bytes
-    return Counter({stage: bytes // len(arrangement.nodes(stage)) for stage, bytes in result.items()})
+    arrangement, sent_bytes = ResolvedRun(one_replica(config)).arrangement, Counter[int]()
+    for (source, _), nbytes in link_bytes(config).items():
+        sent_bytes[arrangement.stage[source]] += nbytes
+    return Counter({stage: nbytes // len(arrangement.nodes(stage)) for stage, nbytes in sent_bytes.items()})
 
 
 def table(config: RunConfig, done: int = 0, step_s: float | None = None) -> list[str]:
@@ -79,10 +79,10 @@ def table(config: RunConfig, done: int = 0, step_s: float | None = None) -> list
     :param done: steps that an earlier part of the run has made
     :param step_s: seconds of a step as measured in that part
     """
-    run, result = ResolvedRun(config), devices_of(config)
-    rows = stage_rows(run, result)
+    run, devices = ResolvedRun(config), devices_of(config)
+    rows = stage_rows(run, devices)
     time = _time(run, config.train.steps - done, step_s)
-    return [*stage_lines(rows), *_machine_lines(config, rows, result), _traffic(run, rows), time]
+    return [*stage_lines(rows), *_machine_lines(config, rows, devices), _traffic(run, rows), time]
 
 
 def stage_lines(rows: Sequence[StageRow]) -> list[str]:
@@ -107,7 +107,7 @@ def _cells(group: Sequence[StageRow]) -> list[str]:
     if row.memory is not None:
         memory = row.memory
         rest = memory.peak - memory.state - memory.kept - memory.working
-        parts = [size(bytes) for bytes in (memory.peak, memory.state, memory.kept, memory.working, rest)]
+        parts = [size(nbytes) for nbytes in (memory.peak, memory.state, memory.kept, memory.working, rest)]
     name = str(row.stage) if row.stage else "ends"
     if len(group) > 1:
         name, parts[0] = f"{group[0].stage}–{last.stage}", f"≤ {parts[0]}"
@@ -115,15 +115,15 @@ def _cells(group: Sequence[StageRow]) -> list[str]:
     return [name, layer_numbers, *counts, *parts, size(row.sent), size(row.exchanged)]
 
 
-def size(bytes: float) -> str:
+def size(nbytes: float) -> str:
     """Return bytes with two or three digits.
 
     >>> size(4.2e9), size(0), size(12_345)
     ('4.20 GB', '0', '0.01 MB')
     """
-    if bytes >= 1e9:
-        return f"{bytes / 1e9:#.3g} GB"
-    return f"{bytes / 1e6:.{0 if bytes >= 1e7 else 2}f} MB" if bytes else "0"
+    if nbytes >= 1e9:
+        return f"{nbytes / 1e9:#.3g} GB"
+    return f"{nbytes / 1e6:.{0 if nbytes >= 1e7 else 2}f} MB" if nbytes else "0"
 
 
 def millions(count: int) -> str:

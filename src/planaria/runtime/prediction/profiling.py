@@ -57,10 +57,10 @@ def with_measured_layers(
     with stop_requested(stop) as requested:
         timed = _timed(config, data, notify, requested)
     layers = layer_loads(config)
-    result = divide(layers, stages, stage_work(config)[0], worker_capacities(config, [*timed.values()]))
+    layer_counts = divide(layers, stages, stage_work(config)[0], worker_capacities(config, [*timed.values()]))
     pace = ", ".join(f"{name} {report.layer_s * 1e3:.3g}" for name, (_, report) in timed.items())
-    notify(f"stages of {result} layers (pipeline.layers); a layer's milliseconds: {pace}")
-    chosen = with_layers(config, tuple(result))
+    notify(f"stages of {layer_counts} layers (pipeline.layers); a layer's milliseconds: {pace}")
+    chosen = with_layers(config, tuple(layer_counts))
     notify(_least_time(chosen, [report.layer_s for _, report in timed.values()]))
     return chosen
 
@@ -84,10 +84,10 @@ def resumed_layers(
         return changes
     config = with_flags(run_folders.config_of(folder, *run_folders.KEPT), changes, folder)
     check(config)
-    result = with_measured_layers(
+    measured = with_measured_layers(
         config, prepare(config.data, config.model.vocab, context=config.model.context), notify, stop
     )
-    return {**changes, "pipeline.layers": list(result.pipeline.layers or ())}
+    return {**changes, "pipeline.layers": list(measured.pipeline.layers or ())}
 
 
 def with_layers(config: RunConfig, layers: tuple[int, ...] | None) -> RunConfig:
@@ -104,11 +104,11 @@ def worker_capacities(config: RunConfig, timed: Sequence[Timed]) -> list[WorkerC
         return [WorkerCapacity(report.layer_s, layers) for _, report in timed]
     ends, layer = stages[0], stages[1]  # of the recipe with one layer per stage
     sharing = Counter((host, report.device) for host, report in timed)
-    result: list[WorkerCapacity] = []
+    capacities: list[WorkerCapacity] = []
     for host, report in timed:
         room = report.memory // sharing[host, report.device]
-        result.append(WorkerCapacity(report.layer_s, min(layers, room // layer), room >= ends))
-    return result
+        capacities.append(WorkerCapacity(report.layer_s, min(layers, room // layer), room >= ends))
+    return capacities
 
 
 def _timed(config: RunConfig, data: Data, notify: Notify, requested: Callable[[], str]) -> dict[str, Timed]:

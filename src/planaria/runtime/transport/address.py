@@ -85,5 +85,5 @@ def waits_best(first: str, second: str) -> bool:
 
     The reachable one waits; the first if both or neither are reachable, or both are on one machine.
     """
-    address, other = parse(first), parse(second)
-    return bool(address.outside) or not other.outside or address.machine == other.machine
+    first_address, second_address = parse(first), parse(second)
+    return bool(first_address.outside) or not second_address.outside or first_address.machine == second_address.machine

@@ -240,13 +240,13 @@ def wait_for(end: Channel, event: int, patience_s: float | None = None) -> bool:
     :raises OSError: if it is closed here.
     """
     until = math.inf if patience_s is None else time.monotonic() + patience_s
-    while (left := until - time.monotonic()) > 0:
+    while (remaining_s := until - time.monotonic()) > 0:
         if (handle := end.fileno()) < 0:
             raise OSError("closed here")
         poll = select.poll()
         poll.register(handle, event)
         # In slices, because another thread may close the socket before the poll.
-        if poll.poll(1000 * min(left, _SLICE_S)):
+        if poll.poll(1000 * min(remaining_s, _SLICE_S)):
             return True
     return False
 

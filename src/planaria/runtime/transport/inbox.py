@@ -196,8 +196,8 @@ class Inbox:
                 self._serving.acquire()
             try:
                 while not self._items:
-                    self._serve(max(0.0, left := until - time.monotonic()))
-                    if left <= 0:
+                    self._serve(max(0.0, remaining_s := until - time.monotonic()))
+                    if remaining_s <= 0:
                         break
             finally:
                 self._serving.release()

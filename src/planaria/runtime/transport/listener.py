@@ -77,14 +77,14 @@ OnGreeting = Callable[[bytes, ssl.SSLSocket], None]
 class EdgeListener:
     """Listens until :meth:`close`."""
 
-    def __init__(self, host: str, port: int, key: bytes, greeted: OnGreeting) -> None:
+    def __init__(self, host: str, port: int, key: bytes, on_greeting: OnGreeting) -> None:
         """Listen at ``host``:``port`` (0: any free port).
 
         :raises UserError: if the port is taken or the host is not an address of this machine.
         """
         self._server = _bound(host, port)
         self.host, self.port = self._server.getsockname()[:2]
-        self._key, self._greeted = key, greeted
+        self._key, self._on_greeting = key, on_greeting
         self._unproven: dict[ssl.SSLSocket, float] = {}
         self._guarded = threading.Lock()
         self._reserve: socket.socket | None = socket.socket()
@@ -173,7 +173,7 @@ class EdgeListener:
         finally:
             with self._guarded:
                 self._unproven.pop(caller, None)
-        self._greeted(greeting, caller)
+        self._on_greeting(greeting, caller)
 
 
 def require_free(host: str, port: int) -> None:
@@ -201,7 +201,7 @@ def _fix(error: OSError | OverflowError) -> str:
     return f"({reason}); choose another port, or 0 for any free one"
 
 
-def listen(host: str, key: bytes, ports: tuple[int, int] | None, greeted: OnGreeting) -> EdgeListener:
+def listen(host: str, key: bytes, ports: tuple[int, int] | None, on_greeting: OnGreeting) -> EdgeListener:
     """Listen at any free port, or at the first free one from ``ports[0]`` to ``ports[1]``.
 
     :raises UserError: if the host is not this machine's, or none of the ports is free.
@@ -209,7 +209,7 @@ def listen(host: str, key: bytes, ports: tuple[int, int] | None, greeted: OnGree
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         try:
-            return EdgeListener(host, port, key, greeted)
+            return EdgeListener(host, port, key, on_greeting)
         except UserError:
             if port == last and ports is None:
                 raise

@@ -63,15 +63,15 @@ class Rendezvous:
 
     def enter(self, end: LocalEdge) -> None:
         """Connect ``end`` to its other end, now or when that one enters."""
-        other = self._waiting.pop(end.spec.link_id, None)
-        if other is None:
+        peer = self._waiting.pop(end.spec.link_id, None)
+        if peer is None:
             self._waiting[end.spec.link_id] = end
-        elif other.broken:
+        elif peer.broken:
             end.reset()
         else:
-            end.pair_with(other)
-            other.pair_with(end)
-            other.flush()
+            end.pair_with(peer)
+            peer.pair_with(end)
+            peer.flush()
 
     def leave(self, inbox: LocalInbox) -> None:
         """Remove the waiting ends of a dead worker, identified by its inbox."""
@@ -108,9 +108,9 @@ class LocalEdge(EdgeEnd):
         """whether it was abandoned or broken"""
         self.broken = False
 
-    def pair_with(self, other: LocalEdge) -> None:
+    def pair_with(self, peer: LocalEdge) -> None:
         """Connect to the other end."""
-        self._other = other
+        self._other = peer
         if not self._over:
             self._inbox.put(EdgeOpened(self, 0.0))
 

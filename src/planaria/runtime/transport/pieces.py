@@ -61,13 +61,13 @@ class Outgoing:
         full = len(self._in_flight) >= self._window
         if not self._frames or (full and not self._hurried):
             return None
-        announcement, left = self._frames[0]
+        announcement, unsent = self._frames[0]
         if not self._announced:
             self._announced = True
-            return announcement, left[:0]
-        piece = left[:PIECE_BYTES]
-        self._frames[0] = announcement, left[len(piece) :]
-        if len(piece) == len(left):
+            return announcement, unsent[:0]
+        piece = unsent[:PIECE_BYTES]
+        self._frames[0] = announcement, unsent[len(piece) :]
+        if len(piece) == len(unsent):
             self._frames.popleft()
             self._announced = False
         now = time.monotonic()
@@ -108,6 +108,6 @@ class Incoming:
         """Return the frame after its last piece, else None."""
         if self._header is None or self._left:
             return None
-        result = self._header, self._payload
+        frame = self._header, self._payload
         self._header, self._payload = None, torch.empty(0)
-        return result
+        return frame

@@ -100,17 +100,17 @@ class Port:
         start = time.monotonic()
         try:
             if over:
-                result = self.connect_over_relay(over, name, "calls" if at else "waits", seconds, given_up)
+                connection = self.connect_over_relay(over, name, "calls" if at else "waits", seconds, given_up)
             else:
-                result = self.call(at, name, seconds, given_up) if at else self.await_call(name, seconds, given_up)
+                connection = self.call(at, name, seconds, given_up) if at else self.await_call(name, seconds, given_up)
         except PeerUnreachable as error:
             log.debug("edge %s could not be opened: %s", name, error)
             raise
         finally:
             with self._changed:
                 self._failing.pop(name, None)
-        log.debug("edge %s %s after %.3f s", name, "opened" if result else "abandoned", time.monotonic() - start)
-        return result
+        log.debug("edge %s %s after %.3f s", name, "opened" if connection else "abandoned", time.monotonic() - start)
+        return connection
 
     def await_call(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
         """Wait for the call of the edge ``name``; None once it is ``given_up`` (see :meth:`wake_waiters`).
@@ -120,16 +120,16 @@ class Port:
         until = time.monotonic() + seconds
         alone_until = time.monotonic() + (_TURN_S if self._reach.reachable else 0.0)
         while not given_up():
-            if (result := self._answer(name, min(until, alone_until) if self._reach.relay else until, given_up)) or (
-                given_up()
-            ):
-                return result
+            if (
+                connection := self._answer(name, min(until, alone_until) if self._reach.relay else until, given_up)
+            ) or (given_up()):
+                return connection
             if time.monotonic() >= until:
                 raise PeerUnreachable(f"the other end did not connect within {seconds:g} s")
             try:
                 turn = min(until, time.monotonic() + _TURN_S)
-                if result := self._relayed(name, "waits", turn, lambda: given_up() or name in self._callers):
-                    return result
+                if connection := self._relayed(name, "waits", turn, lambda: given_up() or name in self._callers):
+                    return connection
             except (OSError, StrangerError):
                 alone_until = time.monotonic() + _LONGEST_WAIT_S
         return None

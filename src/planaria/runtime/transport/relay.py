@@ -53,14 +53,14 @@ class Relay:
         with self._guarded:
             self._drop_dead()
             before = self._waiting.pop((end, edge), None)
-            other = self._waiting.pop(("calls" if end == "waits" else "waits", edge), None)
+            partner = self._waiting.pop(("calls" if end == "waits" else "waits", edge), None)
             room = len(self._waiting) < _MAX_WAITING
-            if other is None and room:
+            if partner is None and room:
                 self._waiting[end, edge] = tls, time.monotonic()
         if before is not None:  # superseded by the later call
             before[0].close()
-        if other is not None:
-            if _connect(other[0], tls):
+        if partner is not None:
+            if _connect(partner[0], tls):
                 log.info("connected both ends of edge %s", edge)
             else:
                 self.pair(wanted, tls)
@@ -109,14 +109,14 @@ def _connect(first: ssl.SSLSocket, newcomer: ssl.SSLSocket) -> bool:
 
     The newcomer gets READY only after the first has answered, since that may be about to time out.
     """
-    one = _ready(first)
-    if one is None:
+    waiting = _ready(first)
+    if waiting is None:
         return False
-    other = _ready(newcomer)
-    if other is None:
-        one.close()
+    new = _ready(newcomer)
+    if new is None:
+        waiting.close()
         return True
-    for source, sink in ((one, other), (other, one)):
+    for source, sink in ((waiting, new), (new, waiting)):
         threading.Thread(target=_carry, args=(source, sink), name="relay", daemon=True).start()
     return True
 

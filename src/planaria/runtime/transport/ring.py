@@ -165,11 +165,11 @@ class RingReader:
 
         :raises OSError: if the file is not a sealed ring of this size.
         """
-        result = os.fstat(fd)
+        status = os.fstat(fd)
         if not (0 < size.slots <= MAX_SLOTS and size.slot_bytes > 0 and size.whole <= MAX_BYTES):
             raise OSError(f"a ring of {size.slots} slots of {size.slot_bytes} bytes")
-        if not stat.S_ISREG(result.st_mode) or result.st_size != size.whole:
-            raise OSError(f"a ring of {result.st_size} bytes, not {size.whole}")
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size.whole:
+            raise OSError(f"a ring of {status.st_size} bytes, not {size.whole}")
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _seals() != _seals():
             raise OSError("a ring that could shrink")
         self._pages = _Pages(fd, size, lock)
@@ -184,8 +184,8 @@ class RingReader:
             raise WireError(f"frame {header.shape} cannot be in slot {header.slot} of {size}")
         if not header.ticket or self._pages.map[slot] != header.ticket:
             raise WireError(f"slot {header.slot} of a ring is not shared under ticket {header.ticket}")
-        result = self._pages.tensor(slot, header.nbytes, self._release, header.ticket)
-        return result.view(header.dtype).view(header.shape)
+        content = self._pages.tensor(slot, header.nbytes, self._release, header.ticket)
+        return content.view(header.dtype).view(header.shape)
 
     def _release(self, share: SharedSlot) -> None:
         if self._pages.map[share.slot - 1] == share.ticket:
@@ -225,8 +225,8 @@ class Rings:
         try:
             if not fds or len(raw) != _SIZES.size:
                 return None
-            result = os.fstat(fds[0])
-            key = result.st_dev, result.st_ino
+            status = os.fstat(fds[0])
+            key = status.st_dev, status.st_ino
             with self._mapping:
                 reader = self._readers.get(key)
                 if reader is None:

@@ -129,9 +129,9 @@ class RoundMember:
             return []
         needed = {content for content, part in self._parts().items() if part is not None}
         done = self._whole | self._refused.keys()
-        result = [peer for peer, parts in self._received.items() if parts.keys() >= needed and peer not in done]
-        self._whole.update(result)
-        return result
+        complete = [peer for peer, parts in self._received.items() if parts.keys() >= needed and peer not in done]
+        self._whole.update(complete)
+        return complete
 
     def digest_of(self, peer: int) -> str:
         """Return the digest of a peer's complete update; empty unless members report digests."""
@@ -165,9 +165,9 @@ class RoundMember:
         self._check()
         if self._own is None:  # the round has not started here
             return {}
-        result = {peer: why for peer, why in self._refused.items() if peer not in self._reported_refusals}
-        self._reported_refusals |= result.keys()
-        return result
+        refused = {peer: why for peer, why in self._refused.items() if peer not in self._reported_refusals}
+        self._reported_refusals |= refused.keys()
+        return refused
 
     def pending(self, round: int) -> bool:
         """Return whether this node has sent its update of ``round`` and has not settled it yet."""

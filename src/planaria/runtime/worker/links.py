@@ -106,10 +106,7 @@ class WorkerLinks:
 
     def newly_arrived(self) -> dict[int, list[float]]:
         """Return the transit times (s) of activations since the last call, by neighbour."""
-        result = {}
-        for peer, edge in self.edges.items():
-            result[peer] = [edge.transits.popleft() for _ in range(len(edge.transits))]
-        return result
+        return {peer: [edge.transits.popleft() for _ in range(len(edge.transits))] for peer, edge in self.edges.items()}
 
     def newly_sent(self) -> dict[int, int]:
         """Return the bytes sent since the last call, by neighbour."""

@@ -48,7 +48,7 @@ class UpdateJudgement:
                 "residual": effect.residual,
                 "estimate_error": effect.estimate_error,
             }
-            digits = {name: three_digits(value) for name, value in norms.items() if value is not None}
+            digits = {name: three_digits(norm) for name, norm in norms.items() if norm is not None}
             sizes = {"sent_bytes": effect.sent_bytes, "dense_bytes": effect.dense_bytes}
             yield e.MessageCompressed, {**sizes, **digits, "full": self.full if effect.full else None}
 

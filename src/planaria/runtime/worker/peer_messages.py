@@ -305,15 +305,15 @@ class PeerMessages:
         label = wire.GradientShare(self.assignment.generation, self.assignment.step, part)
         taken: list[Tensor] = []
         while len(taken) < len(nodes):
-            result = self.collect([FrameId(node, label) for node in nodes], "the gradient of {}")
+            shares = self.collect([FrameId(node, label) for node in nodes], "the gradient of {}")
             if like is None:
-                return result
+                return shares
             wrong = {
-                n for n, flat in zip(nodes, result, strict=True) if (flat.shape, flat.dtype) != (like.shape, like.dtype)
+                n for n, flat in zip(nodes, shares, strict=True) if (flat.shape, flat.dtype) != (like.shape, like.dtype)
             }
             for node in sorted(wrong):
                 self.assignment.report_broken(node, f"its gradient is not {list(like.shape)} numbers")
-            taken = [] if wrong else result
+            taken = [] if wrong else shares
         return taken
 
     def report(self, verdict: UpdateJudgement, round: int, first: bool) -> None:

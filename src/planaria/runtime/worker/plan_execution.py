@@ -53,7 +53,7 @@ def execute_plan(
 def _first_ready(todo: list[ReadyAction], done: set[Key], messages: PeerMessages) -> ReadyAction:
     """Return the first action that can start; wait for one if there is none."""
     messages.handle_pending()
-    results: list[ReadyAction] = []
+    ready: list[ReadyAction] = []
 
     def late() -> list[int]:
         senders: list[int] = []
@@ -61,14 +61,14 @@ def _first_ready(todo: list[ReadyAction], done: set[Key], messages: PeerMessages
             if not done.issuperset(task.action.after):
                 continue
             if task.input is None or task.input in messages.frames_in:
-                results.append(task)
+                ready.append(task)
                 return []
             senders = senders or [task.input.sender]
         return senders
 
     first = todo[0].action
     messages.wait_for(late, f"the {first.kind} of microbatch {first.microbatch} from {{}}")
-    return results[0]
+    return ready[0]
 
 
 def _act(

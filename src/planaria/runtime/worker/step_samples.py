@@ -140,11 +140,11 @@ class ReadTimer:
 
         def read(microbatch: int) -> tuple[Tensor, Tensor]:
             began = time.monotonic()
-            result = batch(microbatch)
+            tokens = batch(microbatch)
             seconds = time.monotonic() - began
             self.step_s += seconds
             self._unreported_s += seconds
-            return result
+            return tokens
 
         return read
 

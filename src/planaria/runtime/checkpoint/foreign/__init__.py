@@ -50,10 +50,10 @@ def read_apart(job: ReadRequest) -> ReadReply:
     seconds = SECONDS + _bytes_in(Path(job.folder)) / SLOWEST
     room = room_for(job.model, job.stages)
     reader = "planaria.runtime.checkpoint.foreign.reading:answer_request"
-    result = child_process.call(
+    reply = child_process.call(
         reader, job.model_dump_json().encode(), room, seconds, job.folder, "give an undamaged folder"
     )
-    return documents.parse_model(ReadReply, result, "the reader of a foreign folder")
+    return documents.parse_model(ReadReply, reply, "the reader of a foreign folder")
 
 
 def room_for(model: ModelConfig, stages: int) -> int:

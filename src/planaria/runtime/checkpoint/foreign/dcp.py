@@ -108,7 +108,7 @@ class Dcp:
         head = _common_head([*self._tensors, *self._bytes])
         self._keys: dict[tuple[str, str], str] = {}
         groups: dict[str, dict[str, Any]] = {}
-        left: list[str] = []
+        unused: list[str] = []
         for full in (*self._tensors, *self._bytes):
             key = full.removeprefix(head)
             if match := STATE.fullmatch(key):
@@ -118,8 +118,8 @@ class Dcp:
             elif match := GROUP.fullmatch(key):
                 groups.setdefault(match["group"], {})[match["field"]] = self._value(full)
             else:
-                left.append(full)
-        self.left = tuple(left)
+                unused.append(full)
+        self.left = tuple(unused)
         names = {name for name, _ in self._keys}
         self.kinds: Mapping[str, frozenset[str]] = {
             name: frozenset(kind for kind in KINDS if (name, kind) in self._keys) for name in names
@@ -178,10 +178,10 @@ class Dcp:
     def _box(self, stored: FolderTensor, box: TensorPart, location: str) -> Tensor:
         if math.prod(box.sizes) * stored.dtype.itemsize > box.length:
             raise UserError(f"{location}: {box.length} bytes of {box.file} cannot be {list(box.sizes)}; {FIX}")
-        result = unpickling.saved(self._blob(box, location), location)
-        if not isinstance(result, Tensor) or (result.dtype, tuple(result.shape)) != (stored.dtype, box.sizes):
+        tensor = unpickling.saved(self._blob(box, location), location)
+        if not isinstance(tensor, Tensor) or (tensor.dtype, tuple(tensor.shape)) != (stored.dtype, box.sizes):
             raise UserError(f"{location}: {box.file} does not match {METADATA}; {FIX}")
-        return result
+        return tensor
 
     def _blob(self, box: TensorPart, location: str) -> io.BytesIO:
         path = file_inside(self._folder, box.file)
@@ -195,7 +195,7 @@ class Dcp:
 def entries(kept: Kept, path: Path) -> tuple[dict[str, FolderTensor], dict[str, TensorPart]]:
     """Return the tensors of a folder's metadata, and the location of other objects, by key."""
     tensors: dict[str, FolderTensor] = {}
-    others: dict[str, TensorPart] = {}
+    objects: dict[str, TensorPart] = {}
     try:
         where: dict[tuple[str, tuple[int, ...] | None], Kept] = {}
         for index, stored in dict(kept.get("storage_data")).items():
@@ -203,7 +203,7 @@ def entries(kept: Kept, path: Path) -> tuple[dict[str, FolderTensor], dict[str, 
             where[str(index.get("fqn")), None if offset is None else _sides(offset)] = stored
         for key, entry in dict(kept.get("state_dict_metadata")).items():
             if not isinstance(entry, unpickling.TensorEntry):
-                others[str(key)] = _box((), (), where[key, None])
+                objects[str(key)] = _box((), (), where[key, None])
                 continue
             chunks = [(_sides(c.get("offsets")), _sides(c.get("sizes"))) for c in entry.get("chunks")]
             boxes = tuple(_box(offsets, sizes, where[key, offsets]) for offsets, sizes in chunks)
@@ -213,7 +213,7 @@ def entries(kept: Kept, path: Path) -> tuple[dict[str, FolderTensor], dict[str, 
             tensors[str(key)] = FolderTensor(dtype, _sides(entry.get("size")), boxes)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise UserError(f"{path}: damaged ({type(error).__name__}: {str(error)[:160]}); {FIX}") from None
-    return tensors, others
+    return tensors, objects
 
 
 def _box(offsets: tuple[int, ...], sizes: tuple[int, ...], stored: Kept) -> TensorPart:

@@ -114,14 +114,14 @@ def clocks_by_group(groups: Iterable[tuple[Any, int]], names: Iterable[str], loc
     listed, expected = list(groups), set(names)
     if len({step for _, step in listed}) == 1:
         return dict.fromkeys(expected, listed[0][1])
-    result: dict[str, int] = {}
+    clocks: dict[str, int] = {}
     for parameters, step in listed:
         if not isinstance(parameters, list | tuple) or not expected.issuperset(map(str, parameters)):
             raise UserError(
                 f"{location}: groups with unequal steps do not name their parameters; give steps by parameter"
             )
-        result |= dict.fromkeys(map(str, parameters), step)
-    return result
+        clocks |= dict.fromkeys(map(str, parameters), step)
+    return clocks
 
 
 def split(whole: Tensor, sizes: Sizes, slices: int) -> list[Tensor]:
@@ -143,13 +143,13 @@ def require_match(whole: NamedTensor, shape: Sizes, marks: TensorMetadata, model
     The message names the tensor, both shapes and the file.
     """
     wanted = [model[part] for part in whole.parts]
-    rows, rest = sum(one[0] for one in wanted), wanted[0][1:]
+    rows, rest = sum(part_shape[0] for part_shape in wanted), wanted[0][1:]
     filled = _cut_off(whole, marks, rows)
     if not shape or tuple(shape[1:]) != rest or (shape[0] < rows if filled else shape[0] != rows):
         label = "" if whole.parts == (whole.name,) else f" for {', '.join(whole.parts)}"
         more = f" ({shape[0]} rows for {rows} tokens)" if marks.vocabulary or whole.padded else ""
         raise UserError(f"{location}: {whole.name} has shape {list(shape)}, not {[rows, *rest]}{label}{more}")
-    _require_declared(whole, [one[0] for one in wanted], marks, location)
+    _require_declared(whole, [part_shape[0] for part_shape in wanted], marks, location)
 
 
 def _cut_off(whole: NamedTensor, marks: TensorMetadata, rows: int) -> bool:
@@ -178,16 +178,16 @@ def _require_declared(whole: NamedTensor, sizes: Sizes, marks: TensorMetadata, l
 def detached_parameters(tensor: Tensor, whole: NamedTensor, model: Shapes) -> dict[str, Tensor]:
     """Return the parameters in a matching tensor (:func:`require_match`), in fp32, with their own memory."""
     sizes = [model[part][0] for part in whole.parts]
-    result = split(tensor[: sum(sizes)], sizes, whole.slices or 1)
-    return {part: one.to(torch.float32).contiguous() for part, one in zip(whole.parts, result, strict=True)}
+    tensors = split(tensor[: sum(sizes)], sizes, whole.slices or 1)
+    return {part: piece.to(torch.float32).contiguous() for part, piece in zip(whole.parts, tensors, strict=True)}
 
 
-def require_equal(first: Tensor, other: Tensor, label: str) -> None:
+def require_equal(first: Tensor, second: Tensor, label: str) -> None:
     """Raise UserError, with the largest difference, if two copies differ."""
-    if first.shape != other.shape:
-        raise UserError(f"{label} differ: {list(first.shape)} and {list(other.shape)}")
-    if not torch.equal(first, other):
-        difference = float((first.double() - other.double()).abs().nan_to_num(math.inf).max())
+    if first.shape != second.shape:
+        raise UserError(f"{label} differ: {list(first.shape)} and {list(second.shape)}")
+    if not torch.equal(first, second):
+        difference = float((first.double() - second.double()).abs().nan_to_num(math.inf).max())
         raise UserError(f"{label} differ by up to {difference:g}, and must be equal")
 
 

@@ -82,27 +82,27 @@ def assign(
     """
     used: set[str] = set()
     wholes: list[NamedTensor] = []
-    left: list[str] = []
+    unused: list[str] = []
     for name in sorted(names):
-        results = [(rule, parts) for rule in rules if (parts := rule.fits(name)) is not None]
-        if len(results) > 1:
-            both = " and ".join(repr(rule.pattern) for rule, _ in results[:2])
+        matching = [(rule, parts) for rule in rules if (parts := rule.fits(name)) is not None]
+        if len(matching) > 1:
+            both = " and ".join(repr(rule.pattern) for rule, _ in matching[:2])
             raise UserError(f"{source}: {both} match {name}; keep one of them")
-        used |= {rule.pattern for rule, _ in results}
-        if not results:
+        used |= {rule.pattern for rule, _ in matching}
+        if not matching:
             wholes.append(NamedTensor(name, (name,)))
-        elif results[0][1]:
-            rule, parts = results[0]
+        elif matching[0][1]:
+            rule, parts = matching[0]
             wholes.append(NamedTensor(name, parts, rule.slices, rule.padded))
         else:
-            left.append(name)
+            unused.append(name)
     if idle := [rule.pattern for rule in rules if rule.pattern not in used]:
         raise UserError(f"{source}: {idle[0]!r} matches no tensor of {path}; correct it, or remove it")
-    left += [whole.name for whole in wholes if whole.name.endswith(_REDUNDANT) and whole.parts == (whole.name,)]
+    unused += [whole.name for whole in wholes if whole.name.endswith(_REDUNDANT) and whole.parts == (whole.name,)]
     tied = next((w.name for w in wholes if w.parts == (head,) and head not in model), None)
-    wholes = [whole for whole in wholes if whole.name not in left and whole.name != tied]
+    wholes = [whole for whole in wholes if whole.name not in unused and whole.name != tied]
     _require_each_once(path, wholes, model)
-    return Assignment(tuple(wholes), tied, tuple(left))
+    return Assignment(tuple(wholes), tied, tuple(unused))
 
 
 def _require_each_once(path: Path, wholes: Iterable[NamedTensor], model: Shapes) -> None:
@@ -152,6 +152,6 @@ def _expression(pattern: str) -> str:
     return "".join({"{n}": r"(?P<n>\d{1,9})", "*": "(?P<rest>.*)"}.get(piece, re.escape(piece)) for piece in pieces)
 
 
-def _filled(part: str, values: Mapping[str, str]) -> str:
-    filled = _NUMBER.sub(lambda less: str(int(values["n"]) - int(less[1] or 0)), part)
-    return filled.replace("*", values.get("rest", "")) if "rest" in values else filled
+def _filled(part: str, captured: Mapping[str, str]) -> str:
+    filled = _NUMBER.sub(lambda less: str(int(captured["n"]) - int(less[1] or 0)), part)
+    return filled.replace("*", captured.get("rest", "")) if "rest" in captured else filled

@@ -103,8 +103,8 @@ class FolderStages:
         """Raise UserError if a tensor differs from the note's digest."""
         digests = {} if self._note is None else self._note.sums
         for name, tensor in parts.items():
-            result, label = tensor_digest(tensor, kind, name, clock), f"{kind} of {name}"
-            if digests.get(label, result) != result:
+            actual, label = tensor_digest(tensor, kind, name, clock), f"{kind} of {name}"
+            if digests.get(label, actual) != actual:
                 fix = f"restore it, or remove {NOTE} if another program has trained it since"
                 raise UserError(f"{self._folder}: {label} is not what planaria wrote there; {fix}")
 
@@ -120,16 +120,16 @@ class FolderStages:
     def _require_tied(self, head: str) -> None:
         """Require that a tied model's head, if it is in the folder, equals the embedding table."""
         (table,) = (whole for whole in self._plan.wholes if self._table in whole.parts)
-        other = NamedTensor(head, table.parts, table.slices, table.padded)
+        tied_head = NamedTensor(head, table.parts, table.slices, table.padded)
         for kind in sorted(self._foreign.kinds[head]):
             label = f"{self._folder}: {kind} of {head} and of {table.name}, which is tied to it,"
-            require_equal(self._read(other, kind), self._read(table, kind), label)
+            require_equal(self._read(tied_head, kind), self._read(table, kind), label)
 
     def _notes(self) -> list[str]:
         lines = [] if self._trained else ["without moments: they are reset"]
-        if left := sorted({*self._plan.left, *self._foreign.left}):
-            rest = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
-            lines.append(f"left out: {', '.join(left[:LISTED])}{rest}")
+        if unused := sorted({*self._plan.left, *self._foreign.left}):
+            rest = f" and {len(unused) - LISTED} more" if len(unused) > LISTED else ""
+            lines.append(f"left out: {', '.join(unused[:LISTED])}{rest}")
         return lines
 
 

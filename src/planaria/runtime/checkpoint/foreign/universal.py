@@ -53,10 +53,10 @@ def write(
     """
     clocks = {atom.clock for atom in atoms}
     if len(clocks) > 1:
-        other = next(atom for atom in atoms if atom.clock != atoms[0].clock)
+        differing = next(atom for atom in atoms if atom.clock != atoms[0].clock)
         raise UserError(
             f"--format universal stores a single step, but {atoms[0].name} has {atoms[0].clock} updates and "
-            f"{other.name} {other.clock}; use --format dcp"
+            f"{differing.name} {differing.clock}; use --format dcp"
         )
     tag = folder / f"global_step{step}_universal"
     for atom in atoms:
@@ -108,22 +108,22 @@ class Universal:
         if zero.is_symlink() or not zero.is_dir():
             raise UserError(f"{zero} is missing, or not a folder; give a folder of the universal layout")
         self._zero = zero
-        result: dict[str, set[str]] = {}
-        others: list[str] = []
+        files_of: dict[str, set[str]] = {}
+        unused: list[str] = []
         for entry in sorted(zero.iterdir()):
             refuse_link(entry)
             if entry.is_dir():
-                result[entry.name] = _files_of(entry)
+                files_of[entry.name] = _files_of(entry)
             elif entry.name != OPTIMIZER:
-                others.append(f"zero/{entry.name}")
+                unused.append(f"zero/{entry.name}")
         self.kinds: Mapping[str, frozenset[str]] = {
-            name: frozenset(kind for kind in KINDS if FILES[kind] in files) for name, files in result.items()
+            name: frozenset(kind for kind in KINDS if FILES[kind] in files) for name, files in files_of.items()
         }
         states = self._states()
-        self.left = tuple(others)
+        self.left = tuple(unused)
         self._rows = _whole_number(states.get(INFO), "original_vocab_size")
         self.step, self.samples = (_whole_number(states, name) for name in ("global_steps", "global_samples"))
-        self.clocks: Mapping[str, int] = self._clocks({name for name, files in result.items() if "step.pt" in files})
+        self.clocks: Mapping[str, int] = self._clocks({name for name, files in files_of.items() if "step.pt" in files})
 
     def read(self, name: str, kind: str, check: Check) -> Tensor:
         path = file_inside(self._zero, f"{name}/{FILES[kind]}")
@@ -138,34 +138,34 @@ class Universal:
             return {}
         path = file_inside(self._folder, STATES)
         with path.open("rb") as file:
-            result = unpickling.saved(file, str(path), shapes_only=True)
-        info = result.get(INFO, {}) if isinstance(result, dict) else None
+            states = unpickling.saved(file, str(path), shapes_only=True)
+        info = states.get(INFO, {}) if isinstance(states, dict) else None
         if not isinstance(info, dict):
             raise UserError(f"{path}: damaged (no {INFO}); {FIX}, or one without this file")
         version = info.get("universal_checkpoint_version", VERSION)
         if type(version) not in (int, float) or not OLDEST <= version <= VERSION:
             raise UserError(f"{path}: version {documents.shown(version)}; versions {OLDEST} to {VERSION} are read")
-        return dict(result)
+        return dict(states)
 
     def _clocks(self, named: set[str]) -> dict[str, int]:
         """Return the single step for all parameters, from their state or their group."""
-        result: dict[str, int] = {}
+        clocks: dict[str, int] = {}
         for name in sorted(named):
-            result[name] = update_count(self._small(f"{name}/step.pt"), str(self._zero / name / "step.pt"))
-        if not result and (self._zero / OPTIMIZER).exists():
+            clocks[name] = update_count(self._small(f"{name}/step.pt"), str(self._zero / name / "step.pt"))
+        if not clocks and (self._zero / OPTIMIZER).exists():
             groups, location = self._small(OPTIMIZER), str(self._zero / OPTIMIZER)
             listed = groups.get("param_groups") if isinstance(groups, dict) else None
-            dicts = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-            steps = [(one.get("params"), update_count(one["step"], location)) for one in dicts if "step" in one]
-            result = clocks_by_group(steps, self.kinds, location) if steps else {}
-        first = next(iter(result), None)
-        for name, step in result.items():
-            if first is not None and step != result[first]:
+            dicts = [group for group in listed if isinstance(group, dict)] if isinstance(listed, list) else []
+            steps = [(group.get("params"), update_count(group["step"], location)) for group in dicts if "step" in group]
+            clocks = clocks_by_group(steps, self.kinds, location) if steps else {}
+        first = next(iter(clocks), None)
+        for name, step in clocks.items():
+            if first is not None and step != clocks[first]:
                 raise UserError(
-                    f"{self._zero}: steps differ, {result[first]} of {first} and {step} of {name}; this format has "
+                    f"{self._zero}: steps differ, {clocks[first]} of {first} and {step} of {name}; this format has "
                     "a single step: restore the original files"
                 )
-        return result
+        return clocks
 
     def _small(self, name: str) -> Any:
         path = file_inside(self._zero, name)
@@ -213,19 +213,19 @@ def _tag(folder: Path) -> Path:
 
 def _files_of(path: Path) -> set[str]:
     """Return the files of a parameter; UserError if it has a state that AdamW lacks."""
-    result = {entry.name for entry in path.iterdir()}
-    if unknown := sorted(result - {*FILES.values(), "step.pt"}):
+    names = {entry.name for entry in path.iterdir()}
+    if unknown := sorted(names - {*FILES.values(), "step.pt"}):
         raise UserError(f"{path / unknown[0]}: AdamW has no such state; give a folder that AdamW trained")
-    return result
+    return names
 
 
 def _param(content: Any, path: Path) -> Tensor:
-    result = content.get("param") if isinstance(content, dict) else None
-    if not isinstance(result, Tensor) or result.layout != torch.strided:
+    tensor = content.get("param") if isinstance(content, dict) else None
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
         raise UserError(f"{path} has no complete tensor 'param'; {FIX}")
-    return result.detach()
+    return tensor.detach()
 
 
 def _whole_number(of: Any, name: str) -> int | None:
-    value = of.get(name) if isinstance(of, dict) else None
-    return value if type(value) is int and 0 <= value < 2**53 else None
+    number = of.get(name) if isinstance(of, dict) else None
+    return number if type(number) is int and 0 <= number < 2**53 else None

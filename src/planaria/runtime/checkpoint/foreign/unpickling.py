@@ -97,10 +97,10 @@ def metadata(path: Path) -> Metadata:
 
     :raises UserError: if it has a class that no tensor needs (it names the class), is damaged, or too large.
     """
-    result = _guarded(lambda: _Unpickler(io.BytesIO(documents.data(path, METADATA_BYTES))).load(), str(path))
-    if not isinstance(result, Metadata):
+    loaded = _guarded(lambda: _Unpickler(io.BytesIO(documents.data(path, METADATA_BYTES))).load(), str(path))
+    if not isinstance(loaded, Metadata):
         raise UserError(f"{path}: damaged (no metadata of a DCP folder); {FIX}")
-    return result
+    return loaded
 
 
 def saved(file: BinaryIO, location: str, shapes_only: bool = False) -> Any:
