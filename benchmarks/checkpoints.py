@@ -41,8 +41,8 @@ from planaria.config.schema import (
     RunConfig,
 )
 from planaria.config.shipped import find
-from planaria.control import decisions as d
-from planaria.control.run_record import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.log.run_record import RunRecord
 from planaria.models import chunked_loss
 from planaria.models.families import build_stage
 from planaria.models.llama_stages import parameter_count

@@ -35,15 +35,15 @@ from benchmarks.harness import (
 )
 from benchmarks.inline import cpu_seconds
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
 from planaria.control.decide import decide
-from planaria.control.decisions import Decision
-from planaria.control.events import Event, RunStarted
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.decisions import Decision
+from planaria.control.facts.events import Event, RunStarted
 from planaria.control.protocols import Observer
-from planaria.control.state import RunState
+from planaria.control.state.run import RunState
 
 CONTROLLER_NAME = "controller"
 STAGES = 8  # the ends among them

@@ -27,7 +27,7 @@ from benchmarks.harness import (
     start,
 )
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.control.replay import replay
 from planaria.faults.trace import Fault
 

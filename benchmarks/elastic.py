@@ -28,11 +28,11 @@ from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row
 from planaria.cli.commands.chaos import strike
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
+from planaria.control.log.state_file import read_state
 from planaria.control.protocols import Observer
-from planaria.control.state_file import read_state
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault

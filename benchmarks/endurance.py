@@ -25,11 +25,11 @@ from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row
 from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe as recipes
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.state_file import StateFile, read_state
 from planaria.control.replay import replay
-from planaria.control.state_file import StateFile, read_state
 from planaria.faults.trace import Fault, Trace, write
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.recovery_timeline import recoveries

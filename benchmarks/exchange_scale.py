@@ -20,7 +20,7 @@ from benchmarks.exchange_in_process import Replica, exchanged, settle
 from benchmarks.fleet_run import VOCAB, bytes_data, finished
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, ratios, run_config, saved, start
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.exchange.base import Exchange, Update
 from planaria.exchange.gossip import random_groups
 from planaria.exchange.registry import EXCHANGES, exchange

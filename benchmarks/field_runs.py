@@ -17,7 +17,7 @@ from benchmarks.field_systems import Strike, System, Update, alive, next_steps, 
 from benchmarks.harness import RUNS
 from benchmarks.trl import bury, children
 from planaria.common.errors import RunStopped
-from planaria.control.state_file import start_ticks
+from planaria.control.log.state_file import start_ticks
 
 NAME = "field"
 FIRST_S, END_S = 180.0, 40.0  # limits for the first update and for the end

@@ -21,7 +21,7 @@ from benchmarks.harness import ROOT
 if TYPE_CHECKING:
     from benchmarks.field_peer import Job
     from planaria.config.schema import RunConfig
-    from planaria.control.logs import RunRecord
+    from planaria.control.log.logs import RunRecord
 
 
 SMOOTHED = 10  # updates in a smoothed loss
@@ -218,7 +218,7 @@ class Planaria(System):
         return [Command([sys.executable, "-m", "planaria", "train", str(file), "--quiet"])]
 
     def living(self, folder: Path) -> list[int | None]:
-        from planaria.control.state_file import read_state, start_ticks
+        from planaria.control.log.state_file import read_state, start_ticks
 
         workers = read_state(folder / "run").workers
         there = {
@@ -241,14 +241,14 @@ class Planaria(System):
         return prove_exactly_once(self._record(folder))
 
     def _record(self, folder: Path) -> RunRecord:
-        from planaria.control.logs import read_run
+        from planaria.control.log.logs import read_run
 
         return read_run(folder / "run")
 
 
 def lines_of(record: RunRecord) -> Iterator[Line]:
     """Yield each replica's commits; replicas that average every gradient share their updates."""
-    from planaria.control import decisions as d
+    from planaria.control.facts import decisions as d
 
     losses = {metric.step: metric.loss for metric in record.metrics if metric.kind == "step"}
     batch, began = record.config.samples, dict[int, float]()
@@ -342,7 +342,7 @@ class GroupMembers(Peer):
         return [Command(line, {"PLACE": str(place), "GROUP_PORT": port}) for place in range(self.places)]
 
     def problems(self, folder: Path) -> list[str]:
-        from planaria.control.logs import read_run
+        from planaria.control.log.logs import read_run
         from planaria.report.run.ledger import prove_exactly_once
 
         return prove_exactly_once(read_run(folder / "group"))

@@ -26,10 +26,10 @@ from benchmarks.harness import ROOT, RUNS, Cell, Claim, Flag, Measurement, Resul
 from planaria.cli.commands.chaos import strike
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord, read_run
-from planaria.control.state_file import StateFile, read_state
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.state_file import StateFile, read_state
 from planaria.models.chunked_loss import IGNORED
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.stage_peaks import stage_peaks

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import RUNS, Flag, run_config
 from planaria.common.errors import RunStopped
 from planaria.config.schema import DataConfig, RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 
 if TYPE_CHECKING:
-    from planaria.control.logs import RunRecord
+    from planaria.control.log.logs import RunRecord
+    from planaria.control.log.state_file import LiveWorker
     from planaria.control.protocols import Observer
-    from planaria.control.state_file import LiveWorker
     from planaria.faults.trace import Fault
 
 VOCAB = 512  # rows of the embedding table; ids of bytes need fewer
@@ -79,7 +79,7 @@ def run_fleet(
 
     ``around`` may wrap the observer of the run in this folder. The recipe's trackers observe the run if ``tracked``.
     """
-    from planaria.control.logs import read_run
+    from planaria.control.log.logs import read_run
     from planaria.faults.trace import Trace
     from planaria.report.observe.progress import NoProgress
     from planaria.report.observe.trackers import trackers
@@ -147,7 +147,7 @@ def thaw_later(worker: LiveWorker, seconds: float) -> None:
     """Send SIGCONT after ``seconds``, unless the process has exited and its number was reused."""
 
     def thaw() -> None:
-        from planaria.control import state_file
+        from planaria.control.log import state_file
 
         if worker.start_ticks is not None and state_file.start_ticks(worker.pid) == worker.start_ticks:
             os.kill(worker.pid, signal.SIGCONT)

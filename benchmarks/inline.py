@@ -36,8 +36,8 @@ from benchmarks.harness import (
 from benchmarks.ladder import engine_for
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.models.hf_config import to_config

@@ -22,9 +22,9 @@ from benchmarks.fleet_run import MODEL_FLAGS, Relay, finished, real_stages
 from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, interleaved, start
 from planaria.config.fleet_config import RelayConfig
 from planaria.config.schema import FleetConfig
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
+from planaria.control.log.run_record import RunRecord
 from planaria.control.protocols import Observer
-from planaria.control.run_record import RunRecord
 from planaria.pipeline.network.multipath import Path as NetworkPath
 from planaria.pipeline.network.multipath import PathNetwork, max_min_rates
 from planaria.planner.paths import (

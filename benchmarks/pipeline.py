@@ -27,8 +27,8 @@ from benchmarks.harness import (
     start,
 )
 from planaria.config.schema import RecoveryConfig, RoutingConfig, RunConfig
+from planaria.control.facts.reports import WorkReport
 from planaria.control.protocols import Observer
-from planaria.control.reports import WorkReport
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.lab.compare.clock import clock_of

@@ -42,11 +42,11 @@ from benchmarks.harness import (
 )
 from planaria.config import recipe, shipped
 from planaria.config.schema import FleetConfig, NetworkConfig, RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.events import Replanned
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.events import Replanned
+from planaria.control.log.run_record import RunRecord
 from planaria.control.protocols import Observer
-from planaria.control.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.pipeline.network.topology import read
 from planaria.planner.cells import remaining

@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.harness import DATA, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, interleaved, ratios, start
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig, OptimConfig, PipelineConfig, RunConfig
-from planaria.control.logs import read_run
+from planaria.control.log.logs import read_run
 from planaria.models import quantise
 from planaria.models.generate import generate
 from planaria.models.gguf import gguf_tokenizer, open_gguf

@@ -28,11 +28,11 @@ from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benc
 from planaria.cli.commands.chaos import strike
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
+from planaria.control.log.state_file import read_state
 from planaria.control.protocols import Observer
-from planaria.control.state_file import read_state
 from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries

@@ -20,7 +20,7 @@ from benchmarks.fleet_run import bytes_data
 from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, gaps, run_config, start
 from planaria.common.errors import RunStopped
 from planaria.config.schema import RunConfig
-from planaria.control.logs import read_run
+from planaria.control.log.logs import read_run
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.watch import RunWatch
 from planaria.report.run.ledger import prove_exactly_once

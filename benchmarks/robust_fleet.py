@@ -18,8 +18,8 @@ from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark,
 from planaria.config.bounds import Natural
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.attacks import ATTACKS
 from planaria.exchange.base import StageOuterState, Update, Weights

@@ -21,10 +21,10 @@ from benchmarks.endurance import training
 from benchmarks.fleet_run import VOCAB, bytes_data, ending, finished, require_finished, run_fleet, step_seconds
 from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, run_config, start
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import read_run
-from planaria.control.run_record import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.packing import pack

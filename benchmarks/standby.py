@@ -23,10 +23,10 @@ from benchmarks.harness import RUNS, Claim, Flag, Measurement, Row, benchmark, i
 from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control import state_file
-from planaria.control.logs import EVENTS, RunRecord, read_run
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log import state_file
+from planaria.control.log.logs import EVENTS, RunRecord, read_run
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.engine import run_folders
 

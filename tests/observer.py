@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.control.protocols import Observer
 from planaria.runtime.engine import process_engine
 from planaria.runtime.engine.prepare import PreparedRun

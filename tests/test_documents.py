@@ -19,7 +19,7 @@ from planaria.cli.serving import token_in
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.common.request_body import read_body
-from planaria.control.logs import identity
+from planaria.control.log.logs import identity
 from planaria.runtime.fleet.joining import read_key, read_run_address
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import planaria
-from planaria.control.logs import identity, read_run
+from planaria.control.log.logs import identity, read_run
 from tiny_recipe import written
 
 Curve = list[tuple[int, float]]

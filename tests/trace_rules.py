@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from planaria.control import events as e
-from planaria.control.run_record import RunRecord
+from planaria.control.facts import events as e
+from planaria.control.log.run_record import RunRecord
 from planaria.report.run.recovery_timeline import recoveries
 
 Event = dict[str, Any]

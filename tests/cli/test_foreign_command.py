@@ -17,7 +17,7 @@ import torch
 from benchmarks.hostile import CommandResult, carry_out
 
 import planaria
-from planaria.control.logs import read_run
+from planaria.control.log.logs import read_run
 from planaria.faults.trace import Fault, Trace
 from planaria.faults.trace import text as trace_text
 from planaria.models.huggingface import import_model

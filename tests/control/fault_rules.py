@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from simulation import DECISIONS, DISK, Simulation
 
 from examples import examples
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.checkpoint_decisions import save_awaiting_retry
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.control.replay import replay
 
 REPORTS = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from simulation import Worker
 
 from planaria.config.schema import RecoveryConfig
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.recovery.echo import Echo
 
 Gift = tuple[int, int, int]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria.control.decide import decide
-from planaria.control.decisions import Decision
-from planaria.control.state import Replicas, RunState
+from planaria.control.facts.decisions import Decision
+from planaria.control.state.run import Replicas, RunState
 
 
 def fresh(run: RunState) -> RunState:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from replica_worker import Content, ReplicaWorker
 
-from planaria.control import decisions as d
-from planaria.control.replica import ReplicaState
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import MAX_FAILED_STARTS
 
 if TYPE_CHECKING:

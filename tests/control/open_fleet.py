@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simulated_fleet import SimulatedFleet
 
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 
 
 class OpenFleet(SimulatedFleet):

@@ -9,9 +9,9 @@ from replica_worker import ReplicaWorker
 from simulated_replicas import SimulatedReplicas
 from simulation import Worker
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.run import RunState
 
 
 @dataclass

@@ -9,11 +9,11 @@ import pytest
 import torch
 from replica_worker import Content, ReplicaWorker, vector
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.events import ReplicaPosition
-from planaria.control.replica import ReplicaState
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.events import ReplicaPosition
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.run import RunState
 from planaria.exchange.registry import exchange
 from planaria.exchange.robust.combining import combine
 

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from simulated_replicas import SimulatedReplicas
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.run import RunState
 
 F = TypeVar("F", bound=e.Fact)
 

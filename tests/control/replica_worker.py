@@ -9,8 +9,8 @@ import torch
 from simulation import Worker
 from torch import Tensor
 
-from planaria.control import decisions as d
-from planaria.control.events import ReplicaPosition
+from planaria.control.facts import decisions as d
+from planaria.control.facts.events import ReplicaPosition
 from planaria.exchange.base import StageOuterState
 from planaria.exchange.robust.weighing import Weighing
 

@@ -13,15 +13,15 @@ from itertools import pairwise
 from fleet_worker import FleetWorker, Gift, is_whole
 from simulation import DISK, Simulation
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.checkpoint_decisions import LAST_TRIES, save_awaiting_retry
 from planaria.control.decide import MAX_ATTEMPTS
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.control.formation import MAX_FAILED_STARTS
-from planaria.control.gauges import PassDurations
-from planaria.control.replica import ReplicaState
-from planaria.control.rollback import first_origin
-from planaria.control.state import RunState
+from planaria.control.state.gauges import PassDurations
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.rollback import first_origin
+from planaria.control.state.run import RunState
 from planaria.recovery import recovery
 from planaria.recovery.chain import RecoveryPlan
 from planaria.recovery.retention import SnapshotRetention

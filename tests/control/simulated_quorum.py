@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeVar
 from greenlet import getcurrent, greenlet
 
 from planaria.common.object_store import StoreUnreachable
-from planaria.control import quorum
-from planaria.control.quorum import Answer, Answers, Enrolment, Member, Request, Round, Rounds, Slot, Vote
-from planaria.control.quorum_store import QuorumStore
-from planaria.control.shared_log import Batch, Deposed, LogAppender, SharedLog
+from planaria.control.log import quorum
+from planaria.control.log.quorum import Answer, Answers, Enrolment, Member, Request, Round, Rounds, Slot, Vote
+from planaria.control.log.quorum_store import QuorumStore
+from planaria.control.log.shared_log import Batch, Deposed, LogAppender, SharedLog
 
 T = TypeVar("T")
 ROUNDS = 40

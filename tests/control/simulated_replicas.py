@@ -11,11 +11,11 @@ from replica_checks import Truth
 from replica_worker import Content, Loan, Part, ReplicaWorker, lends
 from simulation import DISK, Simulation
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.checkpoint_decisions import save_awaiting_retry
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.control.rounds import round_wait_key
-from planaria.control.state import RunState
+from planaria.control.state.run import RunState
 from planaria.control.wait_deadlines import stop_blockers
 
 Mail = tuple[str, int, str]

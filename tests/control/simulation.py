@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from fresh import decide_checked
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
 from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.decide import decide
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.run import RunState
 from planaria.control.wait_deadlines import stop_blockers
 
 DISK = "/disk"

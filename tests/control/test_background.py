@@ -10,10 +10,10 @@ from simulation import DISK
 from test_decide import STAGES, fleet, last, seals, work_until
 
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.checkpoint_decisions import CheckpointCadence
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.control.wait_deadlines import WorkerDeadlines
 from planaria.recovery.checkpoint import best_steps
 

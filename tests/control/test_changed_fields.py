@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from planaria.control.replica import ReplicaState
+from planaria.control.state.replica import ReplicaState
 
 SOURCE = Path(__file__).parents[2] / "src/planaria"
 TREES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from planaria.config.schema import ExchangeConfig
-from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import freeze
 from planaria.control.decide import decide
-from planaria.control.replica import WorkerSet
-from planaria.control.state import RunState
+from planaria.control.facts import events as e
+from planaria.control.state.replica import WorkerSet
+from planaria.control.state.run import RunState
 from planaria.exchange.coded.coded_steps import MIN_S, Stragglers, close_round
 from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
 

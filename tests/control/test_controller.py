@@ -17,12 +17,12 @@ from replica_steps import facts, simulate, work_until
 from hostile_json import hostile
 from observer import Log
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply_base import reconsider_all
 from planaria.control.checkpoint_decisions import LAST_TRIES
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.control.replay import replay
-from planaria.control.state import RunState
+from planaria.control.state.run import RunState
 from planaria.control.wait_deadlines import SAVE_RETRY_S, RoundWait, RoundWaits
 from planaria.exchange.coded.facts import ResultsSent
 from planaria.faults.trace import Fault

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from planaria.control.replica import after_commit
+from planaria.control.state.replica import after_commit
 
 PAIRS = [(0, 1), (2, 3)]
 

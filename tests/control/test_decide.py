@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from simulated_fleet import SimulatedFleet
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.checkpoint_decisions import LAST_TRIES
 from planaria.control.decide import MAX_ATTEMPTS, decide
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.control.formation import MAX_FAILED_STARTS
 from planaria.control.replay import replay
-from planaria.control.state import RunState
+from planaria.control.state.run import RunState
 from planaria.control.wait_deadlines import stop_blockers, underlying_error
 
 STAGES = 4

@@ -8,9 +8,9 @@ import pytest
 from replica_steps import facts, simulate
 from simulated_replicas import SimulatedReplicas
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.run import RunState
 
 
 def decoupled(replicas: int, steps: int = 40, **options: int) -> SimulatedReplicas:

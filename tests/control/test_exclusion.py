@@ -10,10 +10,10 @@ from replica_steps import facts, finished, simulate
 from simulated_replicas import SimulatedReplicas
 
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.control import decisions as d
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
 from planaria.control.decide import decide
+from planaria.control.facts import decisions as d
 from planaria.runtime.engine.unused_settings import unused
 
 

@@ -9,7 +9,7 @@ from open_replicas import OpenReplicas
 from replica_steps import started, work_until
 
 from planaria.control.apply_base import set_workers
-from planaria.control.state import RunState
+from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import machine_loss_costs
 
 

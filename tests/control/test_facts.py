@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, RecoveryConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**40), 2**40),

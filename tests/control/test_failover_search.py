@@ -18,12 +18,12 @@ from fleet_worker import FleetWorker
 from open_fleet import OpenFleet
 from simulation import DECISIONS, DISK
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply import apply
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.control.failover import failover_state
 from planaria.control.replay import replay
-from planaria.control.state import RunState
+from planaria.control.state.run import RunState
 
 pytestmark = pytest.mark.timeout(600)
 WORKERS = 3

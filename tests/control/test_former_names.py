@@ -13,8 +13,8 @@ from planaria import compare, configure
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.registry import Registry
-from planaria.control.decisions import DECISION, Seal
-from planaria.control.events import EVENT, RoundApplied, RoundWaitExpired, StageReady
+from planaria.control.facts.decisions import DECISION, Seal
+from planaria.control.facts.events import EVENT, RoundApplied, RoundWaitExpired, StageReady
 from planaria.exchange.registry import EXCHANGES
 from planaria.exchange.robust.rules import RULES
 from planaria.runtime.checkpoint.stage_file import StageLabel

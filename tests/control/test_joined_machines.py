@@ -7,9 +7,9 @@ from typing import Any
 from open_replicas import OpenReplicas
 from replica_steps import facts, finished, started, work_until
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import MAX_FAILED_STARTS, workers_to_join
 
 

@@ -9,10 +9,10 @@ import pytest
 from test_membership import troubled
 
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply import apply
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.run import RunState
 from planaria.report.live_page.frames import Frames, Json, apply_patch
 from planaria.report.live_page.limits import MAX_LOST
 from planaria.report.live_page.log_fold import LogFold

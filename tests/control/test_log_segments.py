@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.control import log_segments
-from planaria.control.log_segments import LogEnd, RotatingLog, end_of_log, pack, packed, read, uncompressed_path
+from planaria.control.log import log_segments
+from planaria.control.log.log_segments import LogEnd, RotatingLog, end_of_log, pack, packed, read, uncompressed_path
 
 MOST = 3_000
 """lines written during concurrent reads"""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from open_fleet import OpenFleet
 
-from planaria.control import events as e
+from planaria.control.facts import events as e
 from planaria.recovery import with_strategy
 
 pytestmark = pytest.mark.timeout(600)  # many histories

@@ -9,10 +9,10 @@ import pytest
 from open_replicas import OpenReplicas
 from replica_steps import started
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply import apply
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.run import RunState
 from planaria.report.membership import Membership
 
 KINDS = [("noloco", 1), ("diloco", 2), ("local", None)]

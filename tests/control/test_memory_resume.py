@@ -8,9 +8,9 @@ from itertools import count
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from planaria.control.decisions import Commit, Form
-from planaria.control.logs import StepBoundary, SurvivingSteps
-from planaria.control.run_started import RunStarted, SnapshotLabel
+from planaria.control.facts.decisions import Commit, Form
+from planaria.control.facts.run_started import RunStarted, SnapshotLabel
+from planaria.control.log.logs import StepBoundary, SurvivingSteps
 
 STAGES = 3
 SLICES = 2

@@ -14,10 +14,10 @@ from simulated_quorum import Client, Leaders, Network
 
 from planaria.common.errors import UserError
 from planaria.common.object_store import BadObject, StoreUnreachable
-from planaria.control import quorum
-from planaria.control.quorum import NONE, Answer, Ballot, Member, Round, Rounds, Slot, Vote
-from planaria.control.quorum_location import QuorumLocation, located
-from planaria.control.quorum_store import QuorumStore
+from planaria.control.log import quorum
+from planaria.control.log.quorum import NONE, Answer, Ballot, Member, Round, Rounds, Slot, Vote
+from planaria.control.log.quorum_location import QuorumLocation, located
+from planaria.control.log.quorum_store import QuorumStore
 
 EVENTS = 700
 HOLDERS = "a:1", "b:2", "c:3"

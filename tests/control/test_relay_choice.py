@@ -12,10 +12,10 @@ from planaria.cli.commands.plan import describe
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.apply import apply
 from planaria.control.apply_base import freeze
-from planaria.control.events import EdgeBroken, GraceExpired, RunStarted
+from planaria.control.facts.events import EdgeBroken, GraceExpired, RunStarted
 from planaria.control.formation import assign_relays
-from planaria.control.replica import ReplicaState
-from planaria.control.state import RunState
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.run import RunState
 
 ROUTES = [[0, 1, 2, 3, 4, 0]]
 PAIRS = {(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)}

@@ -7,8 +7,8 @@ from simulated_fleet import SimulatedFleet
 from test_decide import decision_kinds, fleet, last, work_until
 
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.control.wait_deadlines import RoundWaits, StartDeadlines
 from planaria.runtime.controller.relay_watch import ProbeResult, RelayWatch
 

@@ -6,10 +6,10 @@ import pytest
 from replica_steps import facts, finished, relink, simulate, work_until
 from simulated_replicas import SimulatedReplicas
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply import apply
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.run import RunState
 
 
 def trained(run: RunState, spares: int = 0) -> bool:

@@ -11,7 +11,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from open_replicas import OpenReplicas
 from replica_steps import started
 
-from planaria.control import events as e
+from planaria.control.facts import events as e
 from planaria.exchange.registry import exchange
 
 pytestmark = pytest.mark.timeout(600)  # many histories

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from planaria.control import decisions as d
 from planaria.control.apply import apply
-from planaria.control.events import ReplicaPosition, RunStarted
-from planaria.control.replica import ReplicaState
-from planaria.control.rollback import RollbackPoint
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts.events import ReplicaPosition, RunStarted
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.rollback import RollbackPoint
+from planaria.control.state.run import RunState
 
 
 def started(**fields: Any) -> RunStarted:

@@ -10,12 +10,12 @@ from fresh import decide_checked
 from replica_steps import facts, finished, relink, simulate, work_until
 from simulated_replicas import SimulatedReplicas
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply_base import mark_undecided, with_replica
-from planaria.control.data_position import BlockSet
-from planaria.control.events import ReplicaPosition
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.events import ReplicaPosition
+from planaria.control.state.data_position import BlockSet
+from planaria.control.state.run import RunState
 
 STREAMING = {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}}
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import s3_server
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.object_store import Retry, Store, StoreUnreachable
-from planaria.control.shared_log import Batch, Deposed, Lease, LogAppender, SharedLog
+from planaria.control.log.shared_log import Batch, Deposed, Lease, LogAppender, SharedLog
 
 ONCE = Retry(tries=1, seconds=1.0)
 

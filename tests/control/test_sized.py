@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulated_fleet import SimulatedFleet
 from test_decide import fleet, last, work_until
 
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 
 WORK, NEEDS = [1.5, 6.0, 3.0, 2.0, 1.0], [3, 6, 3, 2, 1]
 

@@ -9,10 +9,10 @@ import pytest
 from open_fleet import OpenFleet
 from test_machine import SHARED, started
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.gauges import EdgeTravelTimes, PassDurations
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.control.slow_parts import MIN_S_BETWEEN_HANDOVERS
+from planaria.control.state.gauges import EdgeTravelTimes, PassDurations
 
 SLOW = 2
 """a stage"""

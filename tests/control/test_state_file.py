@@ -8,7 +8,7 @@ import pytest
 from test_decide import fleet, work_until
 
 from planaria.common.errors import UserError
-from planaria.control.state_file import PROGRESS_S, SHARE, StateWriter, describe, read_state
+from planaria.control.log.state_file import PROGRESS_S, SHARE, StateWriter, describe, read_state
 
 
 def test_the_state_file_lists_the_holders(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from simulated_fleet import SimulatedFleet
 from test_decide import STAGES, fleet, last, work_until
 
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.recovery import RECOVERIES
 
 

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control import decisions as d
 from planaria.control.checkpoint_decisions import stages_with_unequal_weights
+from planaria.control.facts import decisions as d
 
 
 def test_of_two_unequal_replicas_none_is_blamed() -> None:

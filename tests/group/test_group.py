@@ -13,7 +13,7 @@ import torch
 from members import SAMPLES, Members, Numbered, Spec, residual
 from torch.utils.data import DataLoader
 
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.group.shard import MappedBlocks
 from planaria.report.run.ledger import require_exactly_once
 from planaria.runtime.fleet.joining import read_run_address

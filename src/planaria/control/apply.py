@@ -11,7 +11,6 @@ from dataclasses import replace
 from planaria.config.names import replica_name
 from planaria.control import apply_decisions as resolved
 from planaria.control import apply_membership as losses
-from planaria.control import events as e
 from planaria.control.apply_base import (
     apply,
     failed_starts,
@@ -29,11 +28,12 @@ from planaria.control.apply_base import (
     with_unindexed_replica,
     written,
 )
-from planaria.control.fast_replace import fast_replace
-from planaria.control.replica import NO_WORKERS, ReplicaState, updated
-from planaria.control.rollback import RollbackPoint
-from planaria.control.roster import Host, WorkerState
-from planaria.control.state import BackgroundWrite, RunState, UnsavedCheckpoint
+from planaria.control.facts import events as e
+from planaria.control.state.fast_replace import fast_replace
+from planaria.control.state.replica import NO_WORKERS, ReplicaState, updated
+from planaria.control.state.rollback import RollbackPoint
+from planaria.control.state.roster import Host, WorkerState
+from planaria.control.state.run import BackgroundWrite, RunState, UnsavedCheckpoint
 
 __all__ = ["apply", "losses", "resolved"]
 

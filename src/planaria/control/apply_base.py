@@ -8,12 +8,12 @@ from functools import singledispatch
 from types import MappingProxyType
 from typing import Any
 
-from planaria.control import events as e
-from planaria.control.data_position import BlockAllocation
-from planaria.control.fast_replace import fast_replace
-from planaria.control.replica import OpenRound, ReplicaState, updated
-from planaria.control.roster import Host, WorkerState
-from planaria.control.state import RunState
+from planaria.control.facts import events as e
+from planaria.control.state.data_position import BlockAllocation
+from planaria.control.state.fast_replace import fast_replace
+from planaria.control.state.replica import OpenRound, ReplicaState, updated
+from planaria.control.state.roster import Host, WorkerState
+from planaria.control.state.run import RunState
 from planaria.exchange.registry import exchange
 
 NOTHING: frozenset[int] = frozenset()

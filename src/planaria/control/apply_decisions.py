@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply_base import (
     freeze,
     give_up_save,
@@ -19,12 +17,14 @@ from planaria.control.apply_base import (
     with_replica,
 )
 from planaria.control.apply_membership import invalidate_states
-from planaria.control.fast_replace import fast_replace
-from planaria.control.feature_state import initial_progress
-from planaria.control.replica import NO_WORKERS, OpenRound, WorkerSet, after_commit, updated
-from planaria.control.rollback import RollbackPoint
-from planaria.control.roster import Host, WorkerState
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.fast_replace import fast_replace
+from planaria.control.state.feature_state import initial_progress
+from planaria.control.state.replica import NO_WORKERS, OpenRound, WorkerSet, after_commit, updated
+from planaria.control.state.rollback import RollbackPoint
+from planaria.control.state.roster import Host, WorkerState
+from planaria.control.state.run import RunState
 
 
 @handles

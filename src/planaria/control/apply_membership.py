@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply_base import (
     failed_starts,
     freeze,
@@ -21,11 +19,13 @@ from planaria.control.apply_base import (
     with_replica,
     written,
 )
-from planaria.control.fast_replace import fast_replace
-from planaria.control.memory_snapshots import MemorySnapshot
-from planaria.control.replica import NO_WORKERS, ReplicaState, WorkerSet, updated
-from planaria.control.roster import Status
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.fast_replace import fast_replace
+from planaria.control.state.memory_snapshots import MemorySnapshot
+from planaria.control.state.replica import NO_WORKERS, ReplicaState, WorkerSet, updated
+from planaria.control.state.roster import Status
+from planaria.control.state.run import RunState
 
 
 @handles

@@ -12,8 +12,8 @@ A broken edge is handled in this order:
 
 from __future__ import annotations
 
-from planaria.control.events import EdgeBroken, GraceExpired
-from planaria.control.state import RunState
+from planaria.control.facts.events import EdgeBroken, GraceExpired
+from planaria.control.state.run import RunState
 
 GRACE_S = 0.5
 """seconds after a broken edge for a death notice about one of its ends, before the edge itself is blamed"""

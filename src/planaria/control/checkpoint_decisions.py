@@ -14,11 +14,11 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping
 
-from planaria.control import decisions as d
-from planaria.control.events import IntervalChosen, ReplicaPosition
-from planaria.control.replica import ReplicaState
+from planaria.control.facts import decisions as d
+from planaria.control.facts.events import IntervalChosen, ReplicaPosition
 from planaria.control.rounds import is_round_due
-from planaria.control.state import RunState
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.run import RunState
 from planaria.exchange.registry import exchange
 from planaria.recovery.checkpoint import best_steps
 

@@ -15,7 +15,6 @@ decides a replica's next phase and the end of a run. Other modules decide:
 
 from __future__ import annotations
 
-from planaria.control import decisions as d
 from planaria.control.checkpoint_decisions import (
     all_idle,
     all_saved,
@@ -31,6 +30,7 @@ from planaria.control.checkpoint_decisions import (
 )
 from planaria.control.diagnosis import diagnose, stuck_link
 from planaria.control.exclusion import exclude_member
+from planaria.control.facts import decisions as d
 from planaria.control.features import next_feature_decision
 from planaria.control.formation import (
     end_if_unstaffed,
@@ -39,10 +39,10 @@ from planaria.control.formation import (
     form_generation,
     hand_over_stages,
 )
-from planaria.control.replica import ReplicaState
 from planaria.control.rounds import decide_round, is_round_due, next_block, stale_replicas
 from planaria.control.slow_parts import relieve_slow_worker, reroute
-from planaria.control.state import RunState
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import (
     count_suitable_spares,
     release_leaving,

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from planaria.control import decisions as d
-from planaria.control.gauges import RECENT, Gauges, NodeGauge, Pair
-from planaria.control.replica import ReplicaState
+from planaria.control.facts import decisions as d
+from planaria.control.facts.slowness_events import Fault
 from planaria.control.slow_parts import Blamed, SlowPart, slow_data, slow_workers, threshold_factor
-from planaria.control.slowness_events import Fault
-from planaria.control.state import RunState
+from planaria.control.state.gauges import RECENT, Gauges, NodeGauge, Pair
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.run import RunState
 
 SLOW_EDGE_FACTOR = 3.0
 """slow edge: multiple of the initial and of the others' travel time"""

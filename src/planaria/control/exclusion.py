@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from planaria.control import decisions as d
-from planaria.control.replica import ReplicaState
-from planaria.control.roster import MAX_FAILED_STARTS
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.roster import MAX_FAILED_STARTS
+from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import (
     count_leaving_nodes,
     count_suitable_spares,

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planaria.control.apply import apply
-from planaria.control.decisions import Commit, Decision, Finish, Replan, Settle, is_decision
-from planaria.control.events import ControllerEnd, LeaderStarted, RunStarted, StageCommitted
-from planaria.control.run_record import Timed
-from planaria.control.state import RunState
+from planaria.control.facts.decisions import Commit, Decision, Finish, Replan, Settle, is_decision
+from planaria.control.facts.events import ControllerEnd, LeaderStarted, RunStarted, StageCommitted
+from planaria.control.log.run_record import Timed
+from planaria.control.state.run import RunState
 
 MAX_FAILED_CONTROLLERS = 20
 """number of controllers in a row that may be lost within one step before the run stops"""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from planaria.control.decisions import Decision
-from planaria.control.events import Event
-from planaria.control.replica import ReplicaState
-from planaria.control.state import RunState
+from planaria.control.facts.decisions import Decision
+from planaria.control.facts.events import Event
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.run import RunState
 from planaria.exchange.coded.coded_steps import CODED_STEPS
 
 

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
-from planaria.control import decisions as d
 from planaria.control.checkpoint_decisions import is_being_written
-from planaria.control.events import ReplicaPosition
-from planaria.control.members import link
-from planaria.control.replica import ReplicaState
-from planaria.control.rollback import RollbackPoint
-from planaria.control.roster import MAX_FAILED_STARTS
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts.events import ReplicaPosition
+from planaria.control.facts.members import link
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.rollback import RollbackPoint
+from planaria.control.state.roster import MAX_FAILED_STARTS
+from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import (
     assign_spares,
     can_be_copied,

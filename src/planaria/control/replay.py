@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
 from planaria.control.decide import decide
-from planaria.control.decisions import Decision, is_decision
-from planaria.control.state import RunState
+from planaria.control.facts import events as e
+from planaria.control.facts.decisions import Decision, is_decision
+from planaria.control.state.run import RunState
 
 _LOSSES = e.WorkerLost, e.HostLeft
 """logged by a new controller before it decides"""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from planaria.control import decisions as d
-from planaria.control.members import link
-from planaria.control.replica import Group, ReplicaState
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts.members import link
+from planaria.control.state.replica import Group, ReplicaState
+from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import can_be_copied, settled_rounds
 from planaria.exchange.robust.exclusion_decisions import equivocating_replicas, excluded_replicas, settle_weights
 

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from planaria.control import decisions as d
-from planaria.control.gauges import RECENT, NodeGauge
-from planaria.control.replica import ReplicaState
-from planaria.control.slowness_events import Fault
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts.slowness_events import Fault
+from planaria.control.state.gauges import RECENT, NodeGauge
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import assign_spares, is_slow
 
 HYSTERESIS_FACTOR = 0.7
@@ -25,7 +25,7 @@ Blamed = frozenset[tuple[str, tuple[int, ...]]]
 
 
 class SlowPart(NamedTuple):
-    """A slow part; fields as in :class:`planaria.control.slowness_events.SlowPartFound`."""
+    """A slow part; fields as in :class:`planaria.control.facts.slowness_events.SlowPartFound`."""
 
     fault: Fault
     nodes: tuple[int, ...]

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from planaria.config.schema import RunConfig
-from planaria.control import events as e
 from planaria.control.checkpoint_decisions import save_awaiting_retry
-from planaria.control.events import Heartbeat, WorkReport
+from planaria.control.facts import events as e
+from planaria.control.facts.events import Heartbeat, WorkReport
 from planaria.control.features import FEATURES
-from planaria.control.replica import ReplicaState
-from planaria.control.roster import identity_order
 from planaria.control.rounds import has_quorum, round_wait_key
-from planaria.control.state import RunState
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.roster import identity_order
+from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import workers_to_join
 from planaria.runtime.transport.address import parse
 from planaria.runtime.transport.listener import unreachable

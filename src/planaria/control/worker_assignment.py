@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Set
 
-from planaria.control import decisions as d
-from planaria.control.replica import ReplicaState
-from planaria.control.roster import MAX_FAILED_STARTS
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.roster import MAX_FAILED_STARTS
+from planaria.control.state.run import RunState
 from planaria.recovery.chain import Chain
 
 

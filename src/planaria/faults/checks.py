@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.replica import ReplicaState
+from planaria.control.state.replica import ReplicaState
 from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault
 from planaria.runtime.engine.run_start import START, run_started

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.run import RunState
 from planaria.faults.trace import Fault, Trace, before_commit, is_pending, order
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import InjectFault
+from planaria.control.facts.decisions import InjectFault
 from planaria.faults.byzantine import Batch, Byzantine, misbehaviour_of
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.transport.edge import EdgeEnd

@@ -10,8 +10,8 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.common.tensors import all_finite
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control.events import Span
+from planaria.control.facts import decisions as d
+from planaria.control.facts.events import Span
 from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family
 from planaria.models.state import StageState

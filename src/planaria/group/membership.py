@@ -19,8 +19,8 @@ from typing import NoReturn
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from planaria.common.errors import RunStopped, UserError
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.group.member_runner import MemberRunner, OwnerLoopSteps
 from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planaria.control.decisions import (
+from planaria.control.facts.decisions import (
     Commit,
     Decision,
     Disband,
@@ -19,8 +19,8 @@ from planaria.control.decisions import (
     RunStep,
     Spawn,
 )
-from planaria.control.events import Event, HostLeft, RunStarted, WorkerJoined, WorkerLost
-from planaria.control.roster import Status
+from planaria.control.facts.events import Event, HostLeft, RunStarted, WorkerJoined, WorkerLost
+from planaria.control.state.roster import Status
 
 
 class Membership:

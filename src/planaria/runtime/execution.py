@@ -15,11 +15,11 @@ from planaria.common.errors import LedgerError, RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.config.registry import blame
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import Finish
+from planaria.control.facts.decisions import Finish
 from planaria.control.failover import FailoverState
-from planaria.control.logs import EVENTS, ID, identity, read_run
-from planaria.control.run_record import Timed
-from planaria.control.state_file import STATE
+from planaria.control.log.logs import EVENTS, ID, identity, read_run
+from planaria.control.log.run_record import Timed
+from planaria.control.log.state_file import STATE
 from planaria.models.families import family
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.report.observe.listener import Step, StepListener

@@ -12,9 +12,9 @@ from planaria.common import digests, documents
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.object_store import Retry, Store
 from planaria.config.schema import RunConfig
-from planaria.control.logs import EVENTS, ID, history_of, identity
-from planaria.control.quorum_location import SCHEME
-from planaria.control.shared_log import Deposed, Lease, LogAppender, SharedLog
+from planaria.control.log.logs import EVENTS, ID, history_of, identity
+from planaria.control.log.quorum_location import SCHEME
+from planaria.control.log.shared_log import Deposed, Lease, LogAppender, SharedLog
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.joining import read_key
 from planaria.runtime.fleet.quorum_client import opened_quorum

@@ -1,7 +1,7 @@
 """A standby on another machine: follows a run's shared log, and leads the run if its controller is lost.
 
 The standby copies the log into its own folder. When the lease has not been renewed for ``fleet.lease_s``, it
-stands for election (``control/shared_log.py``), and then leads the run from its own folder, at an address that the
+stands for election (``control/log/shared_log.py``), and then leads the run from its own folder, at an address that the
 workers know (``fleet.standby_at``). Machines that had joined return to it with their workers; the workers of the lost
 machine are replaced.
 """
@@ -20,9 +20,9 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.failover import MAX_FAILED_CONTROLLERS, FailoverState, failover_state
-from planaria.control.log_segments import RotatingLog
-from planaria.control.logs import EVENTS, ID, history_of
-from planaria.control.shared_log import Lease, LogAppender, SharedLog
+from planaria.control.log.log_segments import RotatingLog
+from planaria.control.log.logs import EVENTS, ID, history_of
+from planaria.control.log.shared_log import Lease, LogAppender, SharedLog
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from planaria.common.errors import UserError, nearest
 from planaria.config.consent import allowing
 from planaria.config.schema import RunConfig
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.log.logs import RunRecord, read_run
 from planaria.report import page
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.report.run.report import body, write_report

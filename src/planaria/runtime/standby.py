@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO
 
 from planaria.common.errors import UserError
-from planaria.control.events import ControllerEnd
+from planaria.control.facts.events import ControllerEnd
 from planaria.control.failover import MAX_FAILED_CONTROLLERS, FailoverState, failover_state
-from planaria.control.logs import history_of, last_notice
+from planaria.control.log.logs import history_of, last_notice
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import PreparedRun, prepare
 from planaria.runtime.engine.resumption import require_same_data

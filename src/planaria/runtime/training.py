@@ -16,7 +16,7 @@ from planaria.common.stdio import Notify
 from planaria.config.consent import allowing
 from planaria.config.schema import RunConfig
 from planaria.config.shipped import find
-from planaria.control.log_segments import DiskReserve
+from planaria.control.log.log_segments import DiskReserve
 from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.report.observe.listener import Step

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from planaria.config.schema import RunConfig
-from planaria.control.logs import read_run
+from planaria.control.log.logs import read_run
 from planaria.lab.experts.training import Training, configured, train_all
 from planaria.lab.trials.jobs import JobSettings
 

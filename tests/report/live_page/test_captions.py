@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.recovery import RECOVERIES
 from planaria.report import live_page
 from planaria.report.live_page.captions import Captions

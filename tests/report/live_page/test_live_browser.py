@@ -16,9 +16,9 @@ from test_live_server import run_in
 from test_run_source import folder
 from trials_made import comparison_in, swarm_in
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunLog
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunLog
 
 pytestmark = [
     pytest.mark.slow,

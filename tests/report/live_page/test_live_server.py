@@ -21,11 +21,11 @@ from test_run_source import folder
 from hostile_json import hostile
 from planaria.cli.commands import chaos
 from planaria.common.errors import UserError
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunLog
-from planaria.control.run_record import StepMetric
-from planaria.control.state_file import LiveWorker, StateFile, start_ticks
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunLog
+from planaria.control.log.run_record import StepMetric
+from planaria.control.log.state_file import LiveWorker, StateFile, start_ticks
 from planaria.report.live_page import limits, serving
 from planaria.report.live_page.frames import apply_patch
 from planaria.report.live_page.guard import new_token

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from planaria.common.errors import UserError
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import CHAOS, CONFIG, EVENTS, LogFollower, RunLog, read_run
-from planaria.control.run_record import StepMetric
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import CHAOS, CONFIG, EVENTS, LogFollower, RunLog, read_run
+from planaria.control.log.run_record import StepMetric
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}, "pipeline": {"stages": 2}}'
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.decisions import Decision, Keep, Member, Rebuild
-from planaria.control.events import Event
-from planaria.control.run_record import Metric, RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.decisions import Decision, Keep, Member, Rebuild
+from planaria.control.facts.events import Event
+from planaria.control.log.run_record import Metric, RunRecord
 from planaria.report.live_page.frames import apply_patch
 from planaria.report.live_page.log_fold import LogFold
 

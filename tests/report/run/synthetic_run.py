@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planaria.config.schema import PipelineConfig, RunConfig, TrainConfig
-from planaria.control.decisions import Commit, Finish, Form, Keep, Member, MemberLink, Rebuild, RunStep
-from planaria.control.events import (
+from planaria.control.facts.decisions import Commit, Finish, Form, Keep, Member, MemberLink, Rebuild, RunStep
+from planaria.control.facts.events import (
     EdgeBroken,
     FaultInjected,
     Linked,
@@ -22,9 +22,9 @@ from planaria.control.events import (
     WorkerLost,
     WorkReport,
 )
-from planaria.control.log_segments import FULL
-from planaria.control.logs import RunLog
-from planaria.control.run_record import StepMetric, ValidationMetric
+from planaria.control.log.log_segments import FULL
+from planaria.control.log.logs import RunLog
+from planaria.control.log.run_record import StepMetric, ValidationMetric
 from planaria.pipeline.plan.actions import Key, StepPlan
 from planaria.pipeline.plan.build import plan_for
 

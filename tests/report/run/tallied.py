@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.control.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report.observe.tally import RunTally
 from planaria.report.run.naming import naming_of
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from planaria.control.run_record import StepMetric, ValidationMetric
+from planaria.control.log.run_record import StepMetric, ValidationMetric
 from planaria.planner.problem import Solution
 from planaria.planner.search import SearchBudget, SearchResult
 from planaria.report.observe import bars

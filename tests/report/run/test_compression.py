@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
-from planaria.control.update_reports import Full
+from planaria.control.facts import events as e
+from planaria.control.facts.update_reports import Full
+from planaria.control.log.logs import RunRecord
 from planaria.exchange.compress import compression_report as compression
 from planaria.report import page
 from planaria.report.run.summary import summary

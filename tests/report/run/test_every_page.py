@@ -18,7 +18,7 @@ from every_page import KINDS, body_of, planned, swarmed
 from plotly.offline import get_plotlyjs_version
 from synthetic_run import Synthesis
 
-from planaria.control.logs import read_run
+from planaria.control.log.logs import read_run
 from planaria.report import page
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import synthetic_replicas as r
 
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.log_fold import LogFold
 from planaria.report.observe import prometheus

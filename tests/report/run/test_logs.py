@@ -11,11 +11,11 @@ from synthetic_run import Synthesis
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control import logs
-from planaria.control.decisions import Commit, Form
-from planaria.control.events import FaultInjected, GraceExpired, RunStarted, Span, WorkerJoined, WorkReport
-from planaria.control.logs import RunLog, read_run
-from planaria.control.run_record import ROUTINE, StepMetric, StreamedSequence, ValidationMetric, without_kinds
+from planaria.control.facts.decisions import Commit, Form
+from planaria.control.facts.events import FaultInjected, GraceExpired, RunStarted, Span, WorkerJoined, WorkReport
+from planaria.control.log import logs
+from planaria.control.log.logs import RunLog, read_run
+from planaria.control.log.run_record import ROUTINE, StepMetric, StreamedSequence, ValidationMetric, without_kinds
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import summary
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import Synthesis
 
-from planaria.control.decisions import (
+from planaria.control.facts.decisions import (
     Cleared,
     Finish,
     Form,
@@ -20,7 +20,7 @@ from planaria.control.decisions import (
     Spawn,
     Unrecoverable,
 )
-from planaria.control.events import (
+from planaria.control.facts.events import (
     EdgeBroken,
     Event,
     FaultInjected,
@@ -36,8 +36,8 @@ from planaria.control.events import (
     WorkersStarting,
     ZombieIgnored,
 )
-from planaria.control.logs import RunRecord, read_run
-from planaria.control.run_record import ValidationMetric
+from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.run_record import ValidationMetric
 from planaria.report.observe.progress import NoProgress, Progress
 from planaria.report.observe.tally import RunTally
 from planaria.report.run.event_lines import EventLine, Narrator, Repeats, story

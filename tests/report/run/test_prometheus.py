@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from synthetic_run import Synthesis
 from tests.report.run.tallied import tally_of
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import read_run
-from planaria.control.run_record import RunRecord, StepMetric
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord, StepMetric
 from planaria.report.observe import prometheus
 from planaria.report.observe.tally import RECOVERY_S, RunTally
 from planaria.report.run.recovery_timeline import recoveries

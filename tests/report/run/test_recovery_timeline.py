@@ -6,8 +6,8 @@ import pytest
 from synthetic_run import DECIDE, LINK, NOTICE, REBUILD, TRANSFER, Synthesis
 
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import Commit, Decision, Form, Keep, Member, Rebuild, RunStep, Unrecoverable
-from planaria.control.events import (
+from planaria.control.facts.decisions import Commit, Decision, Form, Keep, Member, Rebuild, RunStep, Unrecoverable
+from planaria.control.facts.events import (
     EdgeBroken,
     Event,
     FaultInjected,
@@ -18,7 +18,7 @@ from planaria.control.events import (
     WorkerLost,
     WorkReport,
 )
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.log.logs import RunRecord, read_run
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.stage_holders import StageStay, holdings
 

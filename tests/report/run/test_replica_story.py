@@ -6,11 +6,11 @@ import io
 
 import synthetic_replicas as r
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.decisions import Decision
-from planaria.control.events import Event
-from planaria.control.run_record import StepMetric
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.decisions import Decision
+from planaria.control.facts.events import Event
+from planaria.control.log.run_record import StepMetric
 from planaria.report.observe.progress import Progress
 from planaria.report.run.event_lines import Narrator
 from planaria.report.run.gantt import death_figure, ordinary_step

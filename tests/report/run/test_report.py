@@ -10,9 +10,9 @@ from synthetic_run import MICROBATCHES, STAGES, Synthesis
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import Cleared, SlowPartFound
-from planaria.control.events import RunStarted
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.facts.decisions import Cleared, SlowPartFound
+from planaria.control.facts.events import RunStarted
+from planaria.control.log.logs import RunRecord, read_run
 from planaria.report import page
 from planaria.report.run import diagnosis, report
 from planaria.report.run.event_lines import SIGNS, Narrator, story

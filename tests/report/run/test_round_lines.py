@@ -5,8 +5,8 @@ import math
 import pytest
 import synthetic_replicas as r
 
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.report.run.replica_report import by_round, replica_section, rounds_together, spreads, waited
 from planaria.report.run.report import _facts
 from planaria.report.run.round_history import settled_rounds, totals

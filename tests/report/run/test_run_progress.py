@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from synthetic_replicas import commit, form, run_step, started
 
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.events import ReplicaPosition
-from planaria.control.run_record import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.events import ReplicaPosition
+from planaria.control.log.run_record import RunRecord
 from planaria.report.membership import Membership
 from planaria.report.run.checkpoint_times import CheckpointTimes, saves
 

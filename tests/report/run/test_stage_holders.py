@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import synthetic_replicas as r
 
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.report.run.event_lines import Narrator
 from planaria.report.run.naming import naming_of
 from planaria.report.run.stage_holders import MachineStay, machine_section, machines

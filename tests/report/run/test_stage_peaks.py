@@ -8,9 +8,9 @@ import synthetic_replicas as r
 from synthetic_run import Synthesis
 
 from planaria.config.schema import RunConfig
-from planaria.control import events as e
-from planaria.control.logs import read_run
-from planaria.control.run_record import RunRecord
+from planaria.control.facts import events as e
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.report.run.report import body
 from planaria.report.run.stage_peaks import StagePeak, section, stage_peaks, summary_lines
 

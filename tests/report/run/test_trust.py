@@ -8,9 +8,9 @@ import pytest
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
-from planaria.control.update_reports import rounded
+from planaria.control.facts import events as e
+from planaria.control.facts.update_reports import rounded
+from planaria.control.log.logs import RunRecord
 from planaria.exchange.robust import robust_report as trust
 from planaria.report import page
 from planaria.report.run.event_lines import Narrator

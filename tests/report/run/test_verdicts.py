@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from synthetic_comparison import MANNERS, MISSING, compared
 from synthetic_run import Synthesis
 
-from planaria.control.logs import read_run
+from planaria.control.log.logs import read_run
 from planaria.lab.report.comparison import verdict as of_comparison
 from planaria.lab.report.experts_verdict import verdict as of_experts
 from planaria.planner.guidelines import find_violations

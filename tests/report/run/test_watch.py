@@ -11,12 +11,12 @@ from pydantic import PrivateAttr
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from planaria.config.schema import ObserveConfig, RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.decisions import Decision
-from planaria.control.events import Event
-from planaria.control.logs import RunLog, read_run
-from planaria.control.run_record import Metric, StepMetric, ValidationMetric
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.decisions import Decision
+from planaria.control.facts.events import Event
+from planaria.control.log.logs import RunLog, read_run
+from planaria.control.log.run_record import Metric, StepMetric, ValidationMetric
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.tracker import Tracker
 from planaria.report.observe.trackers import trackers

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from planaria.config.schema import ExchangeConfig, ModelConfig
-from planaria.control.events import ReplicaPosition
+from planaria.control.facts.events import ReplicaPosition
 from planaria.models.families import build_stage
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import copies_of, cut_of, require_file

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.control.run_started import SnapshotLabel
+from planaria.control.facts.run_started import SnapshotLabel
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
 from planaria.runtime.checkpoint.stage_file import (

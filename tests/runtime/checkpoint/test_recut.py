@@ -21,7 +21,7 @@ from torch import Tensor
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.events import ReplicaPosition
+from planaria.control.facts.events import ReplicaPosition
 from planaria.exchange.registry import exchange
 from planaria.models.families import build_stage
 from planaria.models.optimizers.adamw import KEYS

@@ -15,8 +15,8 @@ import pytest
 from clusters import KEY, environment, free_port, read, real, recipe, shell, skypilot
 
 import planaria
-from planaria.control import events as e
-from planaria.control.logs import read_run
+from planaria.control.facts import events as e
+from planaria.control.log.logs import read_run
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.mirror import Mirror
 

@@ -7,9 +7,9 @@ from pydantic import ValidationError
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
-from planaria.control import events as e
-from planaria.control.decisions import PREDECESSOR, BeginRound, Form, Keep, Member
-from planaria.control.events import Fact
+from planaria.control.facts import events as e
+from planaria.control.facts.decisions import PREDECESSOR, BeginRound, Form, Keep, Member
+from planaria.control.facts.events import Fact
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.assignment import Assignment
 

@@ -12,11 +12,11 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.replica import ReplicaState, WorkerSet
-from planaria.control.roster import Roster, WorkerState
-from planaria.control.state import Replicas, RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.replica import ReplicaState, WorkerSet
+from planaria.control.state.roster import Roster, WorkerState
+from planaria.control.state.run import Replicas, RunState
 from planaria.faults.checks import neighbours
 from planaria.faults.injector import TraceChaos
 from planaria.faults.trace import Fault, Trace, write

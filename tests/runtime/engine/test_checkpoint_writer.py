@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from planaria.config.schema import RunConfig
-from planaria.control import events as e
+from planaria.control.facts import events as e
 from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import read_stage

@@ -14,7 +14,7 @@ import pytest
 
 from planaria.cli import main
 from planaria.common.errors import RunStopped
-from planaria.control.events import Fact
+from planaria.control.facts.events import Fact
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.topology import read
 from planaria.report.observe.bars import SurveyProgress

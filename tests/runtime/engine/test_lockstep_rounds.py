@@ -13,7 +13,7 @@ from tiny import Recipe, engine_of
 
 from observer import Log, train_inline
 from planaria.config.schema import RunConfig
-from planaria.control import events as e
+from planaria.control.facts import events as e
 from planaria.exchange.base import Update
 from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault, Trace

@@ -11,7 +11,7 @@ import pytest
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.object_store import Retry, Store
 from planaria.config.schema import FleetConfig
-from planaria.control.shared_log import Lease, LogAppender, SharedLog
+from planaria.control.log.shared_log import Lease, LogAppender, SharedLog
 from planaria.runtime.remote_standby import LogFollower
 
 LEASE_S = 0.3

@@ -14,7 +14,7 @@ from tiny import config_in
 import planaria
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.logs import read_run
+from planaria.control.log.logs import read_run
 from planaria.data.dataset import Dataset, Split
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.engine import run_folders

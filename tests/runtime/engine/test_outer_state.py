@@ -12,7 +12,7 @@ import torch
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, ModelConfig, RunConfig
-from planaria.control.events import MessageCompressed
+from planaria.control.facts.events import MessageCompressed
 from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
 from planaria.lab.inline.replicas import InlineReplicas

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.roster import Roster, WorkerState
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.roster import Roster, WorkerState
+from planaria.control.state.run import RunState
 from planaria.exchange.base import Update
 from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.update_publisher import UpdatePublisher

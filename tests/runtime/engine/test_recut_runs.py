@@ -14,7 +14,7 @@ from tiny import Recipe, config_in, engine_of
 import planaria
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.logs import read_run
+from planaria.control.log.logs import read_run
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import read_stage

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tiny import Recipe
 
-from planaria.control.decisions import Replan
-from planaria.control.events import Replanned
+from planaria.control.facts.decisions import Replan
+from planaria.control.facts.events import Replanned
 from planaria.runtime.engine import process_engine as replanner
 from planaria.runtime.engine.process_engine import Replanner
 from planaria.runtime.resolved_config import ResolvedRun

@@ -12,9 +12,9 @@ from tiny import Recipe, engine_of, losses
 
 from observer import train_inline
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import Settle
-from planaria.control.events import RoundWaitExpired
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.facts.decisions import Settle
+from planaria.control.facts.events import RoundWaitExpired
+from planaria.control.log.logs import RunRecord, read_run
 from planaria.exchange.weight_message import consensus
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.inline.engine import InlineEngine

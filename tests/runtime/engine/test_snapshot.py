@@ -13,7 +13,7 @@ from tiny import Recipe, engine_of, lose, losses, whole
 
 from observer import Log, train_inline
 from planaria.common.errors import UserError
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.faults.trace import Trace
 from planaria.lab.inline.engine import InlineEngine
 from planaria.recovery.base import DamagedReplica

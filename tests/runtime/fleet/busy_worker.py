@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from planaria.control.events import Span, WorkReport
+from planaria.control.facts.events import Span, WorkReport
 from planaria.runtime.worker.control_link import ControlLink
 
 HEARTBEAT_S, BUSY_S = 0.25, 2.0

@@ -21,9 +21,9 @@ from observer import train_inline
 from planaria.cli.commands import train as command
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord, read_run
 from planaria.control.replay import replay
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.inline.engine import InlineEngine

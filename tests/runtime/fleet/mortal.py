@@ -12,8 +12,8 @@ from typing import Literal
 import pytest
 
 from planaria.cli import main
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.report.observe.watch import RunWatch
 from planaria.runtime import execution
 from planaria.runtime.engine.process_engine import PRELOAD

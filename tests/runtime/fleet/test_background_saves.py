@@ -16,10 +16,10 @@ from benchmarks.campaign import Ledger
 
 from harness import digests, ending, facts, folder_of, in_one_process, live, losses, once, outcomes, resume, tiny, train
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord, read_run
-from planaria.control.state_file import read_state
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.state_file import read_state
 from planaria.faults import trace as traces
 from planaria.faults.trace import Fault, Trace
 from planaria.recovery.checkpoint import best_steps

@@ -9,8 +9,8 @@ import pytest
 
 from harness import ending, facts, folder_of, inline, losses, outcomes, reason, resume, tiny, train
 from planaria.common.errors import UserError
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.store import CheckpointStore
 

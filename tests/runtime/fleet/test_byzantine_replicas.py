@@ -12,9 +12,9 @@ import pytest
 from harness import ending, facts, in_one_process, losses, mean_losses, reason, tiny, train
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from planaria.faults.trace import Fault, Trace
 from planaria.report.run.event_lines import story
 from planaria.runtime.engine.prepare import prepare

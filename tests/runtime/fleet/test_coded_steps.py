@@ -15,9 +15,9 @@ from harness import LiveWorkers, ending, facts, losses, outcomes, tiny, train
 from observer import train_inline
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.facts import CloseRound
 from planaria.faults.trace import Fault

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from harness import ending, facts, folder_of, inline_losses, inline_too, live, losses, newest, pids, resume, tiny, train
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord, read_run
 from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage

@@ -32,9 +32,9 @@ from harness import (
 from planaria import train as train_by_url
 from planaria.cli.commands import chaos
 from planaria.common.errors import UserError
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord, read_run
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE
 from processes import planaria

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from harness import apart, digests, ending, facts, inline, losses, outcomes, rebuilt, tiny, train
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.recovery.checkpoint import best_steps
 

@@ -15,9 +15,9 @@ from observer import train_inline
 from planaria.cli import main
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import read_run
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import read_run
 from planaria.runtime import execution
 from planaria.runtime import import_export as export
 from planaria.runtime.checkpoint.store import CheckpointStore

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness import apart, ending, facts, folder_of, in_one_process, inline, losses, outcomes, resume, tiny, train
-from planaria.control import events as e
+from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.fleet.devices import VISIBLE, Device, inventory
 

@@ -14,9 +14,9 @@ import torch
 
 from harness import ending, facts, in_one_process, inline, inline_losses, losses, newest, outcomes, resume, tiny, train
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage

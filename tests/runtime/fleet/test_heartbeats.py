@@ -10,9 +10,9 @@ import busy_worker
 import pytest
 
 from harness import LiveWorkers, apart, ending, facts, inline, living, losses, once, outcomes, tiny, train
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.events import REPORT, WorkReport
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.events import REPORT, WorkReport
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore

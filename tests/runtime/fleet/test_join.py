@@ -27,9 +27,9 @@ from harness import (
     training,
 )
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from processes import Command
 
 FOREVER = 10_000

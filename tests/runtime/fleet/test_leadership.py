@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planaria.common.errors import RunStopped
-from planaria.control.shared_log import Deposed, LogAppender, SharedLog
+from planaria.control.log.shared_log import Deposed, LogAppender, SharedLog
 from planaria.runtime.leadership import Leadership, opened
 
 LEASE_S = 0.3

@@ -19,9 +19,9 @@ from holders import Holders
 from harness import Live, checked, ending, facts, in_one_process, live, losses, steps, tiny, train
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord, read_run
 from processes import Command, planaria
 
 pytestmark = pytest.mark.timeout(200)

@@ -19,8 +19,8 @@ from tests.report.run.tallied import tally_of
 import planaria
 from harness import assert_no_orphans, checked, facts, folder_of, tiny
 from planaria.config import recipe
-from planaria.control import events as e
-from planaria.control.logs import read_run
+from planaria.control.facts import events as e
+from planaria.control.log.logs import read_run
 from planaria.report.live_page.frames import apply_patch
 from planaria.report.run.perfetto import write_trace
 from planaria.report.run.recovery_timeline import recoveries

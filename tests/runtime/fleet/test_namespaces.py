@@ -32,8 +32,8 @@ from harness import (
 )
 from planaria.cli.commands.check import replay_run
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.runtime.fleet.joining import read_run_address
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,7 +12,7 @@ from test_same_trace import FAULTS, STEPS, STRATEGIES, digests_inline
 import planaria
 from harness import digests, ending, facts, outcomes, tiny, train
 from planaria.common.errors import UserError
-from planaria.control import events as e
+from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.loading import load_model, stage_for
 from planaria.runtime.engine import run_folders

@@ -16,9 +16,9 @@ from netns import Host, NotAllowedError, network, output_of
 
 from harness import Live, apart, checked, commits, ending, facts, inline, live, losses, resume, tiny, validation_losses
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 
 pytestmark = pytest.mark.timeout(400)
 PORT = 7001

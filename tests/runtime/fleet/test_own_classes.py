@@ -13,7 +13,7 @@ from planaria import load
 from planaria import train as run_of
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.faults.trace import Fault
 from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.engine.config_checks import check

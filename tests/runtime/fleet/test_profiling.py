@@ -19,9 +19,9 @@ import planaria
 from harness import apart, checked, ending, facts, inline, live, losses, pids, tiny
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from planaria.runtime.prediction.profiling import with_layers, worker_capacities
 from planaria.runtime.transport.listener import unreachable
 from waiting import until

@@ -15,9 +15,9 @@ from process_tree import descendants, parents
 import harness
 from harness import LiveWorkers, ending, facts, live, living, losses, newest, outcomes, resume, tiny, train
 from planaria.config.schema import FleetConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from planaria.runtime.fleet.bundles import Bundle
 from waiting import until
 

@@ -18,8 +18,8 @@ from process_tree import descendants
 from harness import STORE, LiveWorkers, apart, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, publish_run_address

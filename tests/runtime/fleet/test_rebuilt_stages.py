@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness import apart, ending, facts, inline, losses, once, outcomes, rebuilt, tiny, train, validation_losses
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.report.run.stage_peaks import stage_peaks
 

@@ -10,7 +10,7 @@ import torch
 import planaria
 from harness import apart, ending, facts, folder_of, inline, inline_losses, losses, newest, resume, tiny, train
 from planaria.cli.commands.check import replay_run
-from planaria.control import events as e
+from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.lab.inline.engine import InlineEngine
 from planaria.report.run.ledger import sample_ledger

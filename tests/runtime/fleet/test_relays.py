@@ -17,8 +17,8 @@ import pytest
 
 from harness import LiveWorkers, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 from planaria.common.errors import UserError
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.report.run.event_lines import story
 
 

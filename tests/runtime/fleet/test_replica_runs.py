@@ -13,9 +13,9 @@ import torch
 import harness
 from harness import apart, ending, facts, folder_of, newest, once, outcomes, rebuilt, resume, tiny, train
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from planaria.faults.trace import Fault
 from planaria.report.run.event_lines import story
 from planaria.runtime.checkpoint.loading import load_model

@@ -10,8 +10,8 @@ import pytest
 
 from harness import digests, ending, facts, in_one_process, outcomes, tiny, train
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.faults.trace_generation import generate
 

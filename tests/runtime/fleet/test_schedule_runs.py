@@ -11,9 +11,9 @@ import pytest
 
 from harness import LiveWorkers, apart, ending, facts, inline, losses, outcomes, rebuilt, tiny, train
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from planaria.faults.trace import Fault
 from planaria.planner.cells import remaining
 from planaria.planner.guidelines import find_violations

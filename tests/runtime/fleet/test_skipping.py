@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.faults.trace import Fault
 
 TOLERANCE = 1e-5

@@ -13,8 +13,8 @@ from harness import facts, live, tiny, train
 from planaria.cli.commands.diagnose import diagnose
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.faults.trace import Fault, Trace, write
 from planaria.report.run.diagnosis import diagnosis_of, section
 

@@ -14,8 +14,8 @@ import pytest
 from harness import LiveWorkers, RunRecord, ending, facts, folder_of, live, losses, newest, resume, tiny, train
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.faults.trace import Fault, Trace, write
 from planaria.runtime.checkpoint.memory_folder import RUN, SHARED, MemoryFolder
 from waiting import until

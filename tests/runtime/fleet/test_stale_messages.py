@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fake_device import FakeCopier
 from harness import tiny
-from planaria.control.decisions import Form, Keep, Member, MemberLink, Rebuild, Source
-from planaria.control.events import REPORT, EdgeBroken
+from planaria.control.facts.decisions import Form, Keep, Member, MemberLink, Rebuild, Source
+from planaria.control.facts.events import REPORT, EdgeBroken
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport import edge as edges

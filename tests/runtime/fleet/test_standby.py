@@ -14,9 +14,9 @@ from mortal import Moment, lead
 from harness import assert_no_orphans, checked, ending, facts, folder_of, live, losses, newest, pids, steps, tiny, train
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord, read_run
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.supervised_fleet import has_supervisor
 from processes import planaria

@@ -17,8 +17,8 @@ import pytest
 from harness import Live, checked, ending, facts, folder_of, live, losses, newest, outcomes, resume, tiny
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.control import events as e
-from planaria.control.logs import read_run
+from planaria.control.facts import events as e
+from planaria.control.log.logs import read_run
 from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE
 
 FOREVER = 10_000

@@ -18,8 +18,8 @@ import pytest
 import stranger
 
 from harness import checked, ending, facts, live, tiny
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.runtime.fleet.joining import read_run_address
 from planaria.runtime.transport.listener import MAX_UNPROVEN, EdgeListener, connect
 from planaria.runtime.transport.secure import new_key

@@ -9,9 +9,9 @@ import pytest
 
 from harness import ending, facts, in_one_process, losses, mean_losses, tiny, train
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from planaria.faults.trace import Fault
 
 BYZANTINE, REPLICAS = 1, 5

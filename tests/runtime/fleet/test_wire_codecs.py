@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
-from planaria.control import decisions as d
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.log.logs import RunRecord
 from planaria.faults.trace import Fault
 from planaria.pipeline.network.costs import message_bytes
 from schedules import on_schedule, shape

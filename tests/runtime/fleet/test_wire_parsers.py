@@ -22,8 +22,8 @@ from pydantic import ValidationError
 from hostile_json import NUMBERS, hostile
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.join import setup_of

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.events import FaultInjected
-from planaria.control.state_file import LiveWorker, read_state, start_ticks
+from planaria.control.facts.events import FaultInjected
+from planaria.control.log.state_file import LiveWorker, read_state, start_ticks
 from planaria.faults.checks import require_edges, require_listeners, require_readers
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import run_folders

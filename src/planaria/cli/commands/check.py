@@ -8,10 +8,10 @@ from pathlib import Path
 from planaria.common import digests, documents
 from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe
-from planaria.control.decisions import Spawn
-from planaria.control.logs import EVENTS, ID, read_run
+from planaria.control.facts.decisions import Spawn
+from planaria.control.log.logs import EVENTS, ID, read_run
+from planaria.control.log.state_file import StateFile, describe, read_state
 from planaria.control.replay import replay
-from planaria.control.state_file import StateFile, describe, read_state
 from planaria.models.huggingface import is_exported
 from planaria.runtime.engine import run_folders
 from planaria.swarm.records.lines import PEERS

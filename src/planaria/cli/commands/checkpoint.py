@@ -10,7 +10,7 @@ from typing import Literal
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ChaosConfig, RunConfig
-from planaria.control.events import ReplicaPosition
+from planaria.control.facts.events import ReplicaPosition
 from planaria.report.tables import Table
 from planaria.runtime.checkpoint.cut import atom_name, require_known
 from planaria.runtime.checkpoint.foreign.huggingface import Precision

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.common.errors import UserError
-from planaria.control import decisions as d
-from planaria.control.logs import read_run
+from planaria.control.facts import decisions as d
+from planaria.control.log.logs import read_run
 from planaria.report.run.diagnosis import Diagnosis, diagnosis_of
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.verdict_lines import line, sentence

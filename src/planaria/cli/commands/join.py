@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from planaria.common.errors import UserError
-from planaria.control.quorum_location import SCHEME
+from planaria.control.log.quorum_location import SCHEME
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.join import AddressEntrance, Entrance, FolderEntrance, JoinTerms, join
 from planaria.runtime.engine.process_engine import PRELOAD

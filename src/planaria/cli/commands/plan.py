@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planaria.config.schema import RunConfig
 from planaria.control.formation import assign_relays, edge_flows, relay_paths
-from planaria.control.replica import ReplicaState
+from planaria.control.state.replica import ReplicaState
 from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.clock import draw

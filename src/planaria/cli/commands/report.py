@@ -54,7 +54,7 @@ def reported(run: Path) -> ReportPage:
 
 
 def _run(run: Path) -> ReportPage:
-    from planaria.control.logs import read_run
+    from planaria.control.log.logs import read_run
     from planaria.report.run.ledger import require_exactly_once
     from planaria.report.run.report import body, write_page
 

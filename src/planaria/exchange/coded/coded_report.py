@@ -9,9 +9,9 @@ from statistics import median
 import numpy as np
 import plotly.graph_objects as go
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.run_record import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.run_record import RunRecord
 from planaria.exchange.coded.choose import SchemeChoice, choose
 from planaria.exchange.coded.coding import Coding, coding_of
 from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from planaria.control.replica import ReplicaState
-from planaria.control.state import RunState
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.run import RunState
 from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.facts import CloseRound, RoundLate
 from planaria.exchange.coded.progress import coded_step

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.control import events as e
+from planaria.control.facts import events as e
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.coded.base import MiniTask
 from planaria.exchange.coded.coding import Coding, Counted, SentVector, coding_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from planaria.control.run_started import Fact
+from planaria.control.facts.run_started import Fact
 from planaria.pipeline.routing.arrangement import Arrangement
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria.control.apply_base import handles, replica_answered_by, with_replica
-from planaria.control.replica import ReplicaState, updated
-from planaria.control.state import RunState
+from planaria.control.state.replica import ReplicaState, updated
+from planaria.control.state.run import RunState
 from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
 
 

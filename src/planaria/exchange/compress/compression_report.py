@@ -10,8 +10,8 @@ from statistics import median
 
 import plotly.graph_objects as go
 
-from planaria.control.events import MessageCompressed
-from planaria.control.run_record import RunRecord
+from planaria.control.facts.events import MessageCompressed
+from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.theme import BLUE, GREY, ORANGE, RED, add_curve, figure, integer_x_axis, stroke, symbol

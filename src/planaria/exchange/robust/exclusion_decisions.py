@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from planaria.control import decisions as d
-from planaria.control.replica import ReplicaState
-from planaria.control.state import RunState
-from planaria.control.update_reports import rounded
+from planaria.control.facts import decisions as d
+from planaria.control.facts.update_reports import rounded
+from planaria.control.state.replica import ReplicaState
+from planaria.control.state.run import RunState
 from planaria.exchange.base import UpdateWeights
 from planaria.exchange.robust.equivocation import Exclusions, Received, findings, joined
 from planaria.exchange.robust.suspicion import byzantine_bound
@@ -69,7 +69,7 @@ Rivals = dict[str, dict[int, float]]
 
 
 def settle_weights(run: RunState, round: int, members: Sequence[int]) -> tuple[Coefficients, Rivals]:
-    """Return the weights in :class:`~planaria.control.members.Settle` for a ``round`` that ``members`` settle."""
+    """Return the weights in :class:`~planaria.control.facts.members.Settle` for a ``round`` that ``members`` settle."""
     weighing = run.rule.weighing
     if weighing is None or len(members) < 2:
         return {}, {}

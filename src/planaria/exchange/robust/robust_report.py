@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 
-from planaria.control.events import UpdateRejected, UpdatesWeighted
-from planaria.control.logs import RunRecord
+from planaria.control.facts.events import UpdateRejected, UpdatesWeighted
+from planaria.control.log.logs import RunRecord
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.theme import BLUE, MUTED, PAPER, RED, figure, integer_x_axis

@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from planaria.common import atomic
 from planaria.common.errors import UserError, missing_package, nearest
 from planaria.config.shipped import find
-from planaria.control.decisions import RunStep
+from planaria.control.facts.decisions import RunStep
 from planaria.lab.report import for_paper
 from planaria.report import page, theme
 from planaria.report.tables import Table, show

@@ -13,7 +13,7 @@ import torch
 
 from planaria.common.documents import Record
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import PEER
+from planaria.control.facts.decisions import PEER
 from planaria.data.shards import Data
 from planaria.data.stream import Stream
 from planaria.lab.inline.engine import InlineEngine

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from planaria.common.memory_pool import keep_freed
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import PEER
-from planaria.control.memory_snapshots import MemorySnapshot
-from planaria.control.replica import after_commit
+from planaria.control.facts.decisions import PEER
+from planaria.control.state.memory_snapshots import MemorySnapshot
+from planaria.control.state.replica import after_commit
 from planaria.data.stream import Stream
 from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.lab.inline.replicas import InlineReplicas, StageRounds

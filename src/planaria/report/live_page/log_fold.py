@@ -7,7 +7,7 @@ The state is JSON of schema ``frames.SCHEMA``:
     loss, validation                  the newest values
     replicas    number → phase, own step, generation, routes of its microbatches, stages that have finished the step
     nodes       number → replica, stage, worker, whether it holds its state or waits for it, and from which nodes
-    workers     name → status (``control/roster.py``), incarnation, pid, node, machine, memory, faults
+    workers     name → status (``control/state/roster.py``), incarnation, pid, node, machine, memory, faults
     machines    machines that have joined
     links       "low-high" → open, opening or broken, and bytes sent over it
     rounds      "r.r" → replicas that meet
@@ -24,11 +24,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.feature_facts import HIDDEN_FACTS
-from planaria.control.logs import LogItem
-from planaria.control.run_record import StepMetric, ValidationMetric
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.feature_facts import HIDDEN_FACTS
+from planaria.control.log.logs import LogItem
+from planaria.control.log.run_record import StepMetric, ValidationMetric
 from planaria.pipeline.routing import ROUTINGS, change, routes, without
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import SCHEMA, Json, StateChange, apply_patch, difference

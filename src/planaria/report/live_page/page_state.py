@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.roster import identity_order
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.state.roster import identity_order
 from planaria.report.live_page.frames import Json
 from planaria.report.live_page.limits import MAX_LOST
 from planaria.report.membership import Membership

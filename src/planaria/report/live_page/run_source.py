@@ -11,9 +11,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from planaria.common.errors import UserError
-from planaria.control.events import RunStarted
-from planaria.control.logs import EVENTS, IN_MEMORY, LogFollower, LogItem
-from planaria.control.run_record import REPORTS
+from planaria.control.facts.events import RunStarted
+from planaria.control.log.logs import EVENTS, IN_MEMORY, LogFollower, LogItem
+from planaria.control.log.run_record import REPORTS
 from planaria.report.live_page.frames import Frames, Json, StateChange
 from planaria.report.live_page.limits import BATCH, POLL_S, QUIET_S, READY_S
 from planaria.report.live_page.log_fold import LogFold

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planaria.control.decisions import Decision
-from planaria.control.events import Event
-from planaria.control.run_record import Metric, ValidationMetric
+from planaria.control.facts.decisions import Decision
+from planaria.control.facts.events import Event
+from planaria.control.log.run_record import Metric, ValidationMetric
 from planaria.report.observe.progress import NoProgress
 
 

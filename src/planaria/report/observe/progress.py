@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from planaria.control.decisions import Decision, Form
-from planaria.control.events import Event
-from planaria.control.run_record import Metric, StepMetric
+from planaria.control.facts.decisions import Decision, Form
+from planaria.control.facts.events import Event
+from planaria.control.log.run_record import Metric, StepMetric
 from planaria.report.observe.bars import columns
 from planaria.report.run.event_lines import EventLine, Narrator, Tone
 

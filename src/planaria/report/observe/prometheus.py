@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.slowness_events import Fault
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.slowness_events import Fault
 from planaria.report.observe.tally import RECOVERY_S, Durations, RunTally
 from planaria.report.run.recovery_timing import Outcome
 

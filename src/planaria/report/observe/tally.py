@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.run_record import Metric, ValidationMetric
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.run_record import Metric, ValidationMetric
 from planaria.report.run.naming import Naming
 from planaria.report.run.recovery_fold import Recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming

@@ -19,11 +19,11 @@ from threading import Thread
 from typing import NamedTuple, Protocol
 
 from planaria.common.stdio import lost
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.log_segments import DiskReserve
-from planaria.control.logs import RunLog
-from planaria.control.run_record import Metric, StepMetric, Timed
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.log_segments import DiskReserve
+from planaria.control.log.logs import RunLog
+from planaria.control.log.run_record import Metric, StepMetric, Timed
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.tally import RunTally
 from planaria.report.observe.tracker import Setting, Tracker

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from planaria.control.decisions import Save, Seal
-from planaria.control.events import CONTROLLER, SaveFailed, StageCopied, StageSaved
-from planaria.control.run_record import RunRecord
+from planaria.control.facts.decisions import Save, Seal
+from planaria.control.facts.events import CONTROLLER, SaveFailed, StageCopied, StageSaved
+from planaria.control.log.run_record import RunRecord
 
 
 @dataclass(frozen=True)

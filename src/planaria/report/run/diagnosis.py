@@ -8,10 +8,10 @@ from statistics import median
 
 import plotly.graph_objects as go
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.gauges import NodeGauge, Pair
-from planaria.control.run_record import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.run_record import RunRecord
+from planaria.control.state.gauges import NodeGauge, Pair
 from planaria.report import page
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.verdict_lines import ms, sentence

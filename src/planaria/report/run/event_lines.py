@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planaria.common.printing import printable
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from planaria.report.membership import Membership
 from planaria.report.phrases import counted, listed
 from planaria.report.run.naming import Naming, naming_of, replicas, stages

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.run_record import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.run.figures import phase_figure
 from planaria.report.theme import BLUE, GREEN, ORANGE, RED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planaria.control.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.exchange.compress import compression_report as compression
 from planaria.exchange.robust import robust_report as trust
 

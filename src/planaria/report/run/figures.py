@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from planaria.control.run_record import Metric, RunRecord, StepMetric
+from planaria.control.log.run_record import Metric, RunRecord, StepMetric
 from planaria.report import theme
 from planaria.report.run.event_lines import SIGNS, EventLine
 from planaria.report.run.naming import naming_of

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from planaria.control.decisions import Form
-from planaria.control.events import Linked, Span, WorkReport
-from planaria.control.logs import RunRecord
+from planaria.control.facts.decisions import Form
+from planaria.control.facts.events import Linked, Span, WorkReport
+from planaria.control.log.logs import RunRecord
 from planaria.report import theme
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.recovery_timeline import RecoveryTiming

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from planaria.common.errors import LedgerError
-from planaria.control.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
-from planaria.control.events import CONTROLLER, Event, ReplicaPosition, RunStarted, SaveFailed
-from planaria.control.logs import RunRecord
+from planaria.control.facts.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
+from planaria.control.facts.events import CONTROLLER, Event, ReplicaPosition, RunStarted, SaveFailed
+from planaria.control.log.logs import RunRecord
 
 SHOWN = 3
 """maximum problems in an error message"""

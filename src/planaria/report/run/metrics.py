@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.run_record import Metric, StepMetric, ValidationMetric
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.run_record import Metric, StepMetric, ValidationMetric
 
 STEPS_BACK, VALIDATIONS_BACK = 10_000, 100
 """steps and validations of several replicas that are kept in memory until they are complete"""

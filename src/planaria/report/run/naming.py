@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from planaria.control.events import RunStarted
-from planaria.control.logs import RunRecord
+from planaria.control.facts.events import RunStarted
+from planaria.control.log.logs import RunRecord
 
 
 class Naming:

@@ -19,10 +19,10 @@ from typing import Any, TextIO, TypeVar
 
 from planaria.common.atomic import replacing, write_error
 from planaria.common.errors import UserError
-from planaria.control import decisions as d
-from planaria.control import events as e
-from planaria.control.logs import read_run
-from planaria.control.run_record import RunRecord
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
 

@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming
 from planaria.report.run.recovery_timing import SENT_AWAY, Outcome, RecoveryTiming

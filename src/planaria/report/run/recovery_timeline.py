@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.facts import events as e
+from planaria.control.log.logs import RunRecord
 from planaria.report.run.naming import naming_of
 from planaria.report.run.recovery_fold import Recoveries
 from planaria.report.run.recovery_timing import Outcome as Outcome

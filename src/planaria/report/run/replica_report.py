@@ -9,8 +9,8 @@ from itertools import combinations
 
 import plotly.graph_objects as go
 
-from planaria.control.decisions import Disband, Form, ReplicaRestarted
-from planaria.control.logs import RunRecord
+from planaria.control.facts.decisions import Disband, Form, ReplicaRestarted
+from planaria.control.log.logs import RunRecord
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.run.ledger import sample_ledger

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from planaria.config.model_config import GROUP
 from planaria.config.schema import RunConfig
-from planaria.control.events import RunStarted
-from planaria.control.logs import RunRecord, read_run
+from planaria.control.facts.events import RunStarted
+from planaria.control.log.logs import RunRecord, read_run
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.run import diagnosis, failovers, features, snapshots, stage_peaks

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from planaria.control.decisions import Finish
-from planaria.control.events import RunStarted
-from planaria.control.logs import RunRecord
+from planaria.control.facts.decisions import Finish
+from planaria.control.facts.events import RunStarted
+from planaria.control.log.logs import RunRecord
 from planaria.report.phrases import counted, listed
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger

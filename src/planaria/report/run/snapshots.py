@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from planaria.control import decisions as d
-from planaria.control.logs import RunRecord
-from planaria.control.run_started import RunStarted
+from planaria.control.facts import decisions as d
+from planaria.control.facts.run_started import RunStarted
+from planaria.control.log.logs import RunRecord
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.run.recovery_timeline import RecoveryTiming

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planaria.control.decisions import Decision, Finish, Form, RemoveMachine
-from planaria.control.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
-from planaria.control.logs import RunRecord
+from planaria.control.facts.decisions import Decision, Finish, Form, RemoveMachine
+from planaria.control.facts.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
+from planaria.control.log.logs import RunRecord
 from planaria.report import page
 from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planaria.control.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.run.naming import naming_of
 

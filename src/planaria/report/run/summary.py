@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from planaria.control.events import LeaderStarted
-from planaria.control.run_record import RunRecord, StepMetric, ValidationMetric
+from planaria.control.facts.events import LeaderStarted
+from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.report.run import features
 from planaria.report.run.diagnosis import summary_lines as diagnosis_lines
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries

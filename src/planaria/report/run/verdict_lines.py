@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.report.phrases import counted
 from planaria.report.run.naming import Naming, replicas, stages
 

@@ -6,7 +6,7 @@
 
 Files of a memory file system survive their writer, but not a power failure. Each file appears complete, with digests.
 A snapshot has a folder for each label (part of the run, generation, step), and every file contains the label, so that a
-late write after a rollback cannot mix histories. The run's log (``control/logs.py``) determines the valid labels. A
+late write after a rollback cannot mix histories. The run's log (``control/log/logs.py``) determines the valid labels. A
 worker keeps its two newest snapshots, because others may not have written theirs yet.
 """
 
@@ -27,7 +27,7 @@ from torch import Tensor
 from planaria.common import atomic, documents
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.run_started import RunStarted, SnapshotLabel
+from planaria.control.facts.run_started import RunStarted, SnapshotLabel
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import StageLabel, read_labelled, write_labelled
 

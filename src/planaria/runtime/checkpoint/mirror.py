@@ -19,7 +19,7 @@ from planaria.common.atomic import new_folder
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.filesystems import fetch, filesystem, reached, required, shown
 from planaria.common.stdio import Notify
-from planaria.control.logs import ID, write_identity
+from planaria.control.log.logs import ID, write_identity
 from planaria.models.llama_stages import parameter_count
 from planaria.models.packing import HEADROOM
 from planaria.runtime.checkpoint.store import (

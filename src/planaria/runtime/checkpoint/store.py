@@ -26,7 +26,7 @@ from planaria.common.errors import UserError
 from planaria.config.bounds import Natural, Positive, Replicas, Stages
 from planaria.config.names import STAGE_FILE, replica_name
 from planaria.config.schema import ExchangeConfig, ModelConfig
-from planaria.control.events import ReplicaPosition
+from planaria.control.facts.events import ReplicaPosition
 from planaria.runtime.checkpoint.stage_file import refuse_link, stage_file
 
 FORMAT = 1

@@ -17,20 +17,20 @@ from pydantic import ValidationError
 from planaria.common.atomic import write_error
 from planaria.common.documents import first
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
 from planaria.control.broken_edges import BrokenEdges
 from planaria.control.checkpoint_decisions import CheckpointCadence
 from planaria.control.decide import decide
-from planaria.control.decisions import state_link
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.facts.decisions import state_link
+from planaria.control.facts.feature_facts import FeatureOrder
 from planaria.control.failover import FailoverState
-from planaria.control.feature_facts import FeatureOrder
-from planaria.control.log_lines import log_fact
+from planaria.control.log.log_lines import log_fact
+from planaria.control.log.state_file import STATE, StateWriter
 from planaria.control.protocols import FaultSource, Observer, RoutePlanner
-from planaria.control.state import RunState
-from planaria.control.state_file import STATE, StateWriter
+from planaria.control.state.run import RunState
 from planaria.control.wait_deadlines import RoundWaits, WorkerDeadlines, underlying_error
 from planaria.control.worker_assignment import machine_loss_costs
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore

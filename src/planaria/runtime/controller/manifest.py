@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control.run_started import RunStarted
-from planaria.control.state import RunState
+from planaria.control.facts import decisions as d
+from planaria.control.facts.run_started import RunStarted
+from planaria.control.state.run import RunState
 from planaria.runtime.checkpoint.store import CheckpointManifest, replica_file
 
 

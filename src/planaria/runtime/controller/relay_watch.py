@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from planaria.control import events as e
+from planaria.control.facts import events as e
 
 _EVERY_S = 2.0
 """between two rounds of probes"""

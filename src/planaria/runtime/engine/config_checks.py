@@ -11,7 +11,7 @@ import torch
 from planaria.common.errors import UserError
 from planaria.config.model_config import AdapterConfig
 from planaria.config.schema import RunConfig
-from planaria.control.quorum_location import SCHEME, located
+from planaria.control.log.quorum_location import SCHEME, located
 from planaria.exchange.compress.checks import require_messages
 from planaria.exchange.registry import exchange
 from planaria.faults.checks import require_edges, require_listeners, require_readers

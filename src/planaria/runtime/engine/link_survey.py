@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from planaria.common.documents import first
 from planaria.common.errors import RunStopped
 from planaria.config.schema import FleetConfig
-from planaria.control.decisions import UnassignWorker
-from planaria.control.events import Fact, Heartbeat
+from planaria.control.facts.decisions import UnassignWorker
+from planaria.control.facts.events import Fact, Heartbeat
 from planaria.pipeline.network.measurement import CAPACITY, MeasuredLink, NodeSamples, Pair, batches, estimate
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.link_survey_node import (

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 import torch
 from pydantic import Field, TypeAdapter
 
-from planaria.control.decisions import UnassignWorker
-from planaria.control.events import Fact, Heartbeat
+from planaria.control.facts.decisions import UnassignWorker
+from planaria.control.facts.events import Fact, Heartbeat
 from planaria.pipeline.network.measurement import FIRST_BYTES, MAX_BYTES, SMALL_SHARE, NodeSamples, next_size
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived

@@ -16,8 +16,8 @@ from greenlet import GreenletExit
 from planaria.common import logs
 from planaria.common.memory_pool import keep_freed
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.data.shards import Data
 from planaria.faults.trace import FATAL, LAGGING
 from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker

@@ -19,11 +19,11 @@ from planaria.common.errors import RunStopped
 from planaria.common.logs import from_environment
 from planaria.config.schema import RunConfig
 from planaria.control.checkpoint_decisions import all_saved, nothing_to_save
-from planaria.control.decisions import Finish, Replan
-from planaria.control.events import Replanned
+from planaria.control.facts.decisions import Finish, Replan
+from planaria.control.facts.events import Replanned
 from planaria.control.failover import FailoverState
 from planaria.control.protocols import Observer
-from planaria.control.state import RunState
+from planaria.control.state.run import RunState
 from planaria.data.shards import Data
 from planaria.faults.injector import TraceChaos
 from planaria.models.families import family

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
-from planaria.control.run_started import RunStarted
+from planaria.control.facts.run_started import RunStarted
 from planaria.models.families import family, frozen_parameters, stage_parameters
 from planaria.models.llama_stages import stage_layers
 from planaria.models.optimizers import optimizer

@@ -14,9 +14,9 @@ from planaria.common.stdio import Notify
 from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import ChaosConfig, OptimConfig, RunConfig
-from planaria.control.events import Recut, ReplicaPosition, RunShape
-from planaria.control.logs import EVENTS
-from planaria.control.state_file import read_state
+from planaria.control.facts.events import Recut, ReplicaPosition, RunShape
+from planaria.control.log.logs import EVENTS
+from planaria.control.log.state_file import read_state
 from planaria.data.tokenizer import Tokenizer
 from planaria.exchange.compress.checks import require_same_feedback
 from planaria.exchange.registry import exchange

@@ -17,7 +17,7 @@ from planaria.common.atomic import write_error
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.control.logs import EVENTS, not_a_run
+from planaria.control.log.logs import EVENTS, not_a_run
 from planaria.data.dialogues import learned_template
 from planaria.data.shards import Data
 from planaria.faults.trace import Trace

@@ -19,8 +19,8 @@ from typing import Any
 from planaria import __version__
 from planaria.config.schema import RunConfig
 from planaria.control.checkpoint_decisions import PROBE
-from planaria.control.events import Recut, ReplicaPosition, RunStarted
-from planaria.control.run_started import Provenance, SnapshotLabel
+from planaria.control.facts.events import Recut, ReplicaPosition, RunStarted
+from planaria.control.facts.run_started import Provenance, SnapshotLabel
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.routing import change, routes
 from planaria.runtime.engine.requirements import device_needs, stage_work

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import torch
 
-from planaria.control.events import Fact
+from planaria.control.facts.events import Fact
 from planaria.models.family import Pipelined
 from planaria.runtime.worker.step_samples import Batch, Masks, TargetCounts
 

@@ -1,7 +1,7 @@
 """Connections to the holders of a run's shared log; :func:`opened_quorum` returns its store.
 
 Each holder has a connection and a thread, so that one that does not answer delays no other. A request that failed may
-have had its effect; the protocol (``control/quorum_store.py``) repeats it safely.
+have had its effect; the protocol (``control/log/quorum_store.py``) repeats it safely.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TypeVar
 
 from planaria.common.errors import UserError
 from planaria.common.object_store import StoreUnreachable
-from planaria.control.quorum import Answer, Answers, Request, Roster, Round, Rounds, addressed, found_run
-from planaria.control.quorum_location import located
-from planaria.control.quorum_store import QuorumStore
+from planaria.control.log.quorum import Answer, Answers, Request, Roster, Round, Rounds, addressed, found_run
+from planaria.control.log.quorum_location import located
+from planaria.control.log.quorum_store import QuorumStore
 from planaria.runtime.fleet.quorum_wire import greeting_of, receive_answer, send
 from planaria.runtime.transport.listener import cause, connect
 from planaria.runtime.transport.secure import StrangerError, cut_off, prepare

@@ -25,8 +25,19 @@ from planaria.common import atomic, documents
 from planaria.common.errors import UserError
 from planaria.common.signals import interrupted
 from planaria.common.stdio import Notify
-from planaria.control.quorum import MAX_VALUE_BYTES, Answer, Ballot, Enrolment, Member, Request, Slot, Vote, enrol, vote
-from planaria.control.quorum_location import QuorumLocation, located
+from planaria.control.log.quorum import (
+    MAX_VALUE_BYTES,
+    Answer,
+    Ballot,
+    Enrolment,
+    Member,
+    Request,
+    Slot,
+    Vote,
+    enrol,
+    vote,
+)
+from planaria.control.log.quorum_location import QuorumLocation, located
 from planaria.runtime.fleet.joining import kept_key
 from planaria.runtime.fleet.quorum_wire import TRANSFER_S, greeting_of, receive_request, send
 from planaria.runtime.transport.listener import EdgeListener, cause

@@ -20,8 +20,8 @@ from planaria.common.documents import first
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import UnassignWorker
-from planaria.control.events import REPORT, WorkerFailed, WorkerJoined
+from planaria.control.facts.decisions import UnassignWorker
+from planaria.control.facts.events import REPORT, WorkerFailed, WorkerJoined
 from planaria.data.shards import Data, prepare
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check

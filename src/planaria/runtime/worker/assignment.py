@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from planaria.control import events as e
-from planaria.control.decisions import PREDECESSOR, BeginRound, Commit, Form, OpenPrefetchLinks, Settle
-from planaria.control.events import Fact
+from planaria.control.facts import events as e
+from planaria.control.facts.decisions import PREDECESSOR, BeginRound, Commit, Form, OpenPrefetchLinks, Settle
+from planaria.control.facts.events import Fact
 from planaria.runtime.resolved_config import ResolvedRun
 
 log = logging.getLogger(__name__)

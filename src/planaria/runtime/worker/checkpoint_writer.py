@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.models.packing import digest, entries, weights_digest
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import files_for, stage_for

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from planaria.common.documents import first
-from planaria.control.decisions import ORDER, InjectFault, Order
-from planaria.control.events import Fact, Heartbeat
+from planaria.control.facts.decisions import ORDER, InjectFault, Order
+from planaria.control.facts.events import Fact, Heartbeat
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.fleet.base import MAX_ORDER_BYTES, ControlLine
 from planaria.runtime.transport.inbox import Inbox, InboxQueue

@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from planaria.control.decisions import PREDECESSOR, Donate, Form, Handover, MemberLink, Rebuild, Source, state_link
+from planaria.control.facts.decisions import (
+    PREDECESSOR,
+    Donate,
+    Form,
+    Handover,
+    MemberLink,
+    Rebuild,
+    Source,
+    state_link,
+)
 from planaria.exchange.registry import exchange
 from planaria.models.families import stage_parameters
 from planaria.models.optimizers import optimizer

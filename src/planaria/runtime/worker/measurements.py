@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from planaria.control.events import Span
-from planaria.control.gauges import EVERY, EdgeTravelTimes, PassDurations
-from planaria.control.update_reports import three_digits
+from planaria.control.facts.events import Span
+from planaria.control.facts.update_reports import three_digits
+from planaria.control.state.gauges import EVERY, EdgeTravelTimes, PassDurations
 
 Pass = Literal["forward", "backward"]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from planaria.common.tensors import all_finite
 from planaria.config.schema import ExchangeConfig
-from planaria.control import events as e
-from planaria.control.update_reports import Full, rounded, three_digits
+from planaria.control.facts import events as e
+from planaria.control.facts.update_reports import Full, rounded, three_digits
 from planaria.exchange.base import CompressionEffect, StageOuterState, TooManyByzantine, Update, UpdateWeights, Weights
 from planaria.exchange.registry import exchange
 from planaria.exchange.robust.equivocation import digest

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from planaria.control import events as e
-from planaria.control.decisions import BeginRound, Commit, Donate, Form, OpenPrefetchLinks, Settle
+from planaria.control.facts import events as e
+from planaria.control.facts.decisions import BeginRound, Commit, Donate, Form, OpenPrefetchLinks, Settle
 from planaria.pipeline.codecs.registry import codec_for
 from planaria.pipeline.plan.actions import Action, Key, Kind
 from planaria.recovery.base import Moment

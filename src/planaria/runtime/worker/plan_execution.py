@@ -12,8 +12,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from planaria.config.schema import ModelConfig, RunConfig
-from planaria.control import events as e
-from planaria.control.events import Span
+from planaria.control.facts import events as e
+from planaria.control.facts.events import Span
 from planaria.exchange.base import Update
 from planaria.pipeline.plan.actions import Action, Key, StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement

@@ -9,7 +9,7 @@ import logging
 import threading
 from pathlib import Path
 
-from planaria.control.run_started import SnapshotLabel
+from planaria.control.facts.run_started import SnapshotLabel
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.recovery_copies import SnapshotPart, StageCopies

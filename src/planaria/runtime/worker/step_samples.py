@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import DataConfig
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.data.dataset import Split, open_data
 from planaria.data.stream import Stream
 from planaria.models.llama_layers import mask_of

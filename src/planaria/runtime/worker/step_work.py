@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from planaria.config.schema import RunConfig
-from planaria.control import decisions as d
-from planaria.control.events import Span
+from planaria.control.facts import decisions as d
+from planaria.control.facts.events import Span
 from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.resolved_config import ResolvedRun

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.control import decisions as d
+from planaria.control.facts import decisions as d
 from planaria.models.families import family
 from planaria.models.llama_stages import stage_layers
 from planaria.models.packing import pack, unpack

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.registry import blame
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 from planaria.exchange.base import UpdateWeights
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.checkpoint.store import CheckpointStore

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, FiniteFloat
 
 from planaria.common.documents import former_names, renamed_to
-from planaria.control.run_started import Fact
+from planaria.control.facts.run_started import Fact
 
 Full = Literal["beginning", "rebuilt", "replicas"]
 """why estimates are initialised: start of the run; a rebuilt node of the stage; another number of replicas"""

@@ -11,33 +11,33 @@ from typing import Annotated, ClassVar, Literal, TypeGuard, get_args
 from pydantic import Field, TypeAdapter
 
 from planaria.common.documents import former_names, renamed_to
-from planaria.control.events import Fact, Mode
-from planaria.control.feature_facts import FeatureOrder
-from planaria.control.gauges import SlowLink as SlowLink
-from planaria.control.members import PEER as PEER
-from planaria.control.members import PREDECESSOR as PREDECESSOR
-from planaria.control.members import Adopt as Adopt
-from planaria.control.members import BeginRound as BeginRound
-from planaria.control.members import CatchUp as CatchUp
-from planaria.control.members import DrawGroups as DrawGroups
-from planaria.control.members import Fresh as Fresh
-from planaria.control.members import Handover as Handover
-from planaria.control.members import Keep as Keep
-from planaria.control.members import Load as Load
-from planaria.control.members import Member as Member
-from planaria.control.members import MemberLink as MemberLink
-from planaria.control.members import OpenPrefetchLinks as OpenPrefetchLinks
-from planaria.control.members import Rebuild as Rebuild
-from planaria.control.members import Recall as Recall
-from planaria.control.members import Settle as Settle
-from planaria.control.members import Source as Source
-from planaria.control.members import state_link as state_link
-from planaria.control.run_started import ReplicaPosition
-from planaria.control.slowness_events import Cleared as Cleared
-from planaria.control.slowness_events import HandOverSlowStage as HandOverSlowStage
-from planaria.control.slowness_events import Reroute as Reroute
-from planaria.control.slowness_events import SlowPartFound as SlowPartFound
-from planaria.control.slowness_events import UnequalReplicas as UnequalReplicas
+from planaria.control.facts.events import Fact, Mode
+from planaria.control.facts.feature_facts import FeatureOrder
+from planaria.control.facts.members import PEER as PEER
+from planaria.control.facts.members import PREDECESSOR as PREDECESSOR
+from planaria.control.facts.members import Adopt as Adopt
+from planaria.control.facts.members import BeginRound as BeginRound
+from planaria.control.facts.members import CatchUp as CatchUp
+from planaria.control.facts.members import DrawGroups as DrawGroups
+from planaria.control.facts.members import Fresh as Fresh
+from planaria.control.facts.members import Handover as Handover
+from planaria.control.facts.members import Keep as Keep
+from planaria.control.facts.members import Load as Load
+from planaria.control.facts.members import Member as Member
+from planaria.control.facts.members import MemberLink as MemberLink
+from planaria.control.facts.members import OpenPrefetchLinks as OpenPrefetchLinks
+from planaria.control.facts.members import Rebuild as Rebuild
+from planaria.control.facts.members import Recall as Recall
+from planaria.control.facts.members import Settle as Settle
+from planaria.control.facts.members import Source as Source
+from planaria.control.facts.members import state_link as state_link
+from planaria.control.facts.run_started import ReplicaPosition
+from planaria.control.facts.slowness_events import Cleared as Cleared
+from planaria.control.facts.slowness_events import HandOverSlowStage as HandOverSlowStage
+from planaria.control.facts.slowness_events import Reroute as Reroute
+from planaria.control.facts.slowness_events import SlowPartFound as SlowPartFound
+from planaria.control.facts.slowness_events import UnequalReplicas as UnequalReplicas
+from planaria.control.state.gauges import SlowLink as SlowLink
 
 
 class Save(Fact):

@@ -12,36 +12,36 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from planaria.common.documents import former_names, renamed_to
-from planaria.control.feature_facts import FeatureEvent
-from planaria.control.gauges import WorkerMeasurements as WorkerMeasurements
-from planaria.control.reports import CONTROLLER as CONTROLLER
-from planaria.control.reports import REPORT as REPORT
-from planaria.control.reports import EdgeBroken as EdgeBroken
-from planaria.control.reports import FaultInjected as FaultInjected
-from planaria.control.reports import Heartbeat as Heartbeat
-from planaria.control.reports import Linked as Linked
-from planaria.control.reports import Mode as Mode
-from planaria.control.reports import Report as Report
-from planaria.control.reports import SaveFailed as SaveFailed
-from planaria.control.reports import Span as Span
-from planaria.control.reports import SpanKind as SpanKind
-from planaria.control.reports import StageCommitted as StageCommitted
-from planaria.control.reports import StageCopied as StageCopied
-from planaria.control.reports import StageReady as StageReady
-from planaria.control.reports import StageSaved as StageSaved
-from planaria.control.reports import WorkerFailed as WorkerFailed
-from planaria.control.reports import WorkerJoined as WorkerJoined
-from planaria.control.reports import WorkReport as WorkReport
-from planaria.control.run_started import Fact as Fact
-from planaria.control.run_started import Recut as Recut
-from planaria.control.run_started import ReplicaPosition as ReplicaPosition
-from planaria.control.run_started import RunShape as RunShape
-from planaria.control.run_started import RunStarted as RunStarted
-from planaria.control.update_reports import MessageCompressed as MessageCompressed
-from planaria.control.update_reports import RoundApplied as RoundApplied
-from planaria.control.update_reports import UpdateReceived as UpdateReceived
-from planaria.control.update_reports import UpdateRejected as UpdateRejected
-from planaria.control.update_reports import UpdatesWeighted as UpdatesWeighted
+from planaria.control.facts.feature_facts import FeatureEvent
+from planaria.control.facts.reports import CONTROLLER as CONTROLLER
+from planaria.control.facts.reports import REPORT as REPORT
+from planaria.control.facts.reports import EdgeBroken as EdgeBroken
+from planaria.control.facts.reports import FaultInjected as FaultInjected
+from planaria.control.facts.reports import Heartbeat as Heartbeat
+from planaria.control.facts.reports import Linked as Linked
+from planaria.control.facts.reports import Mode as Mode
+from planaria.control.facts.reports import Report as Report
+from planaria.control.facts.reports import SaveFailed as SaveFailed
+from planaria.control.facts.reports import Span as Span
+from planaria.control.facts.reports import SpanKind as SpanKind
+from planaria.control.facts.reports import StageCommitted as StageCommitted
+from planaria.control.facts.reports import StageCopied as StageCopied
+from planaria.control.facts.reports import StageReady as StageReady
+from planaria.control.facts.reports import StageSaved as StageSaved
+from planaria.control.facts.reports import WorkerFailed as WorkerFailed
+from planaria.control.facts.reports import WorkerJoined as WorkerJoined
+from planaria.control.facts.reports import WorkReport as WorkReport
+from planaria.control.facts.run_started import Fact as Fact
+from planaria.control.facts.run_started import Recut as Recut
+from planaria.control.facts.run_started import ReplicaPosition as ReplicaPosition
+from planaria.control.facts.run_started import RunShape as RunShape
+from planaria.control.facts.run_started import RunStarted as RunStarted
+from planaria.control.facts.update_reports import MessageCompressed as MessageCompressed
+from planaria.control.facts.update_reports import RoundApplied as RoundApplied
+from planaria.control.facts.update_reports import UpdateReceived as UpdateReceived
+from planaria.control.facts.update_reports import UpdateRejected as UpdateRejected
+from planaria.control.facts.update_reports import UpdatesWeighted as UpdatesWeighted
+from planaria.control.state.gauges import WorkerMeasurements as WorkerMeasurements
 
 
 class WorkerLost(Fact):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planaria.control.state import RunState
+from planaria.control.state.run import RunState
 from planaria.exchange.coded import progress
 
 INITIAL_PROGRESS_OF_FEATURES = (progress.initial_progress,)

@@ -18,12 +18,12 @@ from pydantic import BaseModel, RootModel, ValidationError
 from planaria.common import digests, documents
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import Commit, Decision, Form
-from planaria.control.events import Event, Fact, FaultInjected, RunStarted, WorkReport
-from planaria.control.log_segments import FULL, START, LogLine, RotatingLog, end_of_log, read, read_on
-from planaria.control.run_record import Metric, StreamedSequence, Timed
-from planaria.control.run_record import RunRecord as RunRecord
-from planaria.control.run_started import SnapshotLabel
+from planaria.control.facts.decisions import Commit, Decision, Form
+from planaria.control.facts.events import Event, Fact, FaultInjected, RunStarted, WorkReport
+from planaria.control.facts.run_started import SnapshotLabel
+from planaria.control.log.log_segments import FULL, START, LogLine, RotatingLog, end_of_log, read, read_on
+from planaria.control.log.run_record import Metric, StreamedSequence, Timed
+from planaria.control.log.run_record import RunRecord as RunRecord
 
 ID = "run.id"
 """file that identifies a run across folders"""

@@ -12,7 +12,7 @@ from planaria.config.fleet_config import Diagnosis
 from planaria.config.schema import ExchangeConfig, RecoveryConfig
 
 if TYPE_CHECKING:
-    from planaria.control.memory_snapshots import MemorySnapshot
+    from planaria.control.state.memory_snapshots import MemorySnapshot
     from planaria.recovery.chain import Chain
 
 
@@ -195,7 +195,7 @@ class RunStarted(Fact):
     @cached_property
     def memory(self) -> MemorySnapshot | None:
         """Return the initial snapshot memory of a replica, if one of its strategies keeps snapshots of all stages."""
-        from planaria.control.memory_snapshots import MemorySnapshot
+        from planaria.control.state.memory_snapshots import MemorySnapshot
 
         retaining = self.chain.retaining
         return None if retaining is None else MemorySnapshot(*retaining)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from planaria.control.decisions import Fresh, Load, Recall
-from planaria.control.events import ReplicaPosition
-from planaria.control.run_started import RunStarted
+from planaria.control.facts.decisions import Fresh, Load, Recall
+from planaria.control.facts.events import ReplicaPosition
+from planaria.control.facts.run_started import RunStarted
 from planaria.pipeline.routing.arrangement import Arrangement
 
 Origin = Fresh | Load | Recall

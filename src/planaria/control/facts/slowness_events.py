@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from planaria.common.documents import former_names, renamed_to
-from planaria.control.run_started import Fact
+from planaria.control.facts.run_started import Fact
 
 Fault = Literal[
     "slow worker", "slow host", "slow data", "slow link", "slow sender", "slow receiver", "flaky link", "stuck link"

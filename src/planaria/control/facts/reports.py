@@ -8,16 +8,16 @@ from pydantic import Field, TypeAdapter
 
 from planaria.common.documents import former_names
 from planaria.config.names import STAGE_FILE
-from planaria.control.feature_facts import FeatureReport
-from planaria.control.gauges import WorkerMeasurements
-from planaria.control.run_started import Fact
-from planaria.control.update_reports import (
+from planaria.control.facts.feature_facts import FeatureReport
+from planaria.control.facts.run_started import Fact
+from planaria.control.facts.update_reports import (
     MessageCompressed,
     RoundApplied,
     UpdateReceived,
     UpdateRejected,
     UpdatesWeighted,
 )
+from planaria.control.state.gauges import WorkerMeasurements
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast, overload
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import Decision
-from planaria.control.events import Event, RunStarted, WorkReport
+from planaria.control.facts.decisions import Decision
+from planaria.control.facts.events import Event, RunStarted, WorkReport
 
 Timed = tuple[float, Event | Decision]
 """an event or decision, and the time at which the controller learned or made it"""

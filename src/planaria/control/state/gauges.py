@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import Field
 
 from planaria.common.documents import renamed_to
-from planaria.control.run_started import Fact
+from planaria.control.facts.run_started import Fact
 
 EVERY = 2
 """steps between two reports of a worker"""

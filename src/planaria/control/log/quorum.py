@@ -1,8 +1,8 @@
 """A quorum of holders: small processes that keep a run's shared log, of which any majority suffices.
 
 Pure: the messages, the answers of a holder (:func:`vote`, :func:`enrol`), and the founding of a run
-(:func:`found_run`). ``control/quorum_store.py`` has the operations of clients; ``runtime/fleet/quorum_holder.py`` and
-``quorum_client.py`` do the I/O.
+(:func:`found_run`). ``control/log/quorum_store.py`` has the operations of clients; ``runtime/fleet/quorum_holder.py``
+and ``quorum_client.py`` do the I/O.
 
 A holder that returns without its folder has forgotten its promises and must not vote again. Each folder has a random
 id, the ids of all holders are the run's roster, and each request to vote names the id of the folder that may answer.
@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from planaria.common.errors import UserError
-from planaria.control.shared_log import MAX_BATCH_BYTES, Hex32
+from planaria.control.log.shared_log import MAX_BATCH_BYTES, Hex32
 
 _MAX_HOLDERS = 5
 WRITER_BYTES = 16

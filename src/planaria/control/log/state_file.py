@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from planaria.common import atomic, documents
 from planaria.common.documents import former_names
 from planaria.common.errors import UserError
-from planaria.control.state import RunState
+from planaria.control.state.run import RunState
 
 STATE = "state.json"
 SHARE = 1 / 20

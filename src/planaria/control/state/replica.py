@@ -8,12 +8,12 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
-from planaria.control.decisions import Recall, Source
-from planaria.control.events import EdgeBroken, Replanned, ReplicaPosition, RunStarted
-from planaria.control.fast_replace import fast_replace
-from planaria.control.gauges import SlowLink
-from planaria.control.memory_snapshots import MemorySnapshot
-from planaria.control.rollback import first_origin
+from planaria.control.facts.decisions import Recall, Source
+from planaria.control.facts.events import EdgeBroken, Replanned, ReplicaPosition, RunStarted
+from planaria.control.state.fast_replace import fast_replace
+from planaria.control.state.gauges import SlowLink
+from planaria.control.state.memory_snapshots import MemorySnapshot
+from planaria.control.state.rollback import first_origin
 from planaria.pipeline.routing.arrangement import Arrangement, Pair
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from planaria.control import decisions as d
-from planaria.control import events as e
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
 
 _IMPORTANT = (
     *(e.WorkerJoined, e.WorkerLost, e.WorkerLeaving, e.WorkerFailed, e.HostJoined, e.HostLeft, e.EdgeBroken),

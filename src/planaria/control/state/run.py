@@ -9,13 +9,13 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from planaria.control.data_position import BlockAllocation, BlockSet
-from planaria.control.events import ReplicaPosition, RunStarted
-from planaria.control.gauges import Gauges
-from planaria.control.replica import CACHED_PROPERTY_INPUTS, Group, ReplicaState
-from planaria.control.rollback import RollbackPoint
-from planaria.control.roster import Host, Roster, Status, WorkerState
-from planaria.control.slowness_events import SlowPartFound
+from planaria.control.facts.events import ReplicaPosition, RunStarted
+from planaria.control.facts.slowness_events import SlowPartFound
+from planaria.control.state.data_position import BlockAllocation, BlockSet
+from planaria.control.state.gauges import Gauges
+from planaria.control.state.replica import CACHED_PROPERTY_INPUTS, Group, ReplicaState
+from planaria.control.state.rollback import RollbackPoint
+from planaria.control.state.roster import Host, Roster, Status, WorkerState
 from planaria.exchange.base import Exchange
 from planaria.exchange.registry import exchange
 from planaria.exchange.robust.suspicion import Suspicion

@@ -5,8 +5,8 @@ the only way to append, so a controller whose machine was believed lost cannot a
 continues. A new controller is elected by creating the next object with a higher term; it then has the whole log.
 ``lease.json`` is rewritten while a controller leads. It only tells the others when to stand for election.
 
-The store is a folder or bucket (``common/object_store.py``), or a quorum of holders (``control/quorum_store.py``). It
-is trusted: all who can write to it can lead the run.
+The store is a folder or bucket (``common/object_store.py``), or a quorum of holders (``control/log/quorum_store.py``).
+It is trusted: all who can write to it can lead the run.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from planaria.control.fast_replace import fast_replace
+from planaria.control.state.fast_replace import fast_replace
 
 V = TypeVar("V")
 BlockRange = tuple[int, int]

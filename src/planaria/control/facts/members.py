@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planaria.common.documents import former_names, renamed_to
 from planaria.config.names import FileName
-from planaria.control.run_started import Fact, SnapshotLabel
+from planaria.control.facts.run_started import Fact, SnapshotLabel
 from planaria.runtime.transport.address import waits_best
 
 
