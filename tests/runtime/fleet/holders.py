@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.field_systems import free_port
 
 from processes import Command
+from waiting import until
 
 LOG = "log/{:012d}".format
 """path of a batch"""
@@ -61,3 +62,10 @@ class Holders:
     def kill(self, number: int) -> None:
         self.processes[number].send_signal(signal.SIGKILL)
         self.processes[number].wait(20.0)
+
+    def stop(self, number: int) -> None:
+        """Stop a holder (SIGSTOP), and wait until all its threads have stopped."""
+        process = self.processes[number]
+        process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{process.pid}/task")
+        until(lambda: all(") T" in (one / "stat").read_text() for one in threads.iterdir()))

@@ -20,9 +20,9 @@ from holders import LOG, Holders, written_key
 
 from planaria.common.errors import UserError
 from planaria.common.object_store import StoreUnreachable
-from planaria.control.quorum import NONE, Answer, Ballot, Enrolment, Vote
-from planaria.control.quorum_location import located
-from planaria.control.shared_log import Batch, Deposed, Lease, LogAppender, SharedLog
+from planaria.control.log.quorum import NONE, Answer, Ballot, Enrolment, Vote
+from planaria.control.log.quorum_location import located
+from planaria.control.log.shared_log import Batch, Deposed, Lease, LogAppender, SharedLog
 from planaria.runtime.fleet.joining import read_key
 from planaria.runtime.fleet.quorum_client import opened_quorum
 from planaria.runtime.fleet.quorum_holder import HolderFolder
@@ -87,14 +87,14 @@ def test_a_stopped_holder_delays_nobody_and_two_stop_the_log_until_one_continues
     log = log_of(holders, BRIEF_S)
     leader = LogAppender(log)
     assert leader.stand()
-    holders.processes[2].send_signal(signal.SIGSTOP)
+    holders.stop(2)
     began = time.monotonic()
     for number in range(10):
         append(leader, f"line {number}")
         log.renew(Lease(term=1, leader=leader.leader, count=number))
     assert lines_of(log_of(holders)) == [f"line {number}" for number in range(10)]
     assert time.monotonic() - began < PATIENCE_S / 2
-    holders.processes[1].send_signal(signal.SIGSTOP)
+    holders.stop(1)
     began = time.monotonic()
     with pytest.raises(StoreUnreachable, match=rf"1 of 3 holders answer, not {holders.at[1]} \(no answer in 2 s\)"):
         append(leader, "line 10")
@@ -289,4 +289,4 @@ def test_a_holder_imports_no_torch() -> None:
     code = "import sys, planaria.cli.training, planaria.runtime.fleet.quorum_holder; print(json.dumps([*sys.modules]))"
     done = subprocess.run([sys.executable, "-c", f"import json; {code}"], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
-    assert "planaria.control.quorum" in loaded and "torch" not in loaded
+    assert "planaria.control.log.quorum" in loaded and "torch" not in loaded
