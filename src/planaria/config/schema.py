@@ -177,8 +177,8 @@ class ExchangeConfig(Section):
     max_replicas: Annotated[bounds.Replicas | None, formerly("max_replicas", "most")] = None
     """fleet: largest number of replicas as machines join; replicas by default"""
     kind: str = "allreduce"
-    """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, decoupled, eager, noloco,
-    pair_mean, gasloc, monna, or 'module:Class'"""
+    """how replicas agree: allreduce, local (not), diloco, streaming_diloco, decoupled, eager, noloco, pair_mean,
+    gasloc, monna, 'module:Class'"""
     options: Options = Options()
     """options of the kind"""
     compress: str | Options = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import synthetic_replicas as replicas
@@ -104,8 +105,13 @@ def planned(microbatches: int = 3, sizes: tuple[int, ...] = (2, 2, 2, 2)) -> Sch
     return schedule_of(problem, solution, 8.0, bound, {"rows": 20.0, "columns": 16.0}, found)
 
 
-def swarmed(folder: Path, rounds: int = 3, agreed: VoteSummary | None = None) -> tuple[SwarmConfig, RunOutcome]:
-    """Two honest peers of which one learned alone beside it, and an attacker; ``agreed``: the votes of each round."""
+def swarmed(
+    folder: Path, rounds: int = 3, agreed: VoteSummary | None = None, **of_round: Any
+) -> tuple[SwarmConfig, RunOutcome]:
+    """Two honest peers of which one learned alone beside it, and an attacker; ``agreed``: the votes of each round.
+
+    ``of_round``: further fields of each round's record.
+    """
     for place, attack in enumerate(("none", "none", "text")):
         name = f"p{place}"
         log = Log(folder / PEERS / name / LOG)
@@ -119,8 +125,8 @@ def swarmed(folder: Path, rounds: int = 3, agreed: VoteSummary | None = None) ->
                     round=number, seconds={}, reward=0.5, sent={}, accepted={}, rejected_unread={}, refused_messages={},
                     missing=[], layers={"surprisal": {"id2": LayerCounts(examined=4, refused=1)}}, off={},
                     quarantined={},
-                    training_groups=4, skipped=0, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0, stats={},
-                    weights="", agreed=agreed,
+                    training_groups=4, skipped=0, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0,
+                    weights="", agreed=agreed, **{"stats": {}, **of_round},
                 ),
             )  # fmt: skip
         log.note(Finished())

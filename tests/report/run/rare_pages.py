@@ -115,10 +115,14 @@ def coded() -> RunRecord:
 
 
 def voted(folder: Path) -> Iterator[str]:
-    """A swarm that learns by votes and issues receipts."""
+    """A swarm that learns by votes, issues receipts and draws ahead of learning."""
     votes = VoteSummary(groups=4, labelled=3, share=0.6, right=HitTally(hits=2, eligible=3))
-    _, outcome = every_page.swarmed(folder, agreed=votes)
+    _, outcome = every_page.swarmed(
+        folder, agreed=votes, staleness={0: 3, 1: 5}, stale={"id2": 1},
+        stats={"ess": 0.9, "ratio_p99": 1.2, "clipped": 0.1},
+    )  # fmt: skip
     voting = {"name": "voters", "task": {"reward": "consensus"}, "receipts": {"committee": "all"}}
+    voting |= {"rounds": {"ahead": 1}}
     return swarm_report.body(folder, SwarmConfig.model_validate(voting), outcome)
 
 
