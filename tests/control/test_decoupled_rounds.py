@@ -18,8 +18,10 @@ def decoupled(replicas: int, steps: int = 40, **options: int) -> SimulatedReplic
     return simulate(replicas, "decoupled", steps=steps, exchange=exchange)
 
 
-def run_until(made: SimulatedReplicas, done: Callable[[RunState], bool], without: Collection[int] = ()) -> None:
-    """Run all replicas but ``without`` at one speed until ``done``; updates arrive at once."""
+def run_until(
+    made: SimulatedReplicas, done: Callable[[RunState], bool], without: Collection[int] = (), deaf: bool = False
+) -> None:
+    """Run all replicas but ``without`` at one speed until ``done``; updates arrive at once, or never if ``deaf``."""
     for _ in range(3000):
         stopped = {worker for n in without for worker in made.run.replicas[n].holders.values()}
         for worker in made.pending():
@@ -27,6 +29,8 @@ def run_until(made: SimulatedReplicas, done: Callable[[RunState], bool], without
                 return
             if worker not in stopped and worker in made.pending():
                 made.work(worker)
+            if deaf:
+                made.mail.clear()
             for place in reversed(range(len(made.mail))):
                 if made.mail[place][2] not in stopped:
                     made.deliver(place)
@@ -120,3 +124,24 @@ def test_a_member_lost_in_the_round_does_not_hold_up_the_others() -> None:
     assert finished(made)
     assert facts(made, d.Settle)[0].contributors == [0, 1]
     assert len([fact for fact in made.history if isinstance(fact, e.WorkerLost)]) == 1
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_one_of_two_replicas_does_not_wait_for_the_other(stopped: int) -> None:
+    made = decoupled(2)
+    run_until(made, lambda run: all(run.replicas[n].step for n in range(2)))
+    run_until(made, lambda run: have_settled(run, 3, [1 - stopped]), without=[stopped])
+    assert not facts(made, e.RoundWaitExpired)
+    assert finished(made)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_round_whose_first_settler_is_lost_is_settled_by_the_rest(replicas: int) -> None:
+    made = decoupled(replicas, steps=60)
+    others = range(1, replicas)
+    run_until(made, lambda run: all(r.open_round for r in run.replicas.values()))
+    run_until(made, lambda run: have_settled(run, 1, [0]), without=others, deaf=True)
+    assert facts(made, d.Settle)[0].contributors == [0]
+    made.lose(*made.run.replicas[0].holders.values())
+    assert finished(made)
+    assert len({tuple(settle.contributors) for settle in facts(made, d.Settle) if settle.round == 0}) == 2

@@ -32,7 +32,7 @@ def is_round_due(run: RunState, replica: ReplicaState) -> bool:
     if replica.open_round or run.settings.most_replicas == 1:
         return False
     rule, config = run.rule, run.settings.exchange
-    if rule.decoupled and any(settled_rounds(other) > replica.rounds for other in run.live.values()):
+    if rule.decoupled and _ahead_of(run, replica.rounds):
         return True
     own = config.steps_between_rounds[replica.number : replica.number + 1]  # replicas that join later have none
     every = own[0] if rule.interval and own else rule.interval
@@ -282,15 +282,16 @@ def _settle_decoupled(run: RunState, replica: ReplicaState, members: list[int]) 
     open_round, live = replica.open_round, run.live
     assert open_round is not None
     round = open_round.round
-    late = (replica.number, round, True) in run.expired_round_waits
-    weights = dict(open_round.contributors) or _contributors(run, replica, members, late)
+    late, ahead = (replica.number, round, True) in run.expired_round_waits, _ahead_of(run, round)
+    weights = dict(open_round.contributors)
+    if not weights or (late and not ahead):  # those that settled it first may be lost, with their result
+        weights = _contributors(run, replica, members, late)
     ready = [
         n
         for n in members
         if _is_ready_to_settle(run, live[n]) and all(live[n].has_received(sender) for sender in weights.keys() - {n})
     ]
     if not weights or replica.number not in ready:
-        ahead = [other for other in live.values() if settled_rounds(other) > round]
         return _catch_up(replica, round, ahead) if late and ahead else None
     return d.Settle(
         round=round,
@@ -301,12 +302,17 @@ def _settle_decoupled(run: RunState, replica: ReplicaState, members: list[int]) 
     )
 
 
+def _ahead_of(run: RunState, round: int) -> list[ReplicaState]:
+    """Return the replicas with a state that have settled ``round``."""
+    return [other for other in run.live.values() if settled_rounds(other) > round and not other.is_stateless]
+
+
 def _contributors(run: RunState, replica: ReplicaState, members: list[int], late: bool) -> dict[int, float]:
     """Return the weights of the updates that all their senders have received; empty while they are too few.
 
     :param late: whether the replica has waited long enough for others, and may settle alone
     """
-    senders = _all_received(run, _accepted(run, members))
+    senders = _all_received(run, _accepted(run, members), keep=replica.number)
     assert replica.open_round is not None
     ends_early = replica.step < replica.open_round.settle_at  # it has no more samples, so it can wait for all
     others_needed = len(members) - 1 if ends_early else run.rule.quorum(len(members))
@@ -337,15 +343,16 @@ def _accepted(run: RunState, members: list[int]) -> list[int]:
     return members
 
 
-def _all_received(run: RunState, members: list[int]) -> list[int]:
-    """Return a subset of ``members`` that have all received each other's updates; those that lack most leave first.
+def _all_received(run: RunState, members: list[int], keep: int | None = None) -> list[int]:
+    """Return a subset of ``members`` that have all received each other's updates; those that lack most leave first, and
+    the member ``keep`` last.
 
     Members whose reports are compared or weighted must also have reported their own update.
     """
     while True:
         required = {n: [other for other in members if other != n or _reports_own(run, n)] for n in members}
         lacks = {n: sum(not _received(run, n, other) for other in required[n]) for n in members}
-        worst = max(members, key=lambda n: (lacks[n], n))
+        worst = max(members, key=lambda n: (lacks[n] > 0 and n != keep, lacks[n], n))
         if not lacks[worst] or len(members) == 1:
             return members
         members = [n for n in members if n != worst]

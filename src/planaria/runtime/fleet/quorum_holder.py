@@ -67,6 +67,7 @@ class HolderFolder:
         try:
             for path in (folder / "objects" / "log", folder / "objects" / "files"):
                 path.mkdir(parents=True, exist_ok=True)
+            atomic.sync_folder(folder / "objects")  # before the id with which it votes
             self._lock = (folder / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not (folder / _MEMBER).exists():
