@@ -35,7 +35,7 @@ class HostSettings:
 
 @dataclass(frozen=True)
 class ExchangeSettings:
-    """Arguments of :meth:`planaria.group.Group.wrap` about the exchange."""
+    """Arguments of :meth:`planaria.group.group.Group.wrap` about the exchange."""
 
     kind: str = "noloco"
     compress: str = ""

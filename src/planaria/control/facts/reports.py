@@ -231,7 +231,7 @@ class FaultInjected(Fact):
     worker: str
     node: int
     signal: str
-    """SIGKILL, SIGSTOP, or another kind of fault (``chaos.trace.Fault``)"""
+    """SIGKILL, SIGSTOP, or another kind of fault (``faults.trace.Fault``)"""
     step: int
     moment: str
     number: int = -1

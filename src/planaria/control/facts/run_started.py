@@ -148,7 +148,7 @@ class RunStarted(Fact):
     snapshot_nodes: list[int] = []
     """nodes that hold it; the others are rebuilt from these"""
     durable_step: int | None = None
-    """step of the checkpoints in ``load``, if it is older than ``first_step``"""
+    """step of the checkpoints in ``checkpoint_of_stage``, if it is older than ``first_step``"""
     recut: Recut | None = None
     """reason for a shape different from the previous part's"""
     eval_every: int = 0
@@ -230,7 +230,7 @@ class RunStarted(Fact):
 
     @cached_property
     def own_workers(self) -> int:
-        """Workers that the run's own machines have room for: ``own``, or all."""
+        """Workers that the run's own machines have room for: ``local_workers``, or all."""
         return self.all_workers if self.local_workers is None else self.local_workers
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The objects of a quorum of holders (``control/log/quorum.py``), as a store that a shared log needs. Pure.
+"""The objects of a quorum of holders (``control/log/quorum.py``), as a store that a shared log needs.
 
 An object ``log/N`` is created once, by single-decree Paxos (Lamport, Paxos Made Simple, 2001). One client's value is
 chosen for ``log/N``, so that client alone may propose ``log/N+1`` without promises, in one round. Other objects are

@@ -42,7 +42,7 @@ class WorkerGauge:
         transits: Mapping[int, Sequence[float]],
         read_s: float = 0.0,
     ) -> dict[str, Any] | None:
-        """Add a step, and return the fields of ``control.gauges.WorkerMeasurements`` if a report is due.
+        """Add a step, and return the fields of ``control.state.gauges.WorkerMeasurements`` if a report is due.
 
         All workers report after the same steps.
 
@@ -99,7 +99,7 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Peaks(NamedTuple):
-    """Peak memory in bytes, for ``control.reports.WorkReport``."""
+    """Peak memory in bytes, for ``control.facts.reports.WorkReport``."""
 
     peak_bytes: int
     """resident memory, pages shared with other processes included"""
