@@ -75,9 +75,10 @@ FACTS = (
     "log.logs",
     "log.run_record",
     "state.gauges",
+    "state.memory_snapshots",
     "state.roster",
 )
-"""modules of ``control`` that reports read"""
+"""modules of ``control`` that reports read; none decides"""
 DECIDING = (
     "decide",
     "exclusion",
@@ -237,6 +238,12 @@ def test_reports_read_facts_of_control_only() -> None:
     observers = [m for m in modules() if room(m) in ("report", "lab.report", "swarm.report")]
     read = {n for m in observers for n in neighbours(m) if room(n).startswith("control")}
     assert read == {f"planaria.control.{name}" for name in FACTS}
+
+
+def test_facts_import_neither_state_nor_log() -> None:
+    facts = [m for m in modules() if m.startswith("planaria.control.facts.")]
+    control = {n for m in facts for n in neighbours(m) if n.startswith("planaria.control.")}
+    assert facts and control <= {*facts}
 
 
 def test_applying_events_imports_no_deciding_module() -> None:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.diagnosis import verdicts
+from planaria.control.facts.measurements import EVERY, EdgeTravelTimes, PassDurations, WorkerMeasurements
 from planaria.control.slow_parts import SlowPart, remaining_share
-from planaria.control.state.gauges import EVERY, EdgeTravelTimes, Gauges, Pair, PassDurations, WorkerMeasurements
+from planaria.control.state.gauges import Gauges, Pair
 
 STAGES = 5
 """the ends among them"""

@@ -11,8 +11,8 @@ from test_machine import SHARED, started
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.measurements import EdgeTravelTimes, PassDurations
 from planaria.control.slow_parts import MIN_S_BETWEEN_HANDOVERS
-from planaria.control.state.gauges import EdgeTravelTimes, PassDurations
 
 SLOW = 2
 """a stage"""

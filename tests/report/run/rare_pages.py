@@ -16,9 +16,9 @@ from synthetic_comparison import HELD, Manner, compared
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.measurements import EdgeTravelTimes, PassDurations
 from planaria.control.facts.run_started import Recut, RunShape
 from planaria.control.log.run_record import RunRecord
-from planaria.control.state.gauges import EdgeTravelTimes, PassDurations
 from planaria.exchange.coded.facts import CloseRound, ResultsSent
 from planaria.lab.experts.experts_results import FittedWeights
 from planaria.lab.report import comparison, experts_report

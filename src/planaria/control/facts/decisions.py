@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 from planaria.common.documents import former_names, renamed_to
 from planaria.control.facts.events import Fact, Mode
 from planaria.control.facts.feature_facts import FeatureOrder
+from planaria.control.facts.measurements import SlowLink as SlowLink
 from planaria.control.facts.members import PEER as PEER
 from planaria.control.facts.members import PREDECESSOR as PREDECESSOR
 from planaria.control.facts.members import Adopt as Adopt
@@ -37,7 +38,6 @@ from planaria.control.facts.slowness_events import HandOverSlowStage as HandOver
 from planaria.control.facts.slowness_events import Reroute as Reroute
 from planaria.control.facts.slowness_events import SlowPartFound as SlowPartFound
 from planaria.control.facts.slowness_events import UnequalReplicas as UnequalReplicas
-from planaria.control.state.gauges import SlowLink as SlowLink
 
 
 class Save(Fact):

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from planaria.common.documents import former_names, renamed_to
 from planaria.control.facts.feature_facts import FeatureEvent
+from planaria.control.facts.measurements import WorkerMeasurements as WorkerMeasurements
 from planaria.control.facts.reports import CONTROLLER as CONTROLLER
 from planaria.control.facts.reports import REPORT as REPORT
 from planaria.control.facts.reports import EdgeBroken as EdgeBroken
@@ -41,7 +42,6 @@ from planaria.control.facts.update_reports import RoundApplied as RoundApplied
 from planaria.control.facts.update_reports import UpdateReceived as UpdateReceived
 from planaria.control.facts.update_reports import UpdateRejected as UpdateRejected
 from planaria.control.facts.update_reports import UpdatesWeighted as UpdatesWeighted
-from planaria.control.state.gauges import WorkerMeasurements as WorkerMeasurements
 
 
 class WorkerLost(Fact):

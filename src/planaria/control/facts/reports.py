@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter
 from planaria.common.documents import former_names
 from planaria.config.names import STAGE_FILE
 from planaria.control.facts.feature_facts import FeatureReport
+from planaria.control.facts.measurements import WorkerMeasurements
 from planaria.control.facts.run_started import Fact
 from planaria.control.facts.update_reports import (
     MessageCompressed,
@@ -17,7 +18,6 @@ from planaria.control.facts.update_reports import (
     UpdateRejected,
     UpdatesWeighted,
 )
-from planaria.control.state.gauges import WorkerMeasurements
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 

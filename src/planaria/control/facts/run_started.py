@@ -12,7 +12,6 @@ from planaria.config.fleet_config import Diagnosis
 from planaria.config.schema import ExchangeConfig, RecoveryConfig
 
 if TYPE_CHECKING:
-    from planaria.control.state.memory_snapshots import MemorySnapshot
     from planaria.recovery.chain import Chain
 
 
@@ -191,14 +190,6 @@ class RunStarted(Fact):
         from planaria.recovery import recovery  # imports torch, which readers of logs do not need
 
         return recovery(self.recovery, self.stages)
-
-    @cached_property
-    def memory(self) -> MemorySnapshot | None:
-        """Return the initial snapshot memory of a replica, if one of its strategies keeps snapshots of all stages."""
-        from planaria.control.state.memory_snapshots import MemorySnapshot
-
-        retaining = self.chain.retaining
-        return None if retaining is None else MemorySnapshot(*retaining)
 
     def samples_before(self, step: int) -> int:
         """Return the number of samples used before ``step``, which is the number of its first one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from planaria.recovery.chain import Chain
 from planaria.recovery.retention import SnapshotRetention, SnapshotVersions
 
 NONE_YET = SnapshotVersions()
@@ -25,6 +26,11 @@ class MemorySnapshot:
     nodes: frozenset[int] = frozenset()
     coming: frozenset[int] = frozenset()
     """nodes that will hold their part once the current generation is linked"""
+
+    @classmethod
+    def start(cls, chain: Chain) -> MemorySnapshot | None:
+        """Return a replica's memory at the start; None unless a strategy of the chain keeps snapshots of all stages."""
+        return None if chain.retaining is None else cls(*chain.retaining)
 
     @property
     def step(self) -> int:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from planaria.control.facts.decisions import Recall, Source
 from planaria.control.facts.events import EdgeBroken, Replanned, ReplicaPosition, RunStarted
+from planaria.control.facts.measurements import SlowLink
 from planaria.control.state.fast_replace import fast_replace
-from planaria.control.state.gauges import SlowLink
 from planaria.control.state.memory_snapshots import MemorySnapshot
 from planaria.control.state.rollback import first_origin
 from planaria.pipeline.routing.arrangement import Arrangement, Pair
@@ -205,9 +205,9 @@ class ReplicaState:
     @classmethod
     def start(cls, settings: RunStarted, number: int = 0) -> ReplicaState:
         """Return a replica of a run that is being started or resumed."""
-        position = settings.position_of(number)
+        position, memory = settings.position_of(number), MemorySnapshot.start(settings.chain)
         if number >= settings.replicas:  # starts when machines join
-            state = cls(settings=settings, number=number, phase="left", step=position.step, memory=settings.memory)
+            state = cls(settings=settings, number=number, phase="left", step=position.step, memory=memory)
             return replace(state, lost=frozenset(state.arrangement.stage))
         state = cls(
             settings=settings,
@@ -217,9 +217,9 @@ class ReplicaState:
             evaluated=position.step or -1,
             rounds=position.rounds,
             steps_since_round=position.inner,
-            memory=settings.memory,
+            memory=memory,
         )
-        nodes, memory = state.arrangement.stage, settings.memory
+        nodes = state.arrangement.stage
         if settings.snapshot_step >= 0 and memory is not None:
             recall = Recall(by=memory.by, step=settings.snapshot_step, file=settings.recalled_from)
             recalled = settings.snapshot_nodes

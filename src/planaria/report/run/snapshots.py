@@ -8,6 +8,7 @@ from statistics import median
 from planaria.control.facts import decisions as d
 from planaria.control.facts.run_started import RunStarted
 from planaria.control.log.logs import RunRecord
+from planaria.control.state.memory_snapshots import MemorySnapshot
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.run.recovery_timeline import RecoveryTiming
@@ -15,9 +16,9 @@ from planaria.report.run.recovery_timeline import RecoveryTiming
 
 def section(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
     """Yield the section, if the run kept snapshots in memory."""
-    if not record.starts or record.starts[-1][1].memory is None:
+    memory = MemorySnapshot.start(record.starts[-1][1].chain) if record.starts else None
+    if memory is None:
         return
-    memory = record.starts[-1][1].memory
     rule = memory.rule
     if rule.in_step:
         how = "parities follow every update, without rollbacks"
@@ -47,7 +48,7 @@ def _retained(record: RunRecord) -> int:
     count, memory = 0, None
     for _, fact in record.turns:
         if isinstance(fact, RunStarted):
-            memory = fact.memory
+            memory = MemorySnapshot.start(fact.chain)
         elif memory is None:
             continue
         elif isinstance(fact, d.Form) and any(not isinstance(member.source, d.Keep) for member in fact.members):

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from planaria.control.facts.events import Span
+from planaria.control.facts.measurements import EVERY, EdgeTravelTimes, PassDurations
 from planaria.control.facts.update_reports import three_digits
-from planaria.control.state.gauges import EVERY, EdgeTravelTimes, PassDurations
 
 Pass = Literal["forward", "backward"]
 
@@ -42,7 +42,7 @@ class WorkerGauge:
         transits: Mapping[int, Sequence[float]],
         read_s: float = 0.0,
     ) -> dict[str, Any] | None:
-        """Add a step, and return the fields of ``control.state.gauges.WorkerMeasurements`` if a report is due.
+        """Add a step, and return the fields of ``control.facts.measurements.WorkerMeasurements`` if a report is due.
 
         All workers report after the same steps.
 
