@@ -19,15 +19,15 @@ SLOW = 2
 STAGES = 2  # of a replica, with the ends
 SKIP = 10  # first steps
 LAST = 20  # steps whose training loss is averaged
-OPTIONS = {"every": 16, "fragments": 2, "delay": 4}  # the fast ones make three steps in one of the slow one
-DECOUPLED = {"kind": "decoupled", "options": OPTIONS}
-ARMS: dict[str, dict[str, Any]] = {
-    "lone": DECOUPLED,
-    "decoupled": DECOUPLED,
-    "killed": DECOUPLED,
-    "all due": {"kind": "decoupled", "options": {**OPTIONS, "min_due": 3}},
-    "noloco": {"kind": "noloco", "options": {"every": 16}},
-}
+ARMS = ("lone", "decoupled", "killed", "all due", "noloco")
+
+
+def exchange_of(given: Namespace, arm: str) -> dict[str, Any]:
+    """Return an arm's exchange; all have a round of the same weights every sixteen steps."""
+    if arm == "noloco":
+        return {"kind": "noloco", "options": {"every": 16}}
+    everyone = {"min_due": 3} if arm == "all due" else {}
+    return {"kind": "decoupled", "options": {"every": 16, "fragments": 2, "delay": given.delay, **everyone}}
 
 
 def recipe(given: Namespace, arm: str, seed: int) -> RunConfig:
@@ -41,7 +41,7 @@ def recipe(given: Namespace, arm: str, seed: int) -> RunConfig:
         data=bytes_data(),
         optim={"lr": 2e-3, "warmup": 10, "schedule": "constant"},
         train={"steps": given.steps, "eval_every": 0},
-        exchange={"replicas": replicas, "patience_s": 1000.0, **ARMS[arm]},
+        exchange={"replicas": replicas, "patience_s": 1000.0, **exchange_of(given, arm)},
         fleet={"spares": 1 if arm == "killed" else 0},
         checkpoint={"every": 0},
         network={"emulate": "links", "latency_s": given.step_s / 4},
@@ -49,7 +49,7 @@ def recipe(given: Namespace, arm: str, seed: int) -> RunConfig:
 
 
 def faults(given: Namespace, arm: str) -> tuple[Fault, ...]:
-    """Slow the third replica's batches down; in the arm "killed", also kill its stage in every tenth step."""
+    """Slow the third replica's batches down; in the arm "killed", also kill its stage every few of its steps."""
     if arm == "lone":
         return ()
     ends, block = SLOW * STAGES, SLOW * STAGES + 1  # its nodes
@@ -89,6 +89,7 @@ def contributions(record: RunRecord) -> float:
     "decoupled_slow",
     steps=Flag(60, "of each replica, if each uses its own samples"),
     step_s=Flag(0.2, "of a step, all of it on the links", metavar="S"),
+    delay=Flag(4, "steps before a round is settled; the fast ones make three in one of the slow one"),
     kill_every=Flag(6, "steps of the slow replica from one SIGKILL to the next"),
     seeds=3,
 )

@@ -110,7 +110,7 @@ def test_a_mutant_of_the_protocol_breaks_an_invariant(network: dict[str, Any], s
     for seed in range(600):
         try:
             Leaders(Network(seed, **network), store).run(EVENTS)
-        except (AssertionError, UserError):  # the second: nobody knows the roster any more
+        except (AssertionError, UserError):  # the second: no holder knows the roster any more
             return
     pytest.fail("no invariant was broken")
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -98,6 +102,37 @@ def ended(swarm: LiveSwarm, seconds: float = 100.0) -> dict[str, int | None]:
     for process in swarm.processes.values():
         process.join(max(0.0, until - time.monotonic()))
     return {name: process.exitcode for name, process in swarm.processes.items()}
+
+
+def killed_and_restarted(swarm: LiveSwarm, after_round: int) -> None:
+    """Run a swarm of two to its end; the process of p1 is killed once it has ended this round, and started again."""
+    events: list[str] = []
+
+    def on_record(name: str, record: Record) -> None:
+        if name == "p1" and isinstance(record, RoundDone) and record.round >= after_round and not events:
+            events.append("killed")
+            os.kill(swarm.processes["p1"].pid or 0, signal.SIGKILL)
+
+    def on_death(name: str, how: str) -> None:
+        events.append(f"{name} {how}")
+        swarm.start(name)
+
+    assert swarm.run(on_record, on_death) == {"p0": 0, "p1": 0}
+    assert events == ["killed", "p1 killed by SIGKILL"]
+
+
+@contextmanager
+def openai_server(model: Path) -> Iterator[str]:
+    """Serve a model folder in a process of its own; yield the address."""
+    script = Path(__file__).parent / "openai_server.py"
+    process = subprocess.Popen([sys.executable, str(script), str(model)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def until(condition: Callable[[], bool], seconds: float = 100.0) -> None:

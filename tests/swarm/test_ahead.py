@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from swarms import log, peer, rounds, threads, tiny, together, until, weights
+from swarms import killed_and_restarted, log, openai_server, peer, rounds, threads, tiny, together, until, weights
 from tiny_swarm import case, policy, reading
 
 from planaria.swarm.assemble import assemble
@@ -29,13 +25,12 @@ from planaria.swarm.learning.learner import Learner, ratio_summary
 from planaria.swarm.learning.weight_versions import WeightVersions, drawing_round, why_stale
 from planaria.swarm.peer.ahead import due
 from planaria.swarm.policy.base import likelihood_digest, weights_digest
-from planaria.swarm.records.lines import PEERS, SAMPLES, RoundDone, read_samples
+from planaria.swarm.records.lines import PEERS, SAMPLES, read_samples
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.report import swarm_report
 from planaria.swarm.report.staleness import idle_share
 from planaria.swarm.swarm_processes import LiveSwarm
 
-SCRIPT = Path(__file__).parent / "openai_server.py"
 small = st.integers(0, 6)
 
 
@@ -132,6 +127,10 @@ SECTIONS: dict[str, Any] = {"rounds": {"ahead": 2, "count": 5}}
         (
             SECTIONS | {"policy": {"server": "http://x", "max_staleness_rounds": 3}},
             r"policy\.max_staleness_rounds = 3: peers drop .* rounds\.ahead = 2; leave it out",
+        ),
+        (
+            {"policy": {"server": "http://x", "serving": {"overlap": False}}},
+            r"policy\.serving\.overlap has no effect with rounds\.ahead = 0; leave it out",
         ),
     ],
 )
@@ -245,19 +244,7 @@ def test_a_killed_peer_returns_with_its_versions(tmp_path: Path, pupil: Path) ->
     """Processes: p1 is killed in round 3 or later, restarted, and all weights equal those of an undisturbed run."""
     config = tiny(pupil, size=2, rounds={"count": 9, "keep": 2, "ahead": 2}, evaluate={"problems": 2})
     together(config, tmp_path / "calm")
-    swarm, deaths = LiveSwarm(config, tmp_path / "hit"), []
-
-    def told(name: str, record: Any) -> None:
-        if name == "p1" and isinstance(record, RoundDone) and record.round >= 3 and not deaths:
-            deaths.append("")
-            os.kill(swarm.processes["p1"].pid or 0, signal.SIGKILL)
-
-    def died(name: str, how: str) -> None:
-        deaths.append(f"{name} {how}")
-        swarm.start(name)
-
-    assert swarm.run(told, died) == {"p0": 0, "p1": 0}
-    assert deaths == ["", "p1 killed by SIGKILL"]
+    killed_and_restarted(LiveSwarm(config, tmp_path / "hit"), after_round=3)
     for name in ("p0", "p1"):
         assert weights(tmp_path / "hit", name) == weights(tmp_path / "calm", name), name
 
@@ -281,14 +268,8 @@ def test_a_late_peer_joins_while_others_draw_ahead(tmp_path: Path, pupil: Path) 
 
 @pytest.fixture(scope="module")
 def address(pupil: Path) -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, str(SCRIPT), str(pupil)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with openai_server(pupil) as url:
+        yield url
 
 
 @pytest.mark.parametrize("habit", ["weights", "fixed"])

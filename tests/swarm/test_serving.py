@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarms import rounds, together
+from swarms import openai_server, rounds, together
 from tiny_swarm import MODEL, byte_tokenizer
 
 from planaria.common.errors import UserError
@@ -26,8 +24,6 @@ from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.serving.client import BadReply, Client, RemoteText, completions
 from planaria.swarm.serving.remote_sampling import PeerServer, Rest
-
-SCRIPT = Path(__file__).parent / "openai_server.py"
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
     """Of the process that all tests here talk to."""
-    process = subprocess.Popen([sys.executable, str(SCRIPT), str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with openai_server(folder) as url:
+        yield url
 
 
 @pytest.fixture

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import multiprocessing as mp
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import stores  # noqa: F401 (registers file systems)
-from swarms import alive, ended, log, peer, processes, rounds, threads, tiny, together, until, weights
+from swarms import (
+    alive,
+    ended,
+    killed_and_restarted,
+    log,
+    peer,
+    processes,
+    rounds,
+    threads,
+    tiny,
+    together,
+    until,
+    weights,
+)
 
 from planaria import cli
 from planaria.common.digests import FILE
@@ -27,7 +38,7 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.receipts import Agreement, Committee, message_list_in, text_of
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, RoundDone, Started
+from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, Started
 from planaria.swarm.swarm_processes import LiveSwarm, own_identity
 from planaria.swarm.tasks.sums import Sums
 
@@ -65,19 +76,8 @@ def test_three_peers_finish_on_a_store_that_fails_every_tenth_call(
 @pytest.mark.slow
 def test_a_dead_peer_can_be_restarted_by_the_callback(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, size=2, rounds={"count": 30, "keep": 5}, evaluate={"problems": 2})
-    swarm, deaths = LiveSwarm(config, tmp_path), []
-
-    def told(name: str, record: Record) -> None:
-        if name == "p1" and isinstance(record, RoundDone) and record.round >= 2 and not deaths:
-            deaths.append("")
-            os.kill(swarm.processes["p1"].pid or 0, signal.SIGKILL)
-
-    def died(name: str, how: str) -> None:
-        deaths.append(f"{name} {how}")
-        swarm.start(name)
-
-    assert swarm.run(told, died) == {"p0": 0, "p1": 0}
-    assert deaths == ["", "p1 killed by SIGKILL"]
+    swarm = LiveSwarm(config, tmp_path)
+    killed_and_restarted(swarm, after_round=2)
     assert weights(tmp_path, "p0") == weights(tmp_path, "p1") and len(weights(tmp_path, "p0")) == 30
     assert all(process.exitcode == 0 for process in swarm.processes.values())
 

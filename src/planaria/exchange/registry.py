@@ -67,6 +67,10 @@ def exchange(config: ExchangeConfig) -> Exchange:
             raise UserError(f"exchange.kind = {config.kind!r}: {wrong}")
         if every is not None and (not isinstance(every, int) or every < 0):
             raise UserError(f"exchange.kind = {config.kind!r}: interval is {every!r}; give a number of steps, or None")
+        if rule.decoupled and not (overlap and rule.synchronised):
+            raise UserError(
+                f"exchange.kind = {config.kind!r}: a decoupled exchange needs an overlap, and synchronised = True"
+            )
         if overlap and not 0 < overlap < (every or 0):
             raise UserError(f"exchange.kind = {config.kind!r}: overlap is {overlap}; give less than interval, {every}")
     return rule

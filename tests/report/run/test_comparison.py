@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, Manner, compared, digest, faults
 
-from planaria.lab.compare.race_results import ComparisonResults, SeedTrace
+from planaria.lab.compare.race_results import ArmScore, ComparisonResults, SeedTrace
 from planaria.lab.report.comparison import write_comparison
 from planaria.lab.report.comparison_figures import (
     colours,
@@ -175,6 +175,19 @@ def test_redundancy_without_its_computation_has_no_step_to_vary() -> None:
     assert redundant_arm(found) == "redundant"
     found.arms[3] = found.arms[3].model_copy(update={"computes_copies": False})
     assert redundant_arm(found) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "computes"),
+    [
+        ({"recovery.strategy": "redundant, checkpoint"}, True),
+        ({"recovery.strategy": "redundant", "recovery.options.forward": "False"}, False),
+        ({"recovery.strategy": "checkfree"}, False),
+    ],
+)
+def test_older_results_name_the_arms_that_compute_copies(changes: dict[str, str], computes: bool) -> None:
+    fields = compared().arms[3].model_dump(mode="json", exclude={"computes_copies"}) | {"changes": changes}
+    assert ArmScore.model_validate(fields).computes_copies is computes
 
 
 def test_every_failure_is_a_mark(found: ComparisonResults) -> None:

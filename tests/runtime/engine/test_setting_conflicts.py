@@ -73,7 +73,9 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("γ", {"exchange": {"kind": "noloco", "options": {"alpha": 0.9}}}, "replicas would drift apart"),
     ("`delay`", {"exchange": {"kind": "streaming_diloco", "options": {"every": 8, "delay": 2}}}, "must be settled"),
     ("`delay`", {"exchange": {"kind": "streaming_diloco", "options": {"every": 10}}}, "does not divide"),
-    ("`mix`", {"exchange": {"kind": "decoupled", "options": {"mix": 0.5}}}, "takes the result of a round whole"),
+    ("`decoupled`", {"exchange": {"kind": "decoupled", "options": {"mix": 0.5}}}, "takes the result of a round whole"),
+    ("`decoupled`", {"exchange": {"kind": "decoupled", "robust": "median"}}, "do not compare what they received"),
+    ("`decoupled`", {"exchange": {"kind": "decoupled"}, "routing": {"mixed": True}}, "all replicas step together"),
     ("`max_replicas`", {"exchange": {"max_replicas": 6}, "engine": "fleet"}, "other than 'allreduce'"),
     ("`max_replicas`", {"exchange": {"kind": "noloco", "max_replicas": 6}}, "no machines join a run in one process"),
     (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from planaria.common.documents import Record
 from planaria.lab.compare.clock import ArmClock
@@ -141,6 +141,16 @@ class ArmScore(Record):
     """inputs of its numbers, with :attr:`courses`"""
     courses: list[ArmCourse] = Field(default_factory=list)
     """for each seed"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_older(cls, fields: Any) -> Any:
+        """Derive ``computes_copies``, which older results lack, from the arm's settings."""
+        if not isinstance(fields, dict) or "computes_copies" in fields:
+            return fields
+        changes = fields.get("changes", {})
+        redundant = "redundant" in changes.get("recovery.strategy", "").replace(",", " ").split()
+        return {**fields, "computes_copies": redundant and changes.get("recovery.options.forward") != "False"}
 
     def spread(self, of: str) -> Spread | None:
         """Return the spread of a number over the seeds; None if a seed lacks it."""

@@ -282,6 +282,11 @@ def _check_replicas(config: RunConfig) -> None:
         raise UserError(
             "exchange.steps_between_rounds: with routing.mixed all replicas step together; give exchange.options.every"
         )
+    if config.routing.mixed and exchange(config.exchange).decoupled:
+        raise UserError(
+            f"exchange.kind = {config.exchange.kind!r}: with routing.mixed all replicas step together, so no round "
+            "begins without all; use 'streaming_diloco'"
+        )
     if config.exchange.steps_between_rounds and not exchange(config.exchange).interval:
         raise UserError(
             f"exchange.steps_between_rounds: with exchange.kind = {config.exchange.kind!r} there are no rounds, so no "

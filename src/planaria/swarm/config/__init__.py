@@ -275,6 +275,8 @@ class SwarmConfig(Section):
                 f"rounds.ahead = {ahead}: loss.kind = {self.loss.kind!r} has no bounded weight for completions of "
                 "earlier weights; write 'f_tis', 'tis', 'f_vis', 'vis' or 'dis'"
             )
+        if not (ahead or self.policy.serving.overlap):
+            raise ValueError("policy.serving.overlap has no effect with rounds.ahead = 0; leave it out")
         if ahead and self.policy.server and oldest > ahead:
             raise ValueError(
                 f"policy.max_staleness_rounds = {oldest}: peers drop completions of weights older than rounds.ahead = "
