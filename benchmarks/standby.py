@@ -4,55 +4,63 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from benchmarks.field_systems import free_port
 from benchmarks.fleet_run import MODEL_FLAGS, finished, real_stages, step_seconds
 from benchmarks.harness import RUNS, Claim, Flag, Measurement, Row, benchmark, interleaved, ratios, start
 from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
+from planaria.control.apply import apply
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log import state_file
-from planaria.control.log.logs import EVENTS, RunRecord, read_run
+from planaria.control.log.logs import LogFollower, RunRecord, read_run
+from planaria.control.state.run import RunState
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.engine import run_folders
 
 SKIP = 5
 
 
-@benchmark("standby", kills=Flag(30), seed=1, **MODEL_FLAGS)
+@benchmark("standby", kills=Flag(200), seed=1, dim=Flag(64, "width of the model"))
 def run_kills(given: Namespace) -> Measurement:
-    """Kill each controller of a run (SIGKILL) once its standby waits, at random moments; the standby leads, and starts
-    the next one.
+    """Kill each controller of a run (SIGKILL) once its standby waits, after lines of its log of each kind in turn.
 
-    A gap is from the signal to the first order of the next controller; workers finish their step meanwhile. Claims:
-    median gap <= 1 s; the losses equal an undisturbed run's to the last bit; no sample is lost or used twice; no worker
-    is left.
+    Two thirds of the kills are in a run whose lost stages are restored from copies: with every fourth of them a worker
+    is killed too. The others are in a run of two replicas with DiLoCo. With every tenth one the standby is killed
+    too, and ``train --resume`` adopts the workers. A step takes 0.1 s and more, as on links. A gap is from the signal
+    to the first order of the next controller, if a standby leads; workers finish their step meanwhile. Claims: median
+    gap <= 1 s; losses equal an undisturbed run's to the last bit; no sample is lost or used twice; no worker is left.
     """
-    steps = given.kills * 40
-    config = _with_standby(real_stages(given, "standby", steps, spares=1, save_every=50), "auto")
-    calm = finished(_named(real_stages(given, "standby-calm", steps, spares=1, save_every=50), "standby-calm"))
-    killed_at, record = _killed(config, given.kills, random.Random(given.seed))
-    gaps = _gaps(record, killed_at)
-    differing = sum(a.loss != b.loss for a, b in zip(calm.trained, record.trained, strict=True))
+    rng, rounds = random.Random(given.seed), given.kills // 3
+    campaigns = [
+        Campaign(_survivable(given, "standby"), rng, given.kills - rounds),
+        Campaign(_survivable(given, "standby-rounds", replicas=2), rng, rounds),
+    ]
+    records = [campaign.run() for campaign in campaigns]
+    gaps = [gap for one, record in zip(campaigns, records, strict=True) for gap in one.gaps(record)]
+    phases = Counter[str]()
+    for record in records:
+        phases += phases_at_failovers(record)
+    differing = sum(different_losses(record, _undisturbed(record)) for record in records)
+    worker, standby = (sum(getattr(one, of) for one in campaigns) for of in ("with_worker", "with_standby"))
+    kills = {"kills": given.kills, "with a worker": worker, "with the standby": standby}
     return [
-        Row("gap between controllers, s", gaps, "0", Claim(high=1.0), {"max": max(gaps), "kills": len(gaps)}),
-        Row("steps with another loss", [differing], "0", Claim(high=0)),
-        Row("samples lost or used twice", [len(prove_exactly_once(record))], "0", Claim(high=0)),
-        Row("workers left", [len(_left(record.folder))], "0", Claim(high=0)),
+        Row("gap between controllers, s", gaps, "0", Claim(high=1.0), {"max": max(gaps), **kills}),
+        *(Row(f"controllers lost in phase {phase}", [count], "") for phase, count in sorted(phases.items())),
+        Row("steps with another loss", [differing], "0", Claim(high=0), {"of": sum(map(len, map(losses, records)))}),
+        Row("samples lost or used twice", [sum(len(prove_exactly_once(r)) for r in records)], "0", Claim(high=0)),
+        Row("workers left", [sum(len(_left(r.folder)) for r in records)], "0", Claim(high=0)),
     ]  # fmt: skip
 
 
@@ -69,208 +77,196 @@ def run_cost(given: Namespace) -> Measurement:
     return [Row("step with a supervisor / without", ratios(kept, plain), "1", Claim(high=1.01), beside)]
 
 
-@benchmark("standby_machines", kills=Flag(8), seed=1, **MODEL_FLAGS)
-def run_machines(given: Namespace) -> Measurement:
-    """Kill the machine of a run's controller: the controller's process group, without workers, while a standby follows
-    the shared log in another directory and a joined machine has all workers. Both are processes of this machine.
+def _survivable(given: Namespace, name: str, replicas: int = 1) -> RunConfig:
+    """Return a run with a standby that goes through all phases; it ends when it is stopped."""
+    sizes = {"stages": 2, "microbatches": 4, "context": 32}
+    plain = real_stages(Namespace(dim=given.dim, **sizes), name, 1_000_000, spares=2, save_every=7)
+    fields = plain.model_dump(exclude_unset=True) | {
+        "network": {"emulate": "links", "latency_s": 0.02},
+        "optim": {"schedule": "constant"},
+        "recovery": {"strategy": "redundant, checkpoint"},
+        "train": {"steps": 1_000_000, "eval_every": 10, "eval_microbatches": 2},
+    }
+    if replicas > 1:
+        fields |= {
+            "exchange": {"kind": "diloco", "replicas": replicas, "options": {"every": 5}},
+            "recovery": {"strategy": "checkpoint"},
+        }
+    return _with_standby(RunConfig.model_validate(fields), "auto")
 
-    A gap is from the signal to the next committed step; fleet.lease_s is 1. Claims: median gap <= 3 s; the losses equal
-    an undisturbed run's to the last bit; no sample is lost or used twice.
+
+def _undisturbed(record: RunRecord) -> RunRecord:
+    """Train the same steps in one process."""
+    config = record.config
+    fields = config.model_dump(exclude_unset=True, exclude={"fleet", "network"})
+    last = max(step for _, step in losses(record))
+    fields |= {"engine": "inline", "train": {**fields["train"], "steps": last + 1}}
+    calm = named(RunConfig.model_validate(fields), f"{config.name}-calm")
+    subprocess.run([*_planaria(), "train", _written(calm), "--quiet"], check=True)
+    return read_run(Path(calm.out) / calm.name)
+
+
+STEPPING = ("run_step", "stage_ready", "commit", "stage_committed", "evaluate", "save", "stage_saved", "seal")
+"""kinds of log lines after which controllers are killed; ``evaluate`` is the order of a validation"""
+EXCHANGING = ("commit", "settle", "evaluate", "save")
+RECOVERING = ("worker_lost", "form", "linked", "worker_joined")
+"""kinds of lines that follow the loss of a worker"""
+LIMIT_S = 120.0
+"""for a moment to come"""
+
+
+class Campaign:
+    """A run whose controllers are killed."""
+
+    def __init__(self, config: RunConfig, rng: random.Random, kills: int) -> None:
+        self.config, self.folder = config, Path(config.out) / config.name
+        self.with_worker = self.with_standby = 0
+        self._log: LogFollower | None = None
+        self._rng, self._kills, self._killed_at, self._last = rng, kills, list[tuple[float, bool]](), -1
+        self._exact = config.exchange.replicas == 1  # a stage copied from another replica is not the lost one
+        self._moments = STEPPING + RECOVERING if self._exact else EXCHANGING
+
+    def run(self) -> RunRecord:
+        """Train, kill all controllers but the last, stop the run once it has saved its state; return its record."""
+        process = subprocess.Popen([*_planaria(), "train", _written(self.config), "--quiet"])
+        self._until("first steps", lambda: _has_begun(self.folder))
+        self._log = LogFollower(self.folder)
+        for number in range(self._kills):
+            self._kill(number)
+        self._until("controller", self._is_led)
+        os.kill(leader_of(self.folder), signal.SIGTERM)
+        self._until("end of the run", lambda: _has_ended(self.folder))
+        process.wait()
+        return read_run(self.folder)
+
+    def _kill(self, number: int) -> None:
+        """Kill the controller at the moment that is next in turn."""
+        moment = self._moments[number % len(self._moments)]
+        self._until("controller with a standby and all workers", self._is_whole)
+        self._last = leader_of(self.folder)
+        self._has_logged("")
+        if moment in RECOVERING:
+            self._kill_worker()
+        self._until(f"line of {moment}", lambda: self._has_logged(moment), pause=0.0005)
+        time.sleep(self._rng.choice([0.0, self._rng.uniform(0.0, 0.02)]))
+        if self._exact and number % 4 == 1 and moment not in RECOVERING:
+            self._kill_worker()
+        by_standby = number % 10 != 9
+        if not by_standby:
+            self.with_standby += 1
+            for pid in run_folders.waiting_standbys(self.folder):
+                os.kill(pid, signal.SIGKILL)
+        self._killed_at.append((time.monotonic(), by_standby))
+        os.kill(self._last, signal.SIGKILL)
+        if not by_standby:
+            subprocess.Popen([*_planaria(), "train", "--resume", str(self.folder), "--quiet"])
+
+    def gaps(self, record: RunRecord) -> list[float]:
+        """Return the seconds from each kill that a standby followed to the next controller's first decision."""
+        terms = [t for t, fact in record.history if isinstance(fact, e.LeaderStarted)]
+        ordered = [t for t, fact in record.history if isinstance(fact, d.RunStep | d.Commit | d.Save | d.Form)]
+        return [
+            next(t for t in ordered if t > term) - killed
+            for term, (killed, by_standby) in zip(terms, self._killed_at, strict=True)
+            if by_standby
+        ]
+
+    def _has_logged(self, moment: str) -> bool:
+        """Return whether the new lines of the log have one of this kind."""
+        assert self._log is not None
+        return moment in [_kind(fact) for _, fact in self._log.history()]
+
+    def _kill_worker(self) -> None:
+        self.with_worker += 1
+        working = [worker for worker in state_file.read_state(self.folder).workers if worker.node is not None]
+        os.kill(self._rng.choice(working).pid, signal.SIGKILL)
+
+    def _is_led(self) -> bool:
+        """Return whether a controller other than the last leads the run, and a standby waits."""
+        try:
+            return leader_of(self.folder) != self._last and len(run_folders.waiting_standbys(self.folder)) > 0
+        except (OSError, ValueError):
+            return False
+
+    def _is_whole(self) -> bool:
+        """Return whether the run is led, and has all its workers and spares."""
+        expected = self.config.exchange.replicas * (self.config.pipeline.stages + 1) + self.config.fleet.spares
+        return self._is_led() and len(state_file.read_state(self.folder).workers) == expected
+
+    def _until(self, what: str, condition: Callable[[], bool], pause: float = 0.02) -> None:
+        """Wait for a condition.
+
+        :raises RunStopped: if it does not come.
+        """
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise RunStopped(f"{self.folder}: no {what} within {LIMIT_S:g} s, after {len(self._killed_at)} kills")
+            time.sleep(pause)
+
+
+def _kind(fact: e.Event | d.Decision) -> str:
+    return "evaluate" if isinstance(fact, d.RunStep) and fact.mode == "evaluate" else fact.kind
+
+
+def phases_at_failovers(record: RunRecord) -> Counter[str]:
+    """Count the phases of replicas in which controllers were lost; with two replicas, each kill counts twice."""
+    facts = [fact for _, fact in record.history]
+    assert isinstance(facts[0], e.RunStarted)
+    found, state = Counter[str](), RunState.start(facts[0])
+    for fact in facts[1:]:
+        if isinstance(fact, e.LeaderStarted):
+            found.update(replica.phase for replica in state.live.values())
+        state = apply(fact, state)
+    return found
+
+
+def losses(record: RunRecord) -> dict[tuple[int, int], float]:
+    """Return (replica, step) → loss of each committed step, as it was computed last."""
+    found, committed = dict[tuple[int, int], float](), set[tuple[int, int]]()
+    for _, fact in record.history:
+        if isinstance(fact, e.StageReady) and fact.mode == "train" and fact.loss is not None:
+            found[fact.replica, fact.step] = fact.loss
+        elif isinstance(fact, d.Commit):
+            committed.add((fact.replica, fact.step))
+    return {at: loss for at, loss in found.items() if at in committed}
+
+
+def different_losses(record: RunRecord, calm: RunRecord) -> int:
+    """Return the number of committed steps whose loss is not that of the undisturbed run."""
+    expected = losses(calm)
+    return sum(loss != expected.get(at) for at, loss in losses(record).items())
+
+
+def leader_of(folder: Path) -> int:
+    """Return the process of the controller that holds the run's lock.
+
+    :raises OSError:
+    :raises ValueError: if none does.
     """
-    rng, steps = random.Random(given.seed), 160
-    calm = finished(_named(real_stages(given, "standby-calm", steps, spares=0, save_every=0), "standby-calm"))
-    gaps, differing, unproven = list[float](), 0, 0
-    for number in range(given.kills):
-        config = _shared(real_stages(given, f"standby-{number}", steps, spares=0, save_every=0))
-        killed_at, record = _lost_and_led_elsewhere(config, rng)
-        (led_at, started), *_ = [(t, f) for t, f in record.history if isinstance(f, e.LeaderStarted)]
-        committed = next(t for t, f in record.history if t > led_at and isinstance(f, d.Commit))
-        gaps.append(started.wall_time + committed - led_at - killed_at)
-        differing += sum(a.loss != b.loss for a, b in zip(calm.trained, record.trained, strict=True))
-        unproven += len(prove_exactly_once(record))
-    return [
-        Row("kill to the next committed step, s", gaps, "0", Claim(high=3.0), {"max": max(gaps), "kills": len(gaps)}),
-        Row("steps with another loss", [differing], "0", Claim(high=0)),
-        Row("samples lost or used twice", [unproven], "0", Claim(high=0)),
-    ]
+    return int((folder / run_folders.LOCK).read_text())
 
 
-@benchmark("standby_frozen", stops=Flag(10), seed=1, **MODEL_FLAGS)
-def run_frozen(given: Namespace) -> Measurement:
-    """Stop the controller of a run (SIGSTOP) on machines as in standby_machines, and wake it once another one leads.
-
-    Claims: each woken controller exits with one line; the losses equal an undisturbed run's to the last bit, so that no
-    order of its was obeyed; no sample is lost or used twice.
-    """
-    rng, steps = random.Random(given.seed), 160
-    calm = finished(_named(real_stages(given, "standby-calm", steps, spares=0, save_every=0), "standby-calm"))
-    exited, differing, unproven = 0, 0, 0
-    for number in range(given.stops):
-        config = _shared(real_stages(given, f"standby-{number}", steps, spares=0, save_every=0))
-        left, record = _frozen_and_led_elsewhere(config, rng)
-        exited += left
-        differing += sum(a.loss != b.loss for a, b in zip(calm.trained, record.trained, strict=True))
-        unproven += len(prove_exactly_once(record))
-    return [
-        Row("woken controllers that exited / all", [exited / given.stops], "1", Claim(low=1), {"stops": given.stops}),
-        Row("steps with another loss", [differing], "0", Claim(high=0)),
-        Row("samples lost or used twice", [unproven], "0", Claim(high=0)),
-    ]
+def _planaria() -> list[str]:
+    return [sys.executable, "-m", "planaria"]
 
 
-@benchmark("standby_log", repeats=Flag(5), steps=Flag(60), **MODEL_FLAGS)
-def run_shared_log(given: Namespace) -> Measurement:
-    """Step times with a log shared in a local folder, at three holders on this machine, and without, in turns.
-
-    Claim: <= 1.03 with a folder. The holders' fsyncs share one disk here.
-    """
-
-    def side(kind: str) -> float:
-        config = real_stages(given, f"log-{kind}", given.steps, spares=1, save_every=0)
-        config = _named(config, config.name) if kind == "off" else _shared(config, local=True)
-        with _held(config) if kind == "quorum" else nullcontext(config) as held:
-            return median(step_seconds(finished(held), SKIP))
-
-    folder, quorum, plain = interleaved(
-        [lambda: side("folder"), lambda: side("quorum"), lambda: side("off")], given.repeats
-    )
-    beside = {"with, ms": 1e3 * median(folder), "without, ms": 1e3 * median(plain)}
-    return [
-        Row("step with a shared log / without", ratios(folder, plain), "1", Claim(high=1.03), beside),
-        Row("step with three holders / without", ratios(quorum, plain), "1", None, {"with, ms": 1e3 * median(quorum)}),
-    ]
-
-
-@contextmanager
-def _held(config: RunConfig) -> Iterator[RunConfig]:
-    """Yield the run with its log at three holders, processes of this machine."""
-    place, at = (RUNS / f"{config.name}-shared").absolute(), [f"127.0.0.1:{free_port()}" for _ in range(3)]
-    url, words = f"quorum://{','.join(at)}", [sys.executable, "-m", "planaria", "join"]
-    with ExitStack() as running:
-        for one in at:
-            hold = [*words, f"{url}/{config.name}", "--hold", one, "--key-file", str(config.fleet.key)]
-            process = subprocess.Popen(hold, cwd=place, stdout=subprocess.PIPE, text=True)
-            running.callback(process.wait)
-            running.callback(process.terminate)
-            assert process.stdout is not None and process.stdout.readline().startswith("holding")
-        yield config.model_copy(update={"fleet": config.fleet.model_copy(update={"shared_log": url})})
-
-
-def _shared(config: RunConfig, local: bool = False) -> RunConfig:
-    """Return the run with a shared log and one standby; unless ``local``, its workers are on machines that join."""
-    place = (RUNS / f"{config.name}-shared").absolute()
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    key = place / "key"
-    key.write_text(secrets.token_hex(32))
-    key.chmod(0o600)
-    fleet = {
-        "shared_log": str(place / "log"), "key": str(key), "port": free_port(),
-        "standby_at": f"127.0.0.1:{free_port()}", "local_workers": None if local else 0,
-    }  # fmt: skip
-    given = config.fleet.model_dump(exclude_unset=True) | fleet
-    return _named(config.model_copy(update={"fleet": type(config.fleet).model_validate(given)}), config.name)
-
-
-@dataclass(frozen=True)
-class _Machines:
-    """A run on three machines, each a process group of this one."""
-
-    leader: subprocess.Popen[str]
-    worker: subprocess.Popen[str]
-    standby: subprocess.Popen[str]
-    record: Path
-    """folder from which the standby leads"""
-
-    def end(self) -> RunRecord:
-        """Wait for the end of the run; return the standby's record."""
-        self.standby.communicate()
-        self.worker.wait()
-        self.leader.wait()
-        return read_run(self.record)
-
-
-def _trained_for_a_while(config: RunConfig, rng: random.Random) -> _Machines:
-    """Start the run, its workers and its standby, and return at a random moment after twenty steps."""
-    place, at, name = (RUNS / f"{config.name}-shared").absolute(), config.fleet.standby_at, config.name
-    file, folder = place / "run.toml", Path(config.out) / name
+def _written(config: RunConfig) -> str:
+    """Write the recipe of a run; return its path."""
+    file = RUNS / f"{config.name}.toml"
     file.write_text(recipe.dump(config))
-    words, key = [sys.executable, "-m", "planaria"], ["--key-file", str(config.fleet.key)]
-    train = [*words, "train", str(file), "--quiet"]
-    leader = subprocess.Popen(train, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    while not (place / "log" / name / "files" / run_folders.CONFIG).exists():
-        time.sleep(0.2)
-    join = [*words, "join", f"127.0.0.1:{config.fleet.port}", "--workers", str(config.pipeline.stages + 1)]
-    worker = subprocess.Popen([*join, *key], cwd=place, stdout=subprocess.DEVNULL, text=True)
-    lead = [*words, "join", str(place / "log" / name), "--standby", "--at", at, *key]
-    standby = subprocess.Popen(lead, cwd=place, stdout=subprocess.PIPE, text=True)
-    assert standby.stdout is not None and "ready to lead" in standby.stdout.readline()
-    while len([*read_run(folder).trained]) < 20:
-        time.sleep(0.2)
-    time.sleep(rng.uniform(0.0, 2.0))
-    return _Machines(leader, worker, standby, place / "runs" / name)
-
-
-def _lost_and_led_elsewhere(config: RunConfig, rng: random.Random) -> tuple[float, RunRecord]:
-    """Train, and kill the controller at a random moment; return when (s since 1970), and the next one's record."""
-    machines = _trained_for_a_while(config, rng)
-    killed_at = time.time()
-    os.killpg(machines.leader.pid, signal.SIGKILL)
-    return killed_at, machines.end()
-
-
-def _frozen_and_led_elsewhere(config: RunConfig, rng: random.Random) -> tuple[bool, RunRecord]:
-    """Train, stop the controller at a random moment, and wake it once another one has committed a step.
-
-    Returns whether it then exited with one line, and the other one's record.
-    """
-    machines = _trained_for_a_while(config, rng)
-    os.killpg(machines.leader.pid, signal.SIGSTOP)
-    while not (machines.record / EVENTS).exists() or not _has_committed(read_run(machines.record)):
-        time.sleep(0.2)
-    os.killpg(machines.leader.pid, signal.SIGCONT)
-    _, errors = machines.leader.communicate(timeout=60.0)
-    return machines.leader.returncode == 1 and errors.count("\n") == 1, machines.end()
-
-
-def _has_committed(record: RunRecord) -> bool:
-    """Return whether a controller other than the first has committed a step."""
-    kinds = [type(fact) for _, fact in record.history if isinstance(fact, e.LeaderStarted | d.Commit)]
-    return e.LeaderStarted in kinds and d.Commit in kinds[kinds.index(e.LeaderStarted) :]
+    return str(file)
 
 
 def _with_standby(config: RunConfig, standby: str) -> RunConfig:
     given = config.fleet.model_dump(exclude_unset=True) | {"standby": standby}
-    return _named(config.model_copy(update={"fleet": type(config.fleet).model_validate(given)}), config.name)
+    return named(config.model_copy(update={"fleet": type(config.fleet).model_validate(given)}), config.name)
 
 
-def _named(config: RunConfig, name: str) -> RunConfig:
+def named(config: RunConfig, name: str) -> RunConfig:
     """Return the configuration with a free folder of this name."""
     shutil.rmtree(RUNS / name, ignore_errors=True)
     return config.model_copy(update={"name": name})
-
-
-def _killed(config: RunConfig, kills: int, rng: random.Random) -> tuple[list[float], RunRecord]:
-    """Train with ``planaria train``; return when controllers were killed (monotonic seconds), and the run's record."""
-    file, folder = RUNS / f"{config.name}.toml", Path(config.out) / config.name
-    file.write_text(recipe.dump(config))
-    words = [sys.executable, "-m", "planaria", "train", str(file), "--quiet"]
-    process, killed_at = subprocess.Popen(words), list[float]()
-    last = -1
-    while len(killed_at) < kills:
-        time.sleep(0.02)
-        if killed_at and _has_ended(folder):
-            raise RunStopped(f"{folder}: the run ended after {len(killed_at)} of {kills} kills; give a larger --dim")
-        if not _is_led(folder, last) or not (killed_at or _has_begun(folder)):
-            continue
-        time.sleep(rng.uniform(0.0, 1.0))
-        last = int((folder / run_folders.LOCK).read_text())
-        killed_at.append(time.monotonic())
-        os.kill(last, signal.SIGKILL)
-    process.wait()
-    while not _has_ended(folder):
-        time.sleep(0.5)
-    return killed_at, read_run(folder)
 
 
 def _has_ended(folder: Path) -> bool:
@@ -288,22 +284,6 @@ def _has_begun(folder: Path) -> bool:
         return False
 
 
-def _is_led(folder: Path, last: int) -> bool:
-    """Return whether a new controller leads the run, and a standby waits."""
-    try:
-        pid = (folder / run_folders.LOCK).read_text().strip()
-        return pid.isdigit() and int(pid) != last and len(run_folders.waiting_standbys(folder)) > 0
-    except OSError:
-        return False
-
-
-def _gaps(record: RunRecord, killed_at: list[float]) -> list[float]:
-    """Return the seconds from each kill to the next controller's first decision."""
-    terms = [t for t, fact in record.history if isinstance(fact, e.LeaderStarted)]
-    ordered = [t for t, fact in record.history if isinstance(fact, d.RunStep | d.Commit | d.Save | d.Form)]
-    return [next(t for t in ordered if t > term) - killed for term, killed in zip(terms, killed_at, strict=True)]
-
-
 def _left(folder: Path) -> list[str]:
     """Return the run's workers whose processes are alive."""
     workers = state_file.read_state(folder).workers
@@ -311,4 +291,4 @@ def _left(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    start(kills=run_kills, cost=run_cost, machines=run_machines, frozen=run_frozen, log=run_shared_log)
+    start(kills=run_kills, cost=run_cost)

@@ -16,7 +16,7 @@ INJECTORS = ("checks", "injector")
 """modules of ``faults`` that wrap parts of an engine, beside its worker's"""
 ENTRY = (
     "chat", "configuration", "complete", "import_export", "execution", "leadership", "remote_standby", "run", "standby",
-    "standby_process", "training",
+    "standby_process", "training", "followed_run",
 )  # fmt: skip
 """modules of ``runtime`` that start runs and read them; they may import reports"""
 PROGRAMS = ("lab.codes", "lab.trace", "swarm.settlement")

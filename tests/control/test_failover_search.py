@@ -21,7 +21,7 @@ from simulation import DECISIONS, DISK
 from planaria.control.apply import apply
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.failover import failover_state
+from planaria.control.failover import FailoverFold
 from planaria.control.replay import replay
 from planaria.control.state.run import RunState
 
@@ -109,7 +109,10 @@ class MortalFleet(OpenFleet):
     def lead_elsewhere(self) -> None:
         """Let another machine lead: reports in flight and unread orders that are not durable are void."""
         self.death = None
-        state = failover_state([(0.0, fact) for fact in self.history])
+        fold = FailoverFold()
+        for fact in self.history:
+            fold.take(0.0, fact)
+        state = fold.state()
         self.run, self._unfinished = state.state, state.unfinished
         for worker in self.alive.values():
             worker.orders = type(worker.orders)(o for o in worker.orders if isinstance(o, d.Commit))

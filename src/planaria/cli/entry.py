@@ -23,9 +23,9 @@ from planaria import __version__
 from planaria.cli.flags import CommandGroup, Invocation, TabledCommand, app
 from planaria.cli.flags import program as command_of
 from planaria.cli.mistakes import explained, require_known
-from planaria.common.errors import LedgerError, RunStopped, UserError
+from planaria.common.errors import UserError
+from planaria.common.exit_codes import exit_code
 from planaria.common.logs import command_logs
-from planaria.common.printing import escaped
 from planaria.common.signals import interrupted
 from planaria.common.stdio import ensure, tolerate_closed_output
 from planaria.config import consent
@@ -44,10 +44,6 @@ PARTS = ("planaria.lab.commands", "planaria.swarm.commands")
 """packages with further commands; loaded only for these, and for lists of all commands"""
 COMPLETE = "_PLANARIA_COMPLETE"
 """set by the shell when it requests completions"""
-LONGEST = 2000
-"""maximum characters of an error message"""
-NO_THREAD = "can't start new thread"
-"""Python's message for a RuntimeError without a class"""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -71,49 +67,8 @@ def _end(call: Callable[[], int]) -> NoReturn:
     """Run a command, and exit with its code."""
     ensure()
     with interrupted():
-        code = _code(call)
+        code = exit_code(call)
     sys.exit(code)
-
-
-def _code(call: Callable[[], int]) -> int:
-    """Run a command and report its failure; returns the exit code."""
-    try:
-        return call()
-    except UserError as error:
-        print(f"planaria: {one_line(str(error))}", file=sys.stderr)
-        return 2
-    except LedgerError as error:
-        print(f"planaria: {one_line(str(error))}", file=sys.stderr)
-        return 3
-    except RunStopped as stopped:
-        print(f"planaria: {stopped}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("planaria: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        return 141
-    except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or NO_THREAD in str(error)):
-            raise
-        label = "memory" if isinstance(error, MemoryError) else "memory or processes for another thread"
-        print(
-            f"planaria: not enough {label}; choose a smaller model, free some, or raise the limit (`ulimit -a`)",
-            file=sys.stderr,
-        )
-        return 2
-    except OSError as error:
-        location = str(error.filename or "the operating system")
-        print(
-            f"planaria: {one_line(f'{location}: {error.strerror or error}; fix that, and try again')}", file=sys.stderr
-        )
-        return 2
-
-
-def one_line(message: str) -> str:
-    """Return a message as one line of printable text, shortened in the middle if it is too long."""
-    shown = escaped(message)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
 
 
 def run(arguments: list[str], may_fork: bool = False) -> int:

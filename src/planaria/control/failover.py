@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planaria.control.apply import apply
 from planaria.control.facts.decisions import Commit, Decision, Finish, Replan, Settle, is_decision
-from planaria.control.facts.events import ControllerEnd, LeaderStarted, RunStarted, StageCommitted
-from planaria.control.log.run_record import Timed
+from planaria.control.facts.events import ControllerEnd, Event, LeaderStarted, RunStarted, StageCommitted
 from planaria.control.state.run import RunState
 
 MAX_FAILED_CONTROLLERS = 20
@@ -49,44 +47,70 @@ class FailoverState:
         return next((decision for decision in self.repeat if isinstance(decision, Finish)), None)
 
 
-def failover_state(history: Iterable[Timed], notice: int = 0) -> FailoverState:
-    """Return the state at the end of a log.
+class FailoverFold:
+    """Folds a growing log into the state from which a standby continues the run."""
 
-    :raises ValueError: if it does not begin with the start of a run.
-    """
-    state: RunState | None = None
-    failed_controllers = 0
-    last: Decision | None = None
-    replan: Replan | None = None
-    durable: dict[int, Commit | Settle] = {}
-    until = 0.0
-    for t, fact in history:
-        until = t
+    def __init__(self) -> None:
+        self._state: RunState | None = None
+        self._last: Decision | None = None
+        self._replan: Replan | None = None
+        self._durable = dict[int, Commit | Settle]()
+        """replica → its last decision that every worker obeys, even after its controller's loss"""
+        self._failed_controllers = 0
+        self.last_t = 0.0
+        """time of the last line"""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the run has started."""
+        return self._state is not None
+
+    def take(self, t: float, fact: Event | Decision) -> None:
+        """Fold the next line.
+
+        :raises ValueError: if the log does not begin with the start of a run.
+        """
+        self.last_t = t
         if isinstance(fact, RunStarted):
-            state, last, replan = RunState.start(fact), None, None
-            durable = {}
-            continue
-        if state is None:
+            self._state, self._last, self._replan, self._durable = RunState.start(fact), None, None, {}
+            return
+        if self._state is None:
             raise ValueError("the log does not begin with run_started")
-        state = apply(fact, state)
+        self._state = apply(fact, self._state)
         if isinstance(fact, LeaderStarted):
-            failed_controllers += 1
+            self._failed_controllers += 1
         elif isinstance(fact, StageCommitted):
-            failed_controllers = 0
+            self._failed_controllers = 0
         if is_decision(fact):
-            last = fact
-            replan = fact if isinstance(fact, Replan) else replan
-            if isinstance(fact, Commit):
-                durable[fact.replica] = fact
-            elif isinstance(fact, Settle):
-                durable |= dict.fromkeys(fact.members, fact)
-    if state is None:
-        raise ValueError("the log is empty")
-    repeat = [] if last is None else [last]
-    if replan is not None and replan is not last and state.replicas[replan.replica].phase == "replan":
-        repeat.append(replan)
-    unfinished: list[Commit | Settle] = []
-    for number, replica in state.live.items():
-        if replica.phase in ("commit", "settle") and not any(durable[number] is decision for decision in unfinished):
-            unfinished.append(durable[number])
-    return FailoverState(state, tuple(repeat), until, tuple(unfinished), notice, failed_controllers)
+            self._decided(fact)
+
+    def state(self, notice: int = 0) -> FailoverState:
+        """Return the state at the end of the log.
+
+        :param notice: number of the supervisor's last notice in the log
+        :raises ValueError: if the log is empty.
+        """
+        if self._state is None:
+            raise ValueError("the log is empty")
+        repeat = [] if self._last is None else [self._last]
+        if (replan := self._unanswered_replan(self._state)) is not None and replan is not self._last:
+            repeat.append(replan)
+        unfinished: list[Commit | Settle] = []
+        for number, replica in self._state.live.items():
+            if replica.phase in ("commit", "settle") and self._durable[number] not in unfinished:
+                unfinished.append(self._durable[number])
+        return FailoverState(
+            self._state, tuple(repeat), self.last_t, tuple(unfinished), notice, self._failed_controllers
+        )
+
+    def _unanswered_replan(self, state: RunState) -> Replan | None:
+        return self._replan if self._replan and state.replicas[self._replan.replica].phase == "replan" else None
+
+    def _decided(self, decision: Decision) -> None:
+        self._last = decision
+        if isinstance(decision, Replan):
+            self._replan = decision
+        elif isinstance(decision, Commit):
+            self._durable[decision.replica] = decision
+        elif isinstance(decision, Settle):
+            self._durable |= dict.fromkeys(decision.members, decision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Finish
 from planaria.control.failover import FailoverState
 from planaria.control.log.logs import EVENTS, ID, identity, read_run
-from planaria.control.log.run_record import Timed
 from planaria.control.log.state_file import STATE
 from planaria.models.families import family
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
@@ -38,6 +37,7 @@ from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.run_start import Origin
 from planaria.runtime.engine.stopping import REQUEST
 from planaria.runtime.fleet.joining import join_command
+from planaria.runtime.followed_run import FollowedRun
 from planaria.runtime.import_export import export_run
 from planaria.runtime.leadership import Leadership, leading
 from planaria.runtime.prediction.preflight_table import table
@@ -72,6 +72,12 @@ class Callbacks:
         return self.notify if self.progress else None
 
 
+def display_of(callbacks: Callbacks) -> NoProgress:
+    """Return the display of a run, which also calls ``on_step``."""
+    display = Progress() if callbacks.progress else NoProgress()
+    return display if callbacks.on_step is None else StepListener(display, callbacks.on_step)
+
+
 def mirror_of(config: RunConfig, folder: Path, again: bool = False) -> Mirror | None:
     """Return the store of the run's checkpoints; None if the recipe names none.
 
@@ -89,8 +95,7 @@ class Succession:
     """What a standby continues: a run whose controller was lost."""
 
     failover: FailoverState
-    history: Sequence[Timed]
-    """events and decisions of the log, with their times"""
+    run: FollowedRun
     leadership: Leadership | None = None
     """of a run with a shared log, whose controller was lost with its machine"""
 
@@ -99,7 +104,7 @@ class Succession:
         """Add this to the times of this machine to continue those of the log."""
         if self.leadership is None:
             return 0.0
-        return (self.history[-1][0] if self.history else 0.0) - self.failover.silent_since
+        return self.run.last_t - self.failover.silent_since
 
 
 def execute_run(
@@ -118,14 +123,13 @@ def execute_run(
     if succession is None:
         run_folders.write_run_files(folder, config, prepared.dataset, prepared.trace)
         _show_table(config, folder, origin, callbacks)
-    display = Progress() if callbacks.progress else NoProgress()
-    listener = None if callbacks.on_step is None else StepListener(display, callbacks.on_step)
+    display = display_of(callbacks) if succession is None else succession.run.account.progress
     with leading(config, folder, None if succession is None else succession.leadership) as leadership:
-        ending, watch = _train(prepared, folder, origin, mirror, callbacks, listener or display, succession, leadership)
+        ending, watch = _train(prepared, folder, origin, mirror, callbacks, display, succession, leadership)
     trained = succession is not None or run_folders.has_trained(folder, before)
     _report_end(prepared, folder, ending, watch, trained, callbacks)
-    if listener is not None and listener.error is not None:
-        raise listener.error
+    if isinstance(display, StepListener) and display.error is not None:
+        raise display.error
     if ending.outcome == "finished" or ending.reason == REQUEST:
         return require_complete(folder)
     raise _failure(prepared, folder, ending, watch)
@@ -147,7 +151,8 @@ def _train(
     about = About(identity(folder), reported_settings(config)) if followers else None
     offset_s = 0.0 if succession is None else succession.clock_offset_s
     tokens_per_step = config.samples * config.model.context
-    watch = RunWatch(folder, tokens_per_step, display, followers, about, leadership, offset_s)
+    account = None if succession is None else succession.run.account
+    watch = RunWatch(folder, tokens_per_step, display, followers, about, leadership, offset_s, account)
 
     def listening(address: str) -> None:
         if callbacks.progress and (command := join_command(config.fleet, folder, address)):
@@ -158,7 +163,7 @@ def _train(
 
     try:
         if succession is not None:
-            watch.recall(succession.history, measure=succession.leadership is not None)
+            watch.resume()
         standby = (
             closing(StandbyProcess(folder, callbacks.progress, process_engine.preload_for(config)))
             if config.fleet.standby == "auto"

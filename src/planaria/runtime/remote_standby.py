@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +20,18 @@ from pathlib import Path
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import FleetConfig, RunConfig
-from planaria.control.failover import MAX_FAILED_CONTROLLERS, FailoverState, failover_state
+from planaria.control.failover import FailoverState
 from planaria.control.log.log_segments import RotatingLog
-from planaria.control.log.logs import EVENTS, ID, history_of
+from planaria.control.log.logs import EVENTS, ID
 from planaria.control.log.shared_log import Lease, LogAppender, SharedLog
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.prepare import PreparedRun, prepare
+from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
-from planaria.runtime.execution import Callbacks, Succession, execute_run, mirror_of
+from planaria.runtime.execution import Callbacks, Succession, display_of, execute_run, mirror_of
+from planaria.runtime.followed_run import FollowedRun
 from planaria.runtime.leadership import SHARED_FILES, Leadership, opened
 from planaria.runtime.run import Run
 from planaria.runtime.transport.listener import require_free
@@ -60,33 +62,19 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) 
         require_same_data(folder, prepared)
         require_free(config.fleet.host, config.fleet.port)
         callbacks.notify(f"standby       ready to lead {config.name} at {at} (pid {os.getpid()}, folder {folder})")
-        follower = LogFollower(log, folder, config.fleet, config.fleet.standby_addresses.index(at), callbacks.notify)
+        run = FollowedRun(folder, config, display_of(callbacks), measure=True)
+        order = config.fleet.standby_addresses.index(at)
+        follower = LogCopy(log, folder, config.fleet, order, callbacks.notify, run.advance)
         if (appender := follower.follow()) is None:
             callbacks.notify("the run is over")
             return None
         (folder / COPY).unlink()
         lease_s = config.fleet.lease_s
         with closing(Leadership(replace(appender, log=opened(location, lease_s, key)), lease_s)) as leadership:
-            return _lead(prepared, folder, leadership, follower, callbacks)
-
-
-def _lead(
-    prepared: PreparedRun, folder: Path, leadership: Leadership, follower: LogFollower, callbacks: Callbacks
-) -> Run | None:
-    config, history = prepared.config, list(history_of(folder))
-    if not history:
-        raise UserError(f"{follower.log.location}: its controller was lost before the run started; start it again")
-    failover = replace(
-        failover_state(history), cause="machine", silent_since=follower.last_sign, noticed=follower.noticed
-    )
-    if failover.failed_controllers >= MAX_FAILED_CONTROLLERS:
-        raise UserError(
-            f"{folder}: {failover.failed_controllers} controllers in a row were lost within one step; see its log"
-        )
-    failover = replace(failover, has_checkpoint=_has_checkpoint(config, folder, failover, callbacks))
-    return execute_run(
-        prepared, folder, START, mirror_of(config, folder), callbacks, Succession(failover, history, leadership)
-    )
+            failover = replace(run.lost("machine", follower.noticed), silent_since=follower.last_sign)
+            failover = replace(failover, has_checkpoint=_has_checkpoint(config, folder, failover, callbacks))
+            succession = Succession(failover, run, leadership)
+            return execute_run(prepared, folder, START, mirror_of(config, folder), callbacks, succession)
 
 
 def _has_checkpoint(config: RunConfig, folder: Path, failover: FailoverState, callbacks: Callbacks) -> bool:
@@ -140,12 +128,17 @@ def _copied(log: SharedLog) -> Path:
     return folder
 
 
-class LogFollower:
+class LogCopy:
     """Copies a shared log into a folder until the run ends, or this machine is elected to lead it."""
 
-    def __init__(self, log: SharedLog, folder: Path, fleet: FleetConfig, position: int, notify: Notify) -> None:
-        """:param position: in the order of standbys; later ones stand for election a little later."""
-        self.log, self._notify = log, notify
+    def __init__(
+        self, log: SharedLog, folder: Path, fleet: FleetConfig, position: int, notify: Notify,
+        copied: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """:param position: in the order of standbys; later ones stand for election a little later.
+        :param copied: called after each copied part
+        """
+        self.log, self._notify, self._copied = log, notify, copied
         self._lease_s, self._orphan_s = fleet.lease_s, fleet.orphan_s
         self._copy = RotatingLog(folder / EVENTS)
         self._delay_s = fleet.lease_s * (1 + _JITTER * (position + random.random()))
@@ -182,7 +175,9 @@ class LogFollower:
     def _look(self) -> LogAppender | None:
         """Copy what is new, and stand for election if the lease is over; return the appender of an elected one."""
         lease = self.log.lease()
-        if self._advance() or lease != self._seen:
+        advanced = self._advance()
+        self._copied()
+        if advanced or lease != self._seen:
             self._seen, self.last_sign = lease, time.monotonic()
         if self._over or time.monotonic() - self.last_sign <= self._delay_s:
             return None

@@ -12,23 +12,22 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from planaria.common.errors import UserError
 from planaria.control.facts.events import ControllerEnd
-from planaria.control.failover import MAX_FAILED_CONTROLLERS, FailoverState, failover_state
-from planaria.control.log.logs import history_of, last_notice
+from planaria.control.failover import FailoverState
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import PreparedRun, prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
-from planaria.runtime.execution import Callbacks, Succession, conclude, execute_run, mirror_of
+from planaria.runtime.execution import Callbacks, Succession, conclude, display_of, execute_run, mirror_of
 from planaria.runtime.fleet.process import activity
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
+from planaria.runtime.followed_run import FollowedRun
 from planaria.runtime.remote_standby import stand_by_elsewhere
 from planaria.runtime.run import MODEL, Run
 
@@ -36,8 +35,8 @@ _LOOK_S = 0.1
 """seconds between two checks of the controller"""
 
 
-def main(folder: Path, progress: bool = True) -> None:
-    """Run a standby as a separate process. It ignores a terminal's stop signals; the controller handles them.
+def main(folder: Path, progress: bool = True) -> int:
+    """Run a standby as a separate process; return 0. It ignores a terminal's stop signals; the controller handles them.
 
     :raises UserError: as :func:`stand_by`.
     """
@@ -45,6 +44,7 @@ def main(folder: Path, progress: bool = True) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stand_by(folder, Callbacks(progress, print, None, None))
+    return 0
 
 
 def main_elsewhere(location: str, at: str, key: Path, progress: bool = True) -> None:
@@ -66,22 +66,16 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
     samples = START.total_samples(config)
     prepared = prepare(config, None, begins=False, samples=samples)
     require_same_data(folder, prepared)
+    run = FollowedRun(folder, config, display_of(callbacks))
+    run.advance()
     callbacks.notify(f"standby       ready to lead {folder} (pid {os.getpid()})")
-    with _lock_when_free(folder, config.fleet.lease_s) as (cause, noticed):
-        history = list(history_of(folder))
-        if not history:
-            raise UserError(f"{folder}: its controller was lost before the run started; start it again")
-        failover = replace(failover_state(history, last_notice(folder)), cause=cause, noticed=noticed)
+    with _lock_when_free(folder, config.fleet.lease_s, run.advance) as (cause, noticed):
+        failover = run.lost(cause, noticed)
         if failover.finish is not None:
             return _conclude_ended_run(folder, prepared, failover, callbacks)
-        if failover.failed_controllers >= MAX_FAILED_CONTROLLERS:
-            raise UserError(
-                f"{folder}: {failover.failed_controllers} controllers in a row were lost within one step; "
-                f"see its log, then `planaria train --resume {folder}`"
-            )
         if not has_supervisor(folder):
             raise UserError(f"{folder}: no workers are left; `planaria train --resume {folder}`")
-        succession = Succession(failover, history)
+        succession = Succession(failover, run)
         return execute_run(prepared, folder, START, mirror_of(config, folder), callbacks, succession)
 
 
@@ -100,14 +94,20 @@ def _conclude_ended_run(
 
 
 @contextmanager
-def _lock_when_free(folder: Path, lease_s: float) -> Iterator[tuple[ControllerEnd, float]]:
-    """Wait for the run's lock; yield how its last holder ended, and when that was noticed."""
+def _lock_when_free(
+    folder: Path, lease_s: float, meanwhile: Callable[[], None]
+) -> Iterator[tuple[ControllerEnd, float]]:
+    """Wait for the run's lock; yield how its last holder ended, and when that was noticed.
+
+    :param meanwhile: called repeatedly
+    """
     with (folder / run_folders.LOCK).open("a+") as file:
         taken = threading.Event()
         threading.Thread(target=_acquire_lock, args=(file, taken), name="lock", daemon=True).start()
         cause: ControllerEnd = "exited"
         stopped_since: float | None = None
         while not taken.wait(_LOOK_S):
+            meanwhile()
             now = time.monotonic()
             if activity(pid := _holder(file)) != "stopped":
                 stopped_since = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from planaria.common.exit_codes import exit_code
 from planaria.runtime.fleet.process import WorkerProcess, outlive_parent
 from planaria.runtime.fleet.spawner import spawner
 
@@ -63,4 +65,5 @@ class StandbyProcess:
 def _stand_by(folder: Path, progress: bool) -> None:
     """Entry point of the standby."""
     outlive_parent()
-    import_module("planaria.runtime.standby").main(folder, progress)  # it imports this module's users
+    standby = import_module("planaria.runtime.standby")  # it imports this module's users
+    sys.exit(exit_code(partial(standby.main, folder, progress)))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.facts.events import Span, WorkReport
-from planaria.report.observe.watch import AFTER_FORMING, EVERY, ReportSampling, span_interval
+from planaria.report.observe.account import AFTER_FORMING, EVERY, ReportSampling, span_interval
 
 SPANS = [Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)]
 

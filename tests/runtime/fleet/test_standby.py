@@ -136,6 +136,18 @@ def test_a_stopped_controller_is_killed_and_replaced(tmp_path: Path) -> None:
     assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
 
 
+def test_a_standby_that_leads_and_is_stopped_ends_in_one_line(tmp_path: Path) -> None:
+    with live(survivable(tmp_path, "auto", steps=FOREVER)) as run:
+        run.wait_until(lambda record: steps(record) >= 4)
+        until_ready(run.folder)
+        os.kill(run.process.pid, signal.SIGKILL)
+        until(lambda: facts(read_run(run.folder), e.LeaderStarted), 60.0, shown="no controller")
+        os.kill(int((run.folder / run_folders.LOCK).read_text()), signal.SIGTERM)
+        record = until_over(run.folder)
+        _, errors = run.end()
+    assert ending(record).outcome == "stopped" and errors == "planaria: stopped by SIGTERM\n"
+
+
 def test_resuming_adopts_workers_that_still_wait(tmp_path: Path) -> None:
     config = survivable(tmp_path, steps=40, checkpoint={"every": 100})
     with live(config) as run:

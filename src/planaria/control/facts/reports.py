@@ -39,7 +39,7 @@ class Span(Fact):
 class WorkReport(Fact):
     """A worker's actions in one finished or dropped step, and the payload bytes sent to each neighbour.
 
-    Kept in ``spans.jsonl``, thinned (``report/observe/watch.py``); no influence on the run.
+    Kept in ``spans.jsonl``, thinned (``report/observe/account.py``); no influence on the run.
     """
 
     kind: Literal["worked"] = "worked"

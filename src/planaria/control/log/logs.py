@@ -235,20 +235,6 @@ def history_of(folder: Path) -> Sequence[Timed]:
     return list(sequence) if events.size <= IN_MEMORY else sequence
 
 
-_NOTICE = re.compile(rb', "notice": (\d+)\}$')
-
-
-def last_notice(folder: Path) -> int:
-    """Return the number of the last notice that the log has an event of, in the current part of the run; 0: none."""
-    events, number = folder / EVENTS, 0
-    for entry in map(_entry, read(events, end_of_log(events))):
-        if entry.kind == "run_started":
-            number = 0
-        elif numbered := _NOTICE.search(entry.line.text):
-            number = max(number, int(numbered[1]))
-    return number
-
-
 def turns_of(folder: Path) -> Iterator[StepBoundary]:
     """Yield a run's starts and generations in order, and the last commit before each of these and before the end.
 
@@ -274,6 +260,9 @@ def _read_all(path: Path, kind: type[Parsed], make_item: Callable[[Parsed], Item
 LogItem = Event | Decision | WorkReport | Metric
 
 
+_NOTICE = re.compile(rb', "notice": (\d+)\}$')
+
+
 class LogFollower:
     """Reads a growing run's folder incrementally in constant memory."""
 
@@ -281,6 +270,8 @@ class LogFollower:
         """:raises UserError: if ``folder`` is not a run's."""
         self.folder, self.config = folder, _config(folder)
         self._places = dict.fromkeys((EVENTS, CHAOS, SPANS, METRICS), START)
+        self.notice = 0
+        """number of the supervisor's last notice in the current part of the run; 0: none"""
 
     @property
     def ahead(self) -> int:
@@ -294,12 +285,24 @@ class LogFollower:
 
         :raises UserError: naming file and line of a damaged line, when reached.
         """
-        entries = map(_entry, self._lines(EVENTS))
-        history = (entry.timed() for entry in entries if entry.kind not in without)
-        faults = (_fault(line).timed() for line in self._lines(CHAOS))
         worked = ((w.t, w.worked) for w in (_parsed(line, _WorkedLine) for line in self._lines(SPANS)))
         measured = ((m.root.t, m.root) for m in (_parsed(line, _MetricLine) for line in self._lines(METRICS)))
-        yield from heapq.merge(history, faults, worked, measured, key=lambda news: news[0])
+        yield from heapq.merge(self.history(without), worked, measured, key=lambda item: item[0])
+
+    def history(self, without: frozenset[str] = frozenset()) -> Iterator[Timed]:
+        """Yield new events and decisions only, as :meth:`more`."""
+        entries = map(self._numbered, map(_entry, self._lines(EVENTS)))
+        facts = (entry.timed() for entry in entries if entry.kind not in without)
+        faults = (_fault(line).timed() for line in self._lines(CHAOS))
+        yield from heapq.merge(facts, faults, key=lambda item: item[0])
+
+    def _numbered(self, entry: _Entry) -> _Entry:
+        """Note the number of the notice that reported an event."""
+        if entry.kind == "run_started":
+            self.notice = 0
+        elif numbered := _NOTICE.search(entry.line.text):
+            self.notice = max(self.notice, int(numbered[1]))
+        return entry
 
     def _lines(self, name: str) -> Iterator[LogLine]:
         path = self.folder / name

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planaria.control.facts.decisions import Decision
-from planaria.control.facts.events import Event
+from planaria.control.facts.events import Event, RunStarted
 from planaria.control.log.run_record import Metric, ValidationMetric
 from planaria.report.observe.progress import NoProgress
 
@@ -50,7 +50,12 @@ class StepListener(NoProgress):
     def on_decision(self, t: float, decision: Decision) -> None:
         self._display.on_decision(t, decision)
 
+    def show(self) -> None:
+        self._display.show()
+
     def recall(self, t: float, fact: Event | Decision) -> None:
+        if isinstance(fact, RunStarted):
+            self._steps = fact.steps
         self._display.recall(t, fact)
 
     def on_metric(self, metric: Metric) -> None:

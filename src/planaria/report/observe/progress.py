@@ -10,7 +10,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from planaria.control.facts.decisions import Decision, Form
-from planaria.control.facts.events import Event
+from planaria.control.facts.events import Event, RunStarted
 from planaria.control.log.run_record import Metric, StepMetric
 from planaria.report.observe.bars import columns
 from planaria.report.run.event_lines import EventLine, Narrator, Tone
@@ -25,7 +25,10 @@ class NoProgress:
     """A progress display that shows nothing."""
 
     def start(self, total: int, first: int) -> None:
-        """Start at step ``first`` of ``total``."""
+        """Start at step ``first`` of ``total``, and show it."""
+
+    def show(self) -> None:
+        """Begin to show a run that was recalled."""
 
     def on_event(self, t: float, event: Event) -> None:
         """Process an event at monotonic time ``t``."""
@@ -59,12 +62,15 @@ class Progress(NoProgress):
     def start(self, total: int, first: int) -> None:
         self._total, self._done = total, first
         self._printed = self._tenth()
+        self.show()
+
+    def show(self) -> None:
         if not self._stream.isatty():
             return
         self._bar = RichProgress(
             *columns("step {task.completed}/{task.total}", first=True), console=Console(file=self._stream), expand=True
         )
-        self._bar.add_task("train", total=total, completed=first, parts=())
+        self._bar.add_task("train", total=self._total, completed=self._done, parts=())
         self._bar.start()
 
     def on_event(self, t: float, event: Event) -> None:
@@ -79,6 +85,8 @@ class Progress(NoProgress):
         self._refresh()
 
     def recall(self, t: float, fact: Event | Decision) -> None:
+        if isinstance(fact, RunStarted):
+            self._total = fact.steps
         self._narrator.describe(t, fact)
         self._done = self._members.progress
         self._printed = self._tenth()

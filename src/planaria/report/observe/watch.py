@@ -1,7 +1,7 @@
 """Observer of a run that feeds the logs on disk, the progress display and trackers.
 
 Each tracker runs in a separate thread (:class:`TrackerThread`); training waits for them only at the end, for ``END_S``.
-:class:`ReportSampling` selects the steps whose spans are logged: those that the report draws, and a thinning share of
+``ReportSampling`` selects the steps whose spans are logged: those that the report draws, and a thinning share of
 others.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -23,11 +23,10 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.log_segments import DiskReserve
 from planaria.control.log.logs import RunLog
-from planaria.control.log.run_record import Metric, StepMetric, Timed
+from planaria.control.log.run_record import Metric, StepMetric
+from planaria.report.observe.account import RunAccount
 from planaria.report.observe.progress import NoProgress
-from planaria.report.observe.tally import RunTally
 from planaria.report.observe.tracker import Setting, Tracker
-from planaria.report.run.metrics import StepMetrics
 from planaria.report.run.naming import Naming
 from planaria.report.run.recovery_timing import RecoveryTiming
 
@@ -42,13 +41,6 @@ END_S = 60.0
 RETRY_S = 2.0
 """time in which a failed save removes its files from a full disk"""
 Call = Callable[[Tracker], None]
-
-EVERY, THINNED_FROM = 20, 1000
-"""every 20th of the first 2,000 steps is logged, every 40th of the next 2,000, every 80th of the next 4,000, …"""
-AFTER_FORMING = 2
-"""steps after a formation that are logged too, to time and draw recoveries"""
-STEPS_PER_SUM = 100
-"""steps whose bytes are logged as one sum per worker; a killed controller loses at most these"""
 
 
 def _succeeds(write: Callable[[], None], within_s: float) -> bool:
@@ -104,44 +96,31 @@ class RunWatch:
         about: About | None = None,
         shared: SharedHistory | None = None,
         clock_offset_s: float = 0.0,
+        account: RunAccount | None = None,
     ) -> None:
         """:param shared: the run's log on other machines
         :param clock_offset_s: added to times, so that those of a log that another machine began continue
+        :param account: what the log's former events add up to, with their display in place of ``progress``
         """
         self._offset = clock_offset_s
         self._shared = shared
         copy = None if shared is None else shared.add
         self._log = RunLog(folder, copy=copy)
-        self._progress = progress
+        account = account or RunAccount(tokens_per_step, progress)
+        self._progress, self._tally, self._metrics = account.progress, account.tally, account.metrics
+        self._naming, self._sample = account.naming, account.sample
         self._folder = folder
         self._trackers = [TrackerThread(name, tracker) for name, tracker in (trackers or {}).items()]
         self._about, self._started = about, False
         self._usual_s = sys.getswitchinterval()
-        self._tally = RunTally()
         self._reserve = DiskReserve(folder)
         self.trouble = ""
         self._full = False
         """the log has ended because the disk is full"""
-        self._metrics = StepMetrics(tokens_per_step)
-        self._naming, self._sample = Naming(), ReportSampling()
 
-    def recall(self, history: Sequence[Timed], measure: bool = False) -> None:
-        """Continue the log of a run whose controller was lost, after ``history``; do nothing if that is empty.
-
-        :param measure: write the metrics of ``history``, which this folder lacks
-        """
-        if not history:
-            return
-        for t, fact in history:
-            if isinstance(fact, e.RunStarted):
-                self._naming = Naming(fact)
-                self._progress.start(fact.steps, fact.first_step)
-            self._progress.recall(t, fact)
-            self._tally.take(t, fact)
-            if isinstance(fact, d.Form):
-                self._sample.form(fact.replica, fact.step)
-            if (metric := self._metrics.take(t, fact)) is not None and measure:
-                self._note(partial(self._log.metric, metric))
+    def resume(self) -> None:
+        """Continue the run of which the account recalls the past."""
+        self._progress.show()
         self._begin()
 
     def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
@@ -326,58 +305,3 @@ class TrackerThread:
                 self._failure = f"{type(error).__name__}: {why}"
                 return
             self._since = None
-
-
-def span_interval(step: int) -> int:
-    """Return the interval at which steps around ``step`` are logged with their spans."""
-    return EVERY << max(0, (step // THINNED_FROM).bit_length() - 1)
-
-
-class ReportSampling:
-    """Thins work reports: drops the spans of most steps, but keeps all byte counts and memory peaks."""
-
-    def __init__(self) -> None:
-        self._formed: dict[int, int] = {}
-        """replica → its step at its last formation"""
-        self._sums: dict[int, tuple[float, e.WorkReport]] = {}
-        """node → time and sum of reports that are not logged yet"""
-
-    def form(self, replica: int, step: int) -> None:
-        """Note that a replica is formed and continues from ``step``."""
-        self._formed[replica] = step
-
-    def take(self, t: float, worked: e.WorkReport, replica: int) -> list[tuple[float, e.WorkReport]]:
-        """Return the reports to log now, with their times: selected steps with spans, others summed without."""
-        since = worked.step - self._formed.get(replica, 0)
-        if worked.dropped or since <= AFTER_FORMING or worked.step % span_interval(worked.step) == 0:
-            before = self._sums.pop(worked.node, None)
-            return [*([before] if before else []), (t, worked)]
-        before = self._sums.get(worked.node)
-        bare = worked.model_copy(update={"spans": []})
-        if before is None or not _together(before[1], worked):
-            self._sums[worked.node] = t, bare
-            return [before] if before else []
-        self._sums[worked.node] = t, bare.model_copy(update=_sum(before[1], worked))
-        return []
-
-    def rest(self) -> list[tuple[float, e.WorkReport]]:
-        """Return the reports left to log at the end."""
-        left = list(self._sums.values())
-        self._sums.clear()
-        return left
-
-
-def _sum(worked: e.WorkReport, later: e.WorkReport) -> dict[str, object]:
-    """Add up the bytes sent to each peer, and keep the larger memory peaks."""
-    sent = {
-        peer: worked.sent_bytes.get(peer, 0) + later.sent_bytes.get(peer, 0)
-        for peer in worked.sent_bytes | later.sent_bytes
-    }
-    most = {name: max(getattr(worked, name), getattr(later, name)) for name in ("peak_bytes", "device_peak_bytes")}
-    return {"sent_bytes": sent, **most}
-
-
-def _together(worked: e.WorkReport, later: e.WorkReport) -> bool:
-    """Return whether both reports have the same worker, generation and hundred of steps."""
-    same_worker = (worked.worker, worked.generation) == (later.worker, later.generation)
-    return same_worker and worked.step // STEPS_PER_SUM == later.step // STEPS_PER_SUM

@@ -12,7 +12,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.common.object_store import Retry, Store
 from planaria.config.schema import FleetConfig
 from planaria.control.log.shared_log import Lease, LogAppender, SharedLog
-from planaria.runtime.remote_standby import LogFollower
+from planaria.runtime.remote_standby import LogCopy
 
 LEASE_S = 0.3
 START, END = '{"t": 0.0, "event": {}}', '{"t": 1.0, "decision": {"kind":"finish","outcome":"finished"}}'
@@ -29,7 +29,7 @@ class Mount:
         self.leader.add(START)
         self.leader.flush()
         fleet = FleetConfig(lease_s=LEASE_S, orphan_s=orphan_s)
-        self.follower = LogFollower(self.log, folder, fleet, 0, self.notices.append)
+        self.follower = LogCopy(self.log, folder, fleet, 0, self.notices.append, lambda: None)
 
     def renew(self, seconds: float) -> threading.Thread:
         """Renew the lease for some time, in a thread."""
