@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control.diagnosis import verdicts
+from planaria.control.diagnosis import find_slow_parts
 from planaria.control.facts.measurements import EVERY, EdgeTravelTimes, PassDurations, WorkerMeasurements
 from planaria.control.slow_parts import SlowPart, remaining_share
 from planaria.control.state.gauges import Gauges, Pair
@@ -69,7 +69,7 @@ def measured(
 
 
 def found(gauges: Gauges, hosts: tuple[tuple[int, str], ...] = HERE) -> set[tuple[str, tuple[int, ...]]]:
-    return {(verdict.fault, verdict.nodes) for verdict in verdicts(gauges, hosts, (), frozenset())}
+    return {(verdict.fault, verdict.nodes) for verdict in find_slow_parts(gauges, hosts, (), frozenset())}
 
 
 @given(seed=st.integers(0, 1 << 30))
@@ -165,7 +165,7 @@ def test_a_worker_that_was_always_slow_is_found_by_its_peers() -> None:
 def test_unequal_work_of_stages_is_considered() -> None:
     gauges = measured(6, slow={2: 3.0})
 
-    assert verdicts(gauges, HERE, (0.0, 1.0, 3.0, 1.0, 1.0), frozenset()) == ()
+    assert find_slow_parts(gauges, HERE, (0.0, 1.0, 3.0, 1.0, 1.0), frozenset()) == ()
 
 
 def test_an_edge_that_breaks_or_stalls_repeatedly_is_flaky() -> None:
@@ -184,7 +184,7 @@ def test_a_verdict_is_cleared_only_after_a_clear_improvement(seed: int) -> None:
     gauges = measured(5, seed, {2: 1.5}, {(3, 4): 0.006}, first=ONSET, gauges=measured(ONSET, seed))
     known = frozenset({("slow worker", (2,)), ("slow link", (3, 4))})
 
-    assert {(v.fault, v.nodes) for v in verdicts(gauges, HERE, (), known)} == known
+    assert {(v.fault, v.nodes) for v in find_slow_parts(gauges, HERE, (), known)} == known
     assert found(measured(5, seed, first=ONSET, gauges=gauges)) == set()
 
 
@@ -194,4 +194,4 @@ def test_the_predicted_step_is_that_of_the_next_slowest_stage() -> None:
     share = remaining_share(gauges.nodes, [2])
 
     assert 0.3 < share < 0.45
-    assert isinstance(verdicts(gauges, HERE, (), frozenset())[0], SlowPart)
+    assert isinstance(find_slow_parts(gauges, HERE, (), frozenset())[0], SlowPart)

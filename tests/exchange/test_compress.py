@@ -66,7 +66,7 @@ def test_a_message_has_the_stated_size_and_count(spec: str, count: int) -> None:
     assert count <= codec.count(message) < count + 128
     sent = codec.decode(message, count)
     assert (sent.dtype, sent.shape) == (torch.float32, (count,))
-    assert codec.flaw(message, codec.encode(vector(count, 1))) == ""
+    assert codec.invalid_reason(message, codec.encode(vector(count, 1))) == ""
     assert torch.equal(codec.encode(exact), message), "and is the same wherever it is made"
 
 
@@ -139,18 +139,18 @@ def test_invalid_messages_are_recognised(spec: str) -> None:
     codec, count = made(spec), 1000
     like = codec.encode(vector(count))
     for other in (like[:-1], torch.cat([like, like[:1]]), like.float(), like[:0]):
-        assert codec.flaw(other, like)
+        assert codec.invalid_reason(other, like)
         with pytest.raises(ValueError, match="1000 numbers"):
             codec.decode(other, count)
     if spec not in ("8bits", "4bits", "2bits"):
         renumbered = torch.cat([chunks.header(999), like[chunks.COUNT_BYTES :]])
-        assert "999" in codec.flaw(renumbered, like)
+        assert "999" in codec.invalid_reason(renumbered, like)
     for worst in (math.nan, math.inf):
         spoilt = torch.full((count,), worst) if isinstance(codec, RandK) else vector(count)
         spoilt[int(spoilt.abs().argmax())] = worst
         message = codec.encode(spoilt)
         clipped = spec in ("8bits", "4bits", "2bits") and worst == math.inf
-        assert clipped or "finite" in codec.flaw(message, like), worst
+        assert clipped or "finite" in codec.invalid_reason(message, like), worst
 
 
 TOPS = [TopK(keep=0.05), TopK2(k=200), TopK2(k=201, levels="released"), DCT(), DCT(k=64, bits=32)]
@@ -173,7 +173,7 @@ def test_changed_and_random_messages_are_refused_or_harmless(codec: Compressor, 
         message = torch.randint(0, 256, (length,), generator=generator, dtype=torch.uint8)
         if data.draw(st.booleans()):
             message = torch.cat([chunks.header(count), message[chunks.COUNT_BYTES :]])
-    if not codec.flaw(message, like):
+    if not codec.invalid_reason(message, like):
         assert torch.isfinite(codec.decode(message, count)).all()
 
 
@@ -274,13 +274,13 @@ def test_hostile_messages_are_refused(
         return message
 
     for invalid in (equal, outside):
-        assert "places" in codec.flaw(changed(places, invalid), like)
+        assert "places" in codec.invalid_reason(changed(places, invalid), like)
     with pytest.raises(ValueError, match="outside its chunk"):
         codec.decode(changed(places, outside), count)
     for hostile in ([0x80, 0x7F], [0xC0, 0x7F], [0x80, 0xFF]):  # inf, nan, -inf
-        assert codec.flaw(changed(slice(-2, None), hostile), like) == "not all of its numbers are finite"
+        assert codec.invalid_reason(changed(slice(-2, None), hostile), like) == "not all of its numbers are finite"
     huge = changed(numbers, [0x7F, 0x7F] * (len(like[numbers]) // 2))
-    assert codec.flaw(huge, like) == "" and torch.isfinite(codec.decode(huge, count)).all()
+    assert codec.invalid_reason(huge, like) == "" and torch.isfinite(codec.decode(huge, count)).all()
 
 
 @pytest.mark.parametrize("spec", ["topk2", "released", "dct", "random"])

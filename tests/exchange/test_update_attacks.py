@@ -191,12 +191,12 @@ def test_any_message_is_refused_in_one_line_or_has_finite_numbers(codec: Compres
 def test_a_scale_that_overflows_is_found(codec: Compressor) -> None:
     """Each number is finite, but their products are not."""
     message = codec.encode(torch.full((DIM,), 3.4e38))
-    assert codec.flaw(message, message) == ""
+    assert codec.invalid_reason(message, message) == ""
     kept = math.ceil(0.1 * DIM)
     numbers = message[-kept * (1 if codec.bits == 8 else 2) :]
     large = torch.full((kept,), -128, dtype=torch.int8) if codec.bits == 8 else torch.full((kept,), 60000.0).half()
     numbers.copy_(large.view(torch.uint8))
-    assert codec.flaw(message, message) == "not all of its numbers are finite"
+    assert codec.invalid_reason(message, message) == "not all of its numbers are finite"
 
 
 # ---- what a trace may say

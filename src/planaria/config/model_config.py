@@ -139,7 +139,7 @@ class ModelConfig(Section):
         return f"model.share = {self.share}" if self.share > 1 else ""
 
     @model_validator(mode="after")
-    def _shares_what_there_is(self) -> Self:
+    def _check_sharing(self) -> Self:
         least = self.dim * self.hidden * 3 // self.share
         if self.share > 1 and least < self.dim:
             raise ValueError(

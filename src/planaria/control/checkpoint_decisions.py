@@ -121,7 +121,7 @@ def nothing_to_save(run: RunState) -> bool:
 
 
 def all_idle(run: RunState) -> bool:
-    """Return whether every replica is idle or being saved, with no round ahead."""
+    """Return whether every replica is idle or being saved, and no round is open, or due unless the run stops."""
     live = run.live.values()
     at_rest = all(r.phase in ("idle", "save") and run.can_save(r) and not r.open_round for r in live)
     return at_rest and (bool(run.stopping) or not any(is_round_due(run, replica) for replica in run.live.values()))

@@ -29,11 +29,11 @@ MIN_EXTRA_TRAVEL_S = 0.005
 """slow edge: minimum extra travel time"""
 SCATTER = 8.0
 """slow edge: median absolute deviations from the others"""
-OF_HOTTEST = 0.4
+SHARE_OF_SLOWEST = 0.4
 """share of the slowest edge's travel time above which another edge is slow too"""
-LATE = 10.0
+FLAKY_FACTOR = 10.0
 """flaky edge: multiple of the median travel time reached by its slowest activations"""
-LATE_S = 0.05
+FLAKY_S = 0.05
 """flaky edge: minimum time of its slowest activations"""
 BREAKS = 3
 """breaks of an edge tolerated in ten minutes"""
@@ -48,7 +48,7 @@ def diagnose(run: RunState, replica: ReplicaState) -> d.SlowPartFound | d.Cleare
         return None
     blamed = frozenset(key for key in run.blamed if set(key[1]) <= replica.arrangement.stage.keys())
     hosts = tuple((node, run.workers[gauge.worker].host) for node, gauge in sorted(gauges.items()))
-    slow_parts = run.gauges.cached(verdicts, hosts, tuple(run.settings.stage_work), blamed)
+    slow_parts = run.gauges.cached(find_slow_parts, hosts, tuple(run.settings.stage_work), blamed)
     step = max(gauge.last.step for gauge in gauges.values())
     for key in sorted(blamed - {(verdict.fault, verdict.nodes) for verdict in slow_parts}):
         return d.Cleared(replica=replica.number, step=step, fault=run.blamed[key].fault, nodes=list(key[1]))
@@ -86,7 +86,7 @@ def stuck_link(run: RunState, replica: ReplicaState) -> d.SlowPartFound | None:
     )  # fmt: skip
 
 
-def verdicts(
+def find_slow_parts(
     gauges: Gauges,
     hosts: Sequence[tuple[int, str]],
     work: Sequence[float],
@@ -101,8 +101,8 @@ def verdicts(
     at = dict(hosts)
     slow = (*slow_workers(own, work, blamed, at), *slow_data(own, blamed))
     edges = travel_times(own, at)
-    hot, lately = _slow_edges(edges, blamed)
-    return (*slow, *_sides(hot, lately, edges), *_flaky(gauges, own, edges, hot, blamed))
+    slow_edges, recently_slow = _slow_edges(edges, blamed)
+    return (*slow, *_sides(slow_edges, recently_slow, edges), *_flaky(gauges, own, edges, slow_edges, blamed))
 
 
 class TravelTimes(NamedTuple):
@@ -147,24 +147,24 @@ def _slow_edges(edges: Mapping[Pair, TravelTimes], blamed: Blamed) -> tuple[set[
         return set(), set()
     middle, hottest = median(times.low for times in edges.values()), max(times.low for times in edges.values())
     scatter = median(abs(times.low - middle) for times in edges.values())
-    hot, lately = set(), set()
+    slow_edges, recently_slow = set(), set()
     for pair, times in edges.items():
         eased = min(threshold_factor(blamed, fault, pair) for fault in ("slow link", "slow sender", "slow receiver"))
         usual = max(middle, times.past, 0.0)
         limit = eased * max(middle + SCATTER * scatter, SLOW_EDGE_FACTOR * usual, usual + MIN_EXTRA_TRAVEL_S)
-        if times.low > limit and times.low > OF_HOTTEST * hottest:
-            hot.add(pair)
+        if times.low > limit and times.low > SHARE_OF_SLOWEST * hottest:
+            slow_edges.add(pair)
         if times.last > limit:
-            lately.add(pair)
-    return hot, lately
+            recently_slow.add(pair)
+    return slow_edges, recently_slow
 
 
-def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, TravelTimes]) -> list[SlowPart]:
+def _sides(slow_edges: set[Pair], recently_slow: set[Pair], edges: Mapping[Pair, TravelTimes]) -> list[SlowPart]:
     """Return slow edges; if all edges from or to a node are slow, that side of the node instead.
 
     An edge is not blamed while another edge of its nodes has just become slow, since a side may be the cause.
     """
-    unexplained, slow = set(hot), []
+    unexplained, slow = set(slow_edges), []
     usual = median(times.low for times in edges.values()) if edges else 0.0
     sides: tuple[tuple[Fault, int], ...] = (("slow sender", 0), ("slow receiver", 1))
     for fault, side in sides:
@@ -174,7 +174,7 @@ def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, TravelTimes])
                 unexplained -= its
                 worst = max((edges[pair] for pair in its), key=lambda times: times.low)
                 slow.append(SlowPart(fault, (node,), worst.low, worst.past, usual))
-            elif len(its) > 1 and its <= unexplained | lately:
+            elif len(its) > 1 and its <= unexplained | recently_slow:
                 unexplained -= its
     slow += [SlowPart("slow link", pair, edges[pair].low, edges[pair].past, usual) for pair in sorted(unexplained)]
     return slow
@@ -184,7 +184,7 @@ def _flaky(
     gauges: Gauges,
     own: Mapping[int, NodeGauge],
     edges: Mapping[Pair, TravelTimes],
-    hot: set[Pair],
+    slow_edges: set[Pair],
     blamed: Blamed,
 ) -> list[SlowPart]:
     """Return edges that break repeatedly, or whose slowest activations lag far behind while most do not."""
@@ -196,7 +196,9 @@ def _flaky(
     highs = [travel.high for travel in edges.values()]
     for pair, travel in sorted(edges.items()):
         eased = threshold_factor(blamed, "flaky link", pair)
-        late = travel.high > eased * LATE * max(median(highs), travel.past, 0.0) and travel.high > eased * LATE_S
-        if late and pair not in hot and not any({*v.nodes} == {*pair} for v in flaky):
+        late = (
+            travel.high > eased * FLAKY_FACTOR * max(median(highs), travel.past, 0.0) and travel.high > eased * FLAKY_S
+        )
+        if late and pair not in slow_edges and not any({*v.nodes} == {*pair} for v in flaky):
             flaky.append(SlowPart("flaky link", pair, travel.high, travel.past, median(highs)))
     return flaky

@@ -352,7 +352,7 @@ def end_replica(run: RunState, replica: ReplicaState, reason: str, lost: list[in
     return d.Unrecoverable(replica=replica.number, lost=lost, reason=reason)
 
 
-_ENDS = ("one end", "the other")
+_EDGE_ENDS = ("one end", "the other")
 
 
 def assign_relays(
@@ -373,7 +373,7 @@ def assign_relays(
         (a for a in (replica.avoided_relays | {*silent}, frozenset(silent)) if not a >= relays.keys()), frozenset()
     )
     network, flows = relay_paths(relays, avoided), edge_flows(pairs, routes)
-    paths = {path.id: path for path in network.paths[_ENDS]}
+    paths = {path.id: path for path in network.paths[_EDGE_ENDS]}
     before = [paths.get(replica.relay_of_edge.get(pair, "")) if pair in kept else None for pair in flows]
     sizes = list(flows.values())
     chosen = shifted(sizes, network, before, ()) if any(before) else plan(sizes, network)
@@ -382,8 +382,8 @@ def assign_relays(
 
 def relay_paths(relays: Mapping[str, float], avoided: Collection[str] = ()) -> PathNetwork:
     """Return the paths over relays with their bytes per second; none over ``avoided`` ones."""
-    paths = tuple(Path(name, *_ENDS, (name,)) for name in relays)
-    return PathNetwork({_ENDS: paths}, {name: 0.0 if name in avoided else rate for name, rate in relays.items()})
+    paths = tuple(Path(name, *_EDGE_ENDS, (name,)) for name in relays)
+    return PathNetwork({_EDGE_ENDS: paths}, {name: 0.0 if name in avoided else rate for name, rate in relays.items()})
 
 
 def edge_flows(pairs: Collection[Pair], routes: Sequence[Sequence[int]], size: int = 1) -> dict[Pair, SiteFlow]:
@@ -392,4 +392,4 @@ def edge_flows(pairs: Collection[Pair], routes: Sequence[Sequence[int]], size: i
     An edge on no route transfers copies of states occasionally, and counts as one crossing.
     """
     crossings = Counter((min(hop), max(hop)) for route in routes for hop in pairwise(route))
-    return {pair: SiteFlow(*_ENDS, size * max(1, crossings[pair])) for pair in sorted(pairs)}
+    return {pair: SiteFlow(*_EDGE_ENDS, size * max(1, crossings[pair])) for pair in sorted(pairs)}

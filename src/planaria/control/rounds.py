@@ -100,7 +100,7 @@ def stale_replicas(run: RunState) -> frozenset[int]:
 
 
 def round_wait_key(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | None:
-    """Return (replica, round, whether it is meeting already) of a replica that waits within its patience."""
+    """Return (replica, round, whether its round has begun) of a replica that waits within its patience."""
     if run.settings.most_replicas == 1 or replica.phase == "left":
         return None
     key = None

@@ -55,7 +55,7 @@ class CorpusMetadata(BaseModel):
 
     @property
     def content(self) -> object:
-        """What every sample depends on; excludes the corpus's location."""
+        """Settings on which every sample depends; excludes the corpus's location."""
         return self.tokenizer, self.train, self.validation, self.row
 
     @property

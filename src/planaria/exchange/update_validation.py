@@ -52,29 +52,29 @@ def validate(
     :param left_out: members to reject, with the reason.
     :raises TooManyByzantine: if more updates are invalid than the exchange tolerates, with replicas and reasons.
     """
-    wrong = {**invalid_updates(updates, like, rule.codec(outer)), **left_out}
-    if len(wrong) > rule.tolerated:
-        reasons = (f"the update of replica {member} is invalid: {why}" for member, why in sorted(wrong.items()))
+    invalid = {**invalid_updates(updates, like, rule.codec(outer)), **left_out}
+    if len(invalid) > rule.tolerated:
+        reasons = (f"the update of replica {member} is invalid: {why}" for member, why in sorted(invalid.items()))
         limit = f" (exchange.robust tolerates {rule.tolerated})" if rule.tolerated else ""
         raise TooManyByzantine("; ".join(reasons) + limit)
-    sound = {member: update for member, update in updates.items() if member not in wrong}
-    return ValidUpdates(rule.after_rejecting(len(wrong), on_counted), sound, wrong)
+    valid = {member: update for member, update in updates.items() if member not in invalid}
+    return ValidUpdates(rule.after_rejecting(len(invalid), on_counted), valid, invalid)
 
 
 def invalid_updates(updates: Updates, like: Update, codec: Compressor) -> dict[int, str]:
     """Return members with an invalid update and the reason; ``like`` is valid, ``codec`` encodes blocking parts."""
     reasons = {}
     for member, update in updates.items():
-        wrong = flaw("prefetched", update.prefetched, like.prefetched, PLAIN)
-        if wrong := wrong or flaw("blocking", update.blocking, like.blocking, codec):
-            reasons[member] = wrong
+        reason = invalid_part_reason("prefetched", update.prefetched, like.prefetched, PLAIN)
+        if reason := reason or invalid_part_reason("blocking", update.blocking, like.blocking, codec):
+            reasons[member] = reason
     return reasons
 
 
-def flaw(name: str, part: Tensor | None, like: Tensor | None, codec: Compressor) -> str:
+def invalid_part_reason(name: str, part: Tensor | None, like: Tensor | None, codec: Compressor) -> str:
     """Return why this part of an update is invalid; empty if it is valid."""
     if part is None or like is None:
-        wrong = "" if part is like else "missing" if part is None else "not expected"
+        reason = "" if part is like else "missing" if part is None else "not expected"
     else:
-        wrong = codec.flaw(part, like)
-    return wrong and f"its {name} part: {wrong}"
+        reason = codec.invalid_reason(part, like)
+    return reason and f"its {name} part: {reason}"

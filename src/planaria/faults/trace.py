@@ -68,7 +68,7 @@ class Fault(Section):
     """delay: only frames from this stage (or node) to ``stage``; reset: the connection to it, instead of any"""
 
     @model_validator(mode="after")
-    def _only_what_lasts_ends(self) -> Self:
+    def _check_duration(self) -> Self:
         if self.signal == "kill" and self.resume_after_s is not None:
             raise ValueError("a killed worker cannot resume; remove resume_after_s or use signal 'stop'")
         if self.signal not in WITH_END and self.resume_after_s is not None:
@@ -80,7 +80,7 @@ class Fault(Section):
         return self
 
     @model_validator(mode="after")
-    def _only_edges_have_a_peer(self) -> Self:
+    def _check_peer(self) -> Self:
         if self.peer is not None and self.signal not in ("delay", "reset"):
             raise ValueError(f"signal '{self.signal}' has no peer; remove it, or use signal 'delay' or 'reset'")
         if self.peer == self.stage:
@@ -88,7 +88,7 @@ class Fault(Section):
         return self
 
     @model_validator(mode="after")
-    def _only_lies_are_attacks(self) -> Self:
+    def _check_attack(self) -> Self:
         for name in ("attack", "until"):
             if self.signal != "lie" and getattr(self, name) is not None:
                 raise ValueError(f"signal '{self.signal}' has no {name}; remove it, or use signal 'lie'")

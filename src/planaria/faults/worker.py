@@ -26,7 +26,7 @@ SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP"}
 """log names of faults whose name differs"""
 _ACTIVITIES = {
     "commit": ("commit",),
-    "transfer": ("give", "take"),
+    "transfer": ("send state", "receive state"),
     "save": ("write",),
     "settle": ("settle",),
     "link": ("link",),

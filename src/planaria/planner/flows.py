@@ -35,7 +35,7 @@ MOVES_PER_CLOCK_CHECK = 10_000
 
 
 class FlowNetwork(NamedTuple):
-    """What nodes know of themselves and their neighbours."""
+    """Loads and costs that each node knows of itself and its neighbours."""
 
     edges: Ints
     """[3, nodes, nodes]: see :func:`edge_costs`; nanoseconds"""

@@ -71,7 +71,7 @@ class ProvedBound(Section):
 
 
 class EdgeLoad(Section):
-    """What one edge sends in a step, and its path."""
+    """Bytes that one edge sends in a step, and their path."""
 
     source: Natural
     target: Natural

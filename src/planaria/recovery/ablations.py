@@ -32,7 +32,7 @@ class Redraw(Recovery):
     caption: ClassVar[str] = "{stage} gets new random weights"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
-    """factor applied once to the new stage's learning rate"""
+    """factor on the learning rate of the new stage from then on; further losses do not compound it"""
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
         refused = {0: "the ends worker (stage 0) holds the only embedding and head"} if 0 in lost else {}
@@ -67,7 +67,7 @@ class CopyNeighbour(Recovery):
     caption: ClassVar[str] = "{donors} sends its weights, which become the new {stage}"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
-    """factor applied once to the rebuilt stage's learning rate"""
+    """factor on the learning rate of a rebuilt stage from then on; further rebuilds do not compound it"""
     moments: Literal["fresh", "copy"] = "fresh"
     """optimizer moments of the rebuilt stage: zero, or the neighbour's"""
 

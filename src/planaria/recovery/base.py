@@ -1,6 +1,7 @@
 """The protocol of recovery strategies: where copies are kept, which stages donate, and how a lost stage is rebuilt.
 
-A strategy is a pure function of numbers and tensors; it uses no process, socket or clock. Engines know only these
+A strategy's results depend on its numbers and tensors only; it uses no process, socket or clock, although it may
+compute in threads and cache results. Engines know only these
 protocols, never a strategy's name.
 """
 

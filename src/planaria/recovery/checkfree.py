@@ -25,7 +25,7 @@ class NeighbourMean(Recovery):
     caption: ClassVar[str] = "{donors} send their weights, and the unweighted mean becomes the new {stage}"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
-    """factor applied once to a rebuilt stage's learning rate"""
+    """factor on the learning rate of a rebuilt stage from then on; further rebuilds do not compound it"""
     moments: Literal["fresh", "mean", "copy"] = "fresh"
     """optimizer moments of the rebuilt stage: zero, as in the published code; [ours] the neighbours' weighted mean, or
     a copy of the previous stage's"""

@@ -92,7 +92,7 @@ def mirror_of(config: RunConfig, folder: Path, again: bool = False) -> Mirror | 
 
 @dataclass(frozen=True)
 class Succession:
-    """What a standby continues: a run whose controller was lost."""
+    """A run that a standby continues, since its controller was lost."""
 
     failover: FailoverState
     run: FollowedRun

@@ -18,7 +18,7 @@ from planaria.exchange.base import Weights
 from planaria.lab.inline.replicas import InlineReplicas
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.worker.exchange_round import RoundMember
-from planaria.runtime.worker.outer_state import OuterState, UpdateJudgement
+from planaria.runtime.worker.outer_state import OuterState, UpdateReport
 from planaria.runtime.worker.plan_execution import exchange_gradients
 from planaria.runtime.worker.runner import NonFinite, StageRunner
 
@@ -77,9 +77,9 @@ def test_a_steps_residual_is_pending_until_its_commit() -> None:
     assert all(torch.equal(of[n].grads[name], again[n].grads[name]) for n in NODES for name in of[n].grads)
 
 
-def reported(verdict: UpdateJudgement) -> dict[str, Any]:
+def reported(report: UpdateReport) -> dict[str, Any]:
     """Return the report on the node's own message; empty if none was sent."""
-    return next((fields for kind, fields in verdict.facts(first=True) if kind is MessageCompressed), {})
+    return next((fields for kind, fields in report.facts(first=True) if kind is MessageCompressed), {})
 
 
 def test_compression_errors_are_reported_at_the_commit() -> None:
@@ -91,9 +91,9 @@ def test_compression_errors_are_reported_at_the_commit() -> None:
     outer[1].drop()
     assert not reported(outer[1].commit()), "it came to nothing"
     agree(outer, runners(config))
-    verdicts = {node: outer[node].commit() for node in NODES}
-    assert not [*verdicts[1].facts(first=False)]
-    first = reported(verdicts[1])
+    reports = {node: outer[node].commit() for node in NODES}
+    assert not [*reports[1].facts(first=False)]
+    first = reported(reports[1])
     assert first["norm"] == pytest.approx(norm, rel=1e-2) and first["full"] == "beginning"
     assert first["sent_bytes"] == first["dense_bytes"] and first["relative_error"] == first["estimate_error"] == 0.0
     agree(outer, runners(config, seed=1))
@@ -153,8 +153,8 @@ class FakeMessages:
     def take_shares(self, nodes: Sequence[int], like: torch.Tensor | None) -> list[torch.Tensor]:
         return [self._updates[node] for node in nodes]
 
-    def report(self, verdict: UpdateJudgement, round: int, first: bool) -> None:
-        assert not verdict.refused
+    def report(self, report: UpdateReport, round: int, first: bool) -> None:
+        assert not report.refused
 
 
 @pytest.mark.parametrize("bits", [32, 4])

@@ -176,7 +176,7 @@ def test_a_frame_of_the_present_generation_is_accepted(scene: Scene) -> None:
 
 def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(scene: Scene) -> None:
     messages, controller = scene
-    messages.patience = WaitTimeout(0.01)
+    messages.wait_timeout = WaitTimeout(0.01)
     gradient = FrameArrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,), value=2.0))
     threading.Timer(0.2, lambda: messages.control_link.inbox.put(gradient)).start()
     (taken,) = messages.take_shares([3], torch.zeros(4))

@@ -59,26 +59,26 @@ class SurvivingSteps:
     _now: tuple[str, int] = ("", -1)
 
     @classmethod
-    def of(cls, turns: Iterable[StepBoundary]) -> SurvivingSteps:
+    def of(cls, boundaries: Iterable[StepBoundary]) -> SurvivingSteps:
         """Fold a run's log, oldest event first; of several consecutive commits, the last suffices."""
         surviving = cls()
-        for turn in turns:
-            surviving.take(turn)
+        for boundary in boundaries:
+            surviving.take(boundary)
         return surviving
 
-    def take(self, turn: StepBoundary) -> None:
+    def take(self, boundary: StepBoundary) -> None:
         """Fold the next event."""
-        match turn:
+        match boundary:
             case RunStarted():
-                self._now = turn.part, turn.first_generation
-                snapshot = turn.recalled_from
+                self._now = boundary.part, boundary.first_generation
+                snapshot = boundary.recalled_from
                 self._reached = {} if snapshot is None else {(snapshot.part, snapshot.generation): snapshot.step}
             case Form():
-                self._reached = {who: min(step, turn.step) for who, step in self._reached.items()}
-                self._now = self._now[0], turn.generation
-                self._reached[self._now] = turn.step
+                self._reached = {state: min(step, boundary.step) for state, step in self._reached.items()}
+                self._now = self._now[0], boundary.generation
+                self._reached[self._now] = boundary.step
             case Commit():
-                self._reached[self._now] = turn.step + 1
+                self._reached[self._now] = boundary.step + 1
 
     def has(self, label: SnapshotLabel) -> bool:
         """Return whether the snapshot with this label holds a state on the surviving history."""
@@ -235,7 +235,7 @@ def history_of(folder: Path) -> Sequence[Timed]:
     return list(sequence) if events.size <= IN_MEMORY else sequence
 
 
-def turns_of(folder: Path) -> Iterator[StepBoundary]:
+def step_boundaries(folder: Path) -> Iterator[StepBoundary]:
     """Yield a run's starts and generations in order, and the last commit before each of these and before the end.
 
     :raises UserError: naming file and line of a damaged line.

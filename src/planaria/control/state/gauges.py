@@ -115,6 +115,6 @@ class Gauges:
         return self if seconds <= self.linking_s else replace(self, linking_s=seconds)
 
     def of(self, nodes: Iterable[int]) -> dict[int, NodeGauge] | None:
-        """Return the gauges of these nodes if all have reported the same step."""
+        """Return the gauges of those nodes that have reported, if all of these reported the same step; else None."""
         gauges = {node: self.nodes[node] for node in nodes if node in self.nodes}
         return gauges if len({gauge.last.step for gauge in gauges.values()}) == 1 else None

@@ -145,11 +145,11 @@ class RunState:
     groups: Mapping[int, tuple[Group, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """round → its groups, drawn when the first replica reached it"""
     links_with_open_prefetch: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
-    """round → ids of the links between members that know each other"""
+    """round → ids of the links over which prefetched parts may be sent"""
     suspicion: Suspicion = field(default_factory=Suspicion)
     """evidence against replicas from earlier steps and rounds"""
     expired_round_waits: frozenset[tuple[int, int, bool]] = frozenset()
-    """(replica, round, whether it is meeting already) of expired waits"""
+    """(replica, round, whether its round has begun) of expired waits"""
     unreachable_relays: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """relay that does not answer → the error"""
     relays_given_up: bool = False

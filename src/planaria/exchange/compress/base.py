@@ -64,7 +64,7 @@ class Compressor(Choice, ABC):
     def count(self, message: Tensor) -> int:
         """Return the count of numbers in a message, rounded up to full groups."""
 
-    def flaw(self, message: Tensor, like: Tensor) -> str:
+    def invalid_reason(self, message: Tensor, like: Tensor) -> str:
         """Return why a message is invalid, given a valid one (``like``); empty if it is valid."""
         if (message.dtype, message.shape) != (like.dtype, like.shape):
             return f"{message.dtype} {list(message.shape)}, not {like.dtype} {list(like.shape)}"

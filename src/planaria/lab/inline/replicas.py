@@ -21,13 +21,13 @@ from planaria.exchange.update_publisher import UpdatePublisher, vectors
 from planaria.exchange.update_validation import invalid_updates
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.runtime.worker.outer_state import OuterState, UpdateJudgement
+from planaria.runtime.worker.outer_state import OuterState, UpdateReport
 from planaria.runtime.worker.runner import NonFinite, StageRunner
 from planaria.runtime.worker.step_samples import Batch
 
 Received = dict[int, dict[int, Update]]
 """node → the update received in a round from each replica of its group, itself included"""
-Verdicts = dict[int, UpdateJudgement]
+Verdicts = dict[int, UpdateReport]
 """node → its verdict on the updates of a round"""
 
 
@@ -217,14 +217,14 @@ class InlineReplicas:
         for node, updates in pending.received.items():
             codec, like = self.exchange.codec(self.outer[node].settled), pending.honest[node]
             others = {replica: update for replica, update in updates.items() if replica != self._replica[node]}
-            verdicts[node] = UpdateJudgement(invalid_updates(others, like, codec))
+            verdicts[node] = UpdateReport(invalid_updates(others, like, codec))
         rejected = {replica for verdict in verdicts.values() for replica in verdict.refused}
         exclusions = self._findings(pending.received, [r for r in range(self.count) if r not in rejected])
         rejected |= exclusions.left_out.keys()
         self._remember(pending.round.number, verdicts, exclusions, rejected)
         for node in (node for replica in set(range(self.count)) - rejected for node in self.nodes(replica)):
             left_out = {r: why for r, why in exclusions.left_out.items() if r in pending.received[node]}
-            verdicts[node] = UpdateJudgement({**verdicts[node].refused, **left_out})
+            verdicts[node] = UpdateReport({**verdicts[node].refused, **left_out})
         weighed = {me: self._weighed(pending, me, rejected) for me in range(self.count)}
         for node, updates in pending.received.items():
             me = self._replica[node]

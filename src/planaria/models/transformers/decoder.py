@@ -35,7 +35,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 class SkeletonFacts(NamedTuple):
-    """What the skeleton of a model shows."""
+    """Properties of a model, read from its skeleton."""
 
     path: str
     """name of the list of decoder layers, the prefix of their names"""

@@ -93,7 +93,7 @@ class ModelFrame:
 
 
 class _Stage(nn.Module, ABC):
-    """What block stages and the ends share."""
+    """Common part of block stages and of the ends."""
 
     layers: nn.ModuleList
 

@@ -25,7 +25,7 @@ Shape = Sequence[int]
 
 
 class Visit(NamedTuple):
-    """What a message carries, for random rounding: equal visits are rounded alike on every machine and device."""
+    """Identity of a message, which seeds random rounding: equal ones are rounded alike on every machine and device."""
 
     seed: int
     sample: int

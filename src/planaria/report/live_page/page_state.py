@@ -26,7 +26,7 @@ STRIKING = {
 
 
 class PageState:
-    """What the page shows of nodes, workers and links; ``members`` must process each fact first."""
+    """Nodes, workers and links as the page shows them; ``members`` must process each fact first."""
 
     def __init__(self, members: Membership) -> None:
         self._members = members

@@ -19,7 +19,7 @@ STEPS_PER_SUM = 100
 
 
 class RunAccount:
-    """What the events of a run add up to: the display's numbers, tallies, metrics and names of workers.
+    """Sums over the events of a run: the display's numbers, tallies, metrics and names of workers.
 
     A standby keeps it while it waits.
     """

@@ -128,11 +128,11 @@ def rounds_together(histories: Sequence[RoundHistory], count: int) -> list[list[
     return [[alone[a] if a == b else pairs[min(a, b), max(a, b)] for b in range(count)] for a in range(count)]
 
 
-HEAD = ["replica", "presence", "steps", "deaths", "rounds", "by draw", "deserted", "came late", "for others",
-        "for updates", "late", "ahead"]  # fmt: skip
+HEAD = ["replica", "presence", "steps", "deaths", "rounds", "drawn alone", "timed out alone", "missed",
+        "for others", "for updates", "late", "ahead"]  # fmt: skip
 KEY = (
-    "Rounds settled; of these alone by the draw (or after the rest of its group left); deserted: alone because others "
-    "were late or not received. Came late: others settled without it. Seconds waited for others to join, and for their "
+    "Rounds settled; of these drawn alone (or after the rest of its group left), or alone since others timed out or "
+    "were not received. Missed: others settled without it. Seconds waited for others to join, and for their "
     "updates. Megabytes sent late, while another replica waited, and ahead."
 )
 

@@ -26,7 +26,7 @@ FIX = "choose another checkpoint"
 
 @dataclass(frozen=True)
 class SavedReplica:
-    """What one replica saved of some stages; its outer state may be in separate files."""
+    """Files of some stages in one replica's checkpoint; its outer state may be in separate files."""
 
     stages: Mapping[int, StageContents]
     outer: Mapping[int, StageContents]

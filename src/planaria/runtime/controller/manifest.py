@@ -1,4 +1,4 @@
-"""What the manifest of a sealed checkpoint says, from the state of the run. Pure."""
+"""Manifest of a sealed checkpoint, from the state of the run. Pure."""
 
 from __future__ import annotations
 

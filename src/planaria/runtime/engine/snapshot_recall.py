@@ -9,7 +9,7 @@ from planaria.common.errors import UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
 from planaria.control.facts.run_started import RunStarted, SnapshotLabel
-from planaria.control.log.logs import SurvivingSteps, turns_of
+from planaria.control.log.logs import SurvivingSteps, step_boundaries
 from planaria.recovery.base import DamagedReplica
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder, Owner, remove_orphaned, require_room
 from planaria.runtime.checkpoint.store import SealedCheckpoint
@@ -55,7 +55,7 @@ def recall_point(
     stages = range(run.config.pipeline.stages + 1)
     newer = [label for label in memory.newest_first() if label.step > origin.step]
     try:
-        surviving = SurvivingSteps.of(turns_of(folder) if newer else ())
+        surviving = SurvivingSteps.of(step_boundaries(folder) if newer else ())
     except UserError as error:
         notify(f"{memory.folder}: not used, the run's log does not show which steps were undone ({error})")
         return origin

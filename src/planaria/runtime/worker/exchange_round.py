@@ -11,9 +11,9 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Update, UpdateWeights, Weights
 from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.robust.equivocation import digest
-from planaria.exchange.update_validation import flaw, invalid_updates
+from planaria.exchange.update_validation import invalid_part_reason, invalid_updates
 from planaria.runtime.transport.wire import FrameContent
-from planaria.runtime.worker.outer_state import OuterState, UpdateJudgement
+from planaria.runtime.worker.outer_state import OuterState, UpdateReport
 from planaria.runtime.worker.runner import StageRunner
 
 
@@ -24,7 +24,7 @@ class SettledRound:
     blocking_bytes: int
     prefetched_bytes: int
     spread: float
-    verdict: UpdateJudgement
+    report: UpdateReport
 
 
 class RoundMember:
@@ -182,8 +182,8 @@ class RoundMember:
             for content in parts.keys() - {checked for node, checked in self._checked if node == peer}:
                 codec = PLAIN if content == FrameContent.PREFETCHED else self.outer.exchange.codec(self.outer.settled)
                 self._checked.add((peer, content))
-                if wrong := flaw(content.name.lower(), parts[content], expected[content], codec):
-                    self._refused.setdefault(peer, wrong)
+                if reason := invalid_part_reason(content.name.lower(), parts[content], expected[content], codec):
+                    self._refused.setdefault(peer, reason)
 
     def _parts(self) -> dict[FrameContent, Tensor | None]:
         assert self._own is not None
@@ -222,9 +222,9 @@ class RoundMember:
         blocking, prefetched = (
             0 if part is None else part.nbytes * self._receivers for part in (self._own.blocking, self._own.prefetched)
         )
-        verdict = UpdateJudgement(counted=counted, compressed=self._own.compressed if self._receivers else None)
+        report = UpdateReport(counted=counted, compressed=self._own.compressed if self._receivers else None)
         self.drop()
-        return SettledRound(blocking, prefetched, spread, verdict)
+        return SettledRound(blocking, prefetched, spread, report)
 
 
 def _update_of_parts(parts: Mapping[FrameContent, Tensor]) -> Update:

@@ -22,7 +22,7 @@ from planaria.runtime.worker.runner import NonFinite, StageRunner
 
 
 @dataclass(frozen=True)
-class UpdateJudgement:
+class UpdateReport:
     """A node's judgement of received updates, and statistics of the one it sent."""
 
     refused: Mapping[int, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class OuterState:
         self._honest = update
         return update
 
-    def settle(self, updates: Mapping[int, Update], me: int, runner: StageRunner) -> UpdateJudgement:
+    def settle(self, updates: Mapping[int, Update], me: int, runner: StageRunner) -> UpdateReport:
         """Replace the gradient by the exchange's result for ``updates`` (replica → update, including ``me``).
 
         Invalid updates are excluded, up to the number that the exchange tolerates.
@@ -124,7 +124,7 @@ class OuterState:
         self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
         witnessed = self.exchange.detects_equivocation(len(updates))
         self.received = {replica: digest(update) for replica, update in updates.items()} if witnessed else {}
-        return UpdateJudgement(refused, counted)
+        return UpdateReport(refused, counted)
 
     def after_member_change(self) -> None:
         """Reset estimates after another node of the stage was rebuilt without its own."""
@@ -136,14 +136,14 @@ class OuterState:
         """Make later changes of :attr:`settled` revocable until the step commits."""
         self._revocable_from = self.settled
 
-    def commit(self) -> UpdateJudgement:
+    def commit(self) -> UpdateReport:
         """Commit the step; return what to report about it."""
         self._revocable_from = None
         if self._pending is None:
-            return UpdateJudgement()
+            return UpdateReport()
         self.settled, self._pending = self._pending, None
         self.publisher.sent()
-        return UpdateJudgement(compressed=self._honest.compressed, full=self._reset_reason)
+        return UpdateReport(compressed=self._honest.compressed, full=self._reset_reason)
 
     def drop(self) -> None:
         """Discard the current step."""

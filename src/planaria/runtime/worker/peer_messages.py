@@ -24,7 +24,7 @@ from planaria.runtime.worker.assignment import Assignment
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.exchange_round import RoundMember
 from planaria.runtime.worker.links import WorkerLinks
-from planaria.runtime.worker.outer_state import UpdateJudgement
+from planaria.runtime.worker.outer_state import UpdateReport
 from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
 from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
 from planaria.runtime.worker.runner import StageRunner
@@ -97,7 +97,7 @@ class PeerMessages:
             self.staging, transport.port.rings = with_cuda(codec.bytes(shape))
         land = None if self.staging is None else self.staging.receive
         self.frames_in = ReceivedFrames(codec, shape, land)
-        self.patience = WaitTimeout(setup.config.fleet.timeout_s)
+        self.wait_timeout = WaitTimeout(setup.config.fleet.timeout_s)
         self.first_pass = 0
         """number of the first activation; in a coded step, activations of cancelled rounds are never taken"""
         self.waited: dict[int, float] = {}
@@ -193,7 +193,7 @@ class PeerMessages:
         """
         if not (nodes := late()):
             return
-        patience_s, began = self.patience.seconds, time.monotonic()
+        patience_s, began = self.wait_timeout.seconds, time.monotonic()
         deadline: float | None = began + patience_s
         while nodes:
             since = time.monotonic()
@@ -316,9 +316,9 @@ class PeerMessages:
             taken = [] if wrong else shares
         return taken
 
-    def report(self, verdict: UpdateJudgement, round: int, first: bool) -> None:
-        """Report a verdict; ``first``: this is the first node of its stage."""
-        for kind, fields in verdict.facts(first):
+    def report(self, update: UpdateReport, round: int, first: bool) -> None:
+        """Report what a node found of updates; ``first``: this is the first node of its stage."""
+        for kind, fields in update.facts(first):
             self.assignment.report(kind, round=round, **fields)
 
     def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:

@@ -103,7 +103,7 @@ def combine_gradients(config: RunConfig, messages: PeerMessages, runner: StageRu
     if config.exchange.replicas > 1:
         exchange_gradients(messages, runner)
     else:
-        add_shards(messages, runner, nodes)
+        add_shares(messages, runner, nodes)
     spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
 
@@ -123,8 +123,8 @@ def exchange_gradients(messages: PeerMessages, runner: StageRunner) -> None:
         messages.send_share(node, _blocking(updates[replica]))
     received = [*zip(others, messages.take_shares([*others.values()], None), strict=True)]
     messages.control_link.set_activity("settle", assignment.step)
-    verdict = outer.settle({me: updates[me], **{replica: Update(flat) for replica, flat in received}}, me, runner)
-    messages.report(verdict, assignment.step, first=me == 0)
+    report = outer.settle({me: updates[me], **{replica: Update(flat) for replica, flat in received}}, me, runner)
+    messages.report(report, assignment.step, first=me == 0)
 
 
 def _blocking(update: Update) -> Tensor:
@@ -137,7 +137,7 @@ def nodes_sharing_parameters(present: Arrangement, model: ModelConfig, node: int
     return tuple(present.stage) if model.one_array else present.peers(node)
 
 
-def add_shards(messages: PeerMessages, runner: StageRunner, nodes: Sequence[int]) -> None:
+def add_shares(messages: PeerMessages, runner: StageRunner, nodes: Sequence[int]) -> None:
     """Add up the shares of ``nodes``, in their order, at the first of them."""
     first, *others = nodes
     sums = runner.gradient_sums()

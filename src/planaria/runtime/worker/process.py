@@ -36,7 +36,7 @@ def main(setup: Setup, connection: ControlLine, name: str, incarnation: int) -> 
     began = time.monotonic()
     # No variable here may refer to the runner: this function never returns, so its memory would stay occupied.
     worker = Worker(setup, ResolvedRun(setup.config), name, control_link, transport, warm_runner(setup.config))
-    worker.messages.patience.warm_s = time.monotonic() - began
+    worker.messages.wait_timeout.warm_s = time.monotonic() - began
     if isinstance(connection, MovingLine):
         worker.follow_controller(connection.address)
         connection.on_move = worker.follow_controller

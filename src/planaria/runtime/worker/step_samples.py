@@ -111,7 +111,7 @@ class StepData(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step or validation computes."""
+    """Inputs of a step or validation."""
 
     batch: Batch | None = None
     """data of the ends"""

@@ -76,7 +76,7 @@ def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: Stage
     for member in form.members:
         source = member.source
         if isinstance(source, d.Rebuild) and messages.assignment.node in source.donors:
-            messages.control_link.set_activity("give", messages.assignment.step)
+            messages.control_link.set_activity("send state", messages.assignment.step)
             donated = runner.whole_state()
             if source.by == d.PEER:
                 donated = donated.trained
@@ -89,7 +89,7 @@ def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: Stage
 
 def transfer(messages: PeerMessages, order: d.Donate, runner: StageRunner) -> None:
     """Send another replica, or a successor, a copy of this worker's stage as of the last commit."""
-    messages.control_link.set_activity("give", messages.assignment.step)
+    messages.control_link.set_activity("send state", messages.assignment.step)
     to_successor, state = order.donor == d.PREDECESSOR, runner.whole_state()
     if not to_successor:  # a copy has its own random generators
         state = state.part(lambda name: not order.only_outer, moments=not order.only_outer)
@@ -212,7 +212,7 @@ class Takeover:
     def _received(self, donors: Sequence[int]) -> list[Tensor]:
         """Wait for the packed states of these nodes."""
         messages, assignment = self.messages, self.messages.assignment
-        messages.control_link.set_activity("take", assignment.step)
+        messages.control_link.set_activity("receive state", assignment.step)
         frames = [FrameId(node, State(assignment.stage_of(node))) for node in donors]
         return messages.collect(frames, "the state of {}")
 

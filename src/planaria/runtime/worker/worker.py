@@ -211,7 +211,7 @@ class Worker:
         self.messages.advance(order.step)
         plan, train = self._plan_of(order), order.mode == "train"
         self.messages.round_member.outer.left_out = order.left_out
-        self.messages.patience.expect(sum(map(len, plan.actions.values())))
+        self.messages.wait_timeout.expect(sum(map(len, plan.actions.values())))
         faults = self.control_link.faults
         if train and faults is not None:
             faults.start_step(plan.actions.get(self.assignment.node, ()))
@@ -238,7 +238,7 @@ class Worker:
             raise
         received = self.messages.round_member.outer.received if train else {}
         self.assignment.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, received=received)
-        self.messages.patience.learn(time.monotonic() - began)
+        self.messages.wait_timeout.learn(time.monotonic() - began)
         log.debug("ready to commit after %.3f s (%s)", time.monotonic() - began, order.mode)
         self._report_work(spans)
         if train and self.config.fleet.diagnose != "off":
@@ -326,12 +326,12 @@ class Worker:
             order.round, replica, peers, self.runner, weighed, contributes=replica in members
         )
         self.messages.links.close_round_edges()
-        settled = replace(settled, verdict=replace(settled.verdict, refused=order.left_out))
+        settled = replace(settled, report=replace(settled.report, refused=order.left_out))
         self._report_round(order.round, settled, first=replica == members[0])
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 
     def _report_round(self, round: int, settled: SettledRound, first: bool) -> None:
-        self.messages.report(settled.verdict, round, first)
+        self.messages.report(settled.report, round, first)
         self._repeated.report_round(
             round=round,
             blocking_bytes=settled.blocking_bytes,
