@@ -65,6 +65,7 @@ FAMILIES = {
     "real_decoders": ("real_decoders_gemma", "real_decoders_memory"),
     "rollback": ("table2",),
     "standby": ("standby_cost",),
+    "standby_machines": ("standby_frozen", "standby_log"),
 }
 """result file → names of its results that do not start with the file's name"""
 VARIANTS = frozenset(

@@ -1,7 +1,8 @@
-"""Repeated kills of a run's controller: the gap until the next one leads, losses, and the cost of a standby."""
+"""Controllers whose machine is lost, or stopped for a while: gaps and losses; and the cost of a shared log."""
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import secrets
@@ -12,72 +13,65 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from statistics import median
 
 from benchmarks.field_systems import free_port
 from benchmarks.fleet_run import MODEL_FLAGS, finished, real_stages, step_seconds
 from benchmarks.harness import RUNS, Claim, Flag, Measurement, Row, benchmark, interleaved, ratios, start
-from benchmarks.standby import named
+from benchmarks.standby import different_losses, endless, losses, named, planaria, undisturbed, wait_until
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import EVENTS, RunRecord, read_run
+from planaria.control.log.logs import LogFollower, RunRecord, read_run
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.engine import run_folders
 
 SKIP = 5
 
 
-@benchmark("standby_machines", kills=Flag(8), seed=1, **MODEL_FLAGS)
+@benchmark("standby_machines", kills=Flag(30), seed=1, dim=Flag(64, "width of the model"))
 def run_machines(given: Namespace) -> Measurement:
-    """Kill the machine of a run's controller: the controller's process group, without workers, while a standby follows
-    the shared log in another directory and a joined machine has all workers. Both are processes of this machine.
+    """Kill the machine of a run's controller again and again: its process group, without workers.
 
-    A gap is from the signal to the next committed step; fleet.lease_s is 1. Claims: median gap <= 3 s; the losses equal
-    an undisturbed run's to the last bit; no sample is lost or used twice.
+    A standby follows the shared log in another directory, and a joined machine has all workers; all are processes of
+    this machine. A gap is from the signal to the next committed step; fleet.lease_s is 1. Claims: median gap <= 3 s;
+    the losses equal an undisturbed run's to the last bit; no sample is lost or used twice.
     """
-    rng, steps = random.Random(given.seed), 160
-    calm = finished(named(real_stages(given, "standby-calm", steps, spares=0, save_every=0), "standby-calm"))
-    gaps, differing, unproven = list[float](), 0, 0
-    for number in range(given.kills):
-        config = _shared(real_stages(given, f"standby-{number}", steps, spares=0, save_every=0))
-        killed_at, record = _lost_and_led_elsewhere(config, rng)
-        (led_at, started), *_ = [(t, f) for t, f in record.history if isinstance(f, e.LeaderStarted)]
-        committed = next(t for t, f in record.history if t > led_at and isinstance(f, d.Commit))
-        gaps.append(started.wall_time + committed - led_at - killed_at)
-        differing += sum(a.loss != b.loss for a, b in zip(calm.trained, record.trained, strict=True))
-        unproven += len(prove_exactly_once(record))
-    return [
-        Row("kill to the next committed step, s", gaps, "0", Claim(high=3.0), {"max": max(gaps), "kills": len(gaps)}),
-        Row("steps with another loss", [differing], "0", Claim(high=0)),
-        Row("samples lost or used twice", [unproven], "0", Claim(high=0)),
-    ]
+    with _machines(given, "standby-killed") as machines:
+        killed_at = [machines.lost(signal.SIGKILL) for _ in range(given.kills)]
+        record = machines.stopped()
+    gaps = list(map(operator.sub, first_commits(record), killed_at))
+    beside = {"max": max(gaps), "kills": len(gaps)}
+    return [Row("kill to the next committed step, s", gaps, "0", Claim(high=3.0), beside), *_unchanged(record)]
 
 
-@benchmark("standby_frozen", stops=Flag(10), seed=1, **MODEL_FLAGS)
+@benchmark("standby_frozen", stops=Flag(100), seed=1, dim=Flag(64, "width of the model"))
 def run_frozen(given: Namespace) -> Measurement:
     """Stop the controller of a run (SIGSTOP) on machines as in standby_machines, and wake it once another one leads.
 
     Claims: each woken controller exits with one line; the losses equal an undisturbed run's to the last bit, so that no
     order of its was obeyed; no sample is lost or used twice.
     """
-    rng, steps = random.Random(given.seed), 160
-    calm = finished(named(real_stages(given, "standby-calm", steps, spares=0, save_every=0), "standby-calm"))
-    exited, differing, unproven = 0, 0, 0
-    for number in range(given.stops):
-        config = _shared(real_stages(given, f"standby-{number}", steps, spares=0, save_every=0))
-        left, record = _frozen_and_led_elsewhere(config, rng)
-        exited += left
-        differing += sum(a.loss != b.loss for a, b in zip(calm.trained, record.trained, strict=True))
-        unproven += len(prove_exactly_once(record))
+    with _machines(given, "standby-frozen") as machines:
+        for _ in range(given.stops):
+            machines.lost(signal.SIGSTOP)
+        record = machines.stopped()
+    exited = sum(machines.exits) / given.stops
     return [
-        Row("woken controllers that exited / all", [exited / given.stops], "1", Claim(low=1), {"stops": given.stops}),
-        Row("steps with another loss", [differing], "0", Claim(high=0)),
-        Row("samples lost or used twice", [unproven], "0", Claim(high=0)),
+        Row("woken controllers that exited / all", [exited], "1", Claim(low=1), {"stops": given.stops}),
+        *_unchanged(record),
+    ]
+
+
+def _unchanged(record: RunRecord) -> list[Row]:
+    """Return the rows of losses and samples, which no failover may change."""
+    differing, made = different_losses(record, undisturbed(record)), len(losses(record))
+    return [
+        Row("steps with another loss", [differing], "0", Claim(high=0), {"of": made}),
+        Row("samples lost or used twice", [len(prove_exactly_once(record))], "0", Claim(high=0)),
     ]
 
 
@@ -120,86 +114,118 @@ def _held(config: RunConfig) -> Iterator[RunConfig]:
 
 
 def _shared(config: RunConfig, local: bool = False) -> RunConfig:
-    """Return the run with a shared log and one standby; unless ``local``, its workers are on machines that join."""
+    """Return the run with a shared log, and two addresses of standbys; unless ``local``, its workers are elsewhere."""
     place = (RUNS / f"{config.name}-shared").absolute()
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     key = place / "key"
     key.write_text(secrets.token_hex(32))
     key.chmod(0o600)
+    standby_at = ", ".join(f"127.0.0.1:{free_port()}" for _ in range(2))
     fleet = {
         "shared_log": str(place / "log"), "key": str(key), "port": free_port(),
-        "standby_at": f"127.0.0.1:{free_port()}", "local_workers": None if local else 0,
+        "standby_at": standby_at, "local_workers": None if local else 0,
     }  # fmt: skip
     given = config.fleet.model_dump(exclude_unset=True) | fleet
     return named(config.model_copy(update={"fleet": type(config.fleet).model_validate(given)}), config.name)
 
 
-@dataclass(frozen=True)
+@contextmanager
+def _machines(given: Namespace, name: str) -> Iterator[_Machines]:
+    """Yield a run that trains until it is stopped, with a standby that is ready."""
+    with ExitStack() as running:
+        machines = _Machines(_shared(endless(given, name, {}, spares=0)), random.Random(given.seed), running)
+        machines.start()
+        yield machines
+
+
 class _Machines:
-    """A run on three machines, each a process group of this one."""
+    """A run whose machines are process groups of this one: a controller, a standby, and one with all workers."""
 
-    leader: subprocess.Popen[str]
-    worker: subprocess.Popen[str]
-    standby: subprocess.Popen[str]
-    record: Path
-    """folder from which the standby leads"""
+    def __init__(self, config: RunConfig, rng: random.Random, running: ExitStack) -> None:
+        self.config, self._rng, self._running = config, rng, running
+        self._place = (RUNS / f"{config.name}-shared").absolute()
+        self._folder = Path(config.out) / config.name
+        self._leader_at, (self._standby_at, self._free) = "", config.fleet.standby_addresses
+        self._started = 0
+        """number of standbys so far; also the term of the controller"""
+        self.exits = list[bool]()
+        """for each lost controller, whether it exited with one line"""
 
-    def end(self) -> RunRecord:
-        """Wait for the end of the run; return the standby's record."""
-        self.standby.communicate()
-        self.worker.wait()
-        self.leader.wait()
-        return read_run(self.record)
+    def start(self) -> None:
+        """Start all, and return once a standby is ready."""
+        file, fleet = self._place / "run.toml", self.config.fleet
+        file.write_text(recipe.dump(self.config))
+        self._leader = self._begun(Path.cwd(), "train", str(file), "--quiet")
+        wait_until("shared log", (self._place / "log" / self.config.name / "files" / run_folders.CONFIG).exists)
+        workers = str(self.config.pipeline.stages + 1)
+        self._begun(self._place, "join", f"127.0.0.1:{fleet.port}", "--workers", workers, "--key-file", str(fleet.key))
+        self._stand_by()
+        log = LogFollower(self._folder)
+        wait_until("first steps", lambda: any(isinstance(fact, d.Commit) for _, fact in log.history()))
+
+    def lost(self, number: signal.Signals) -> float:
+        """Kill or stop the controller's machine at a random moment; return when (seconds since 1970).
+
+        A stopped one is woken once the standby has committed a step. Then another standby starts there.
+        """
+        time.sleep(self._rng.uniform(0.0, 1.0))
+        os.killpg(self._leader.pid, number)
+        lost_at = time.time()
+        log, facts = LogFollower(self._standby_folder), list[e.Event | d.Decision]()
+
+        def has_committed() -> bool:
+            facts.extend(fact for _, fact in log.history())
+            led = (n for n, fact in enumerate(facts) if isinstance(fact, e.LeaderStarted) and fact.term > self._started)
+            return any(isinstance(fact, d.Commit) for fact in facts[next(led, len(facts)) :])
+
+        wait_until(f"step of controller {self._started + 1}", has_committed)
+        with suppress(ProcessLookupError):
+            os.killpg(self._leader.pid, signal.SIGCONT)
+        _, errors = self._leader.communicate(timeout=60.0)
+        self.exits.append(self._leader.returncode == 1 and errors.count("\n") == 1)
+        self._leader, self._folder = self._standby, self._standby_folder
+        self._leader_at, self._standby_at, self._free = self._standby_at, self._leader_at or self._free, self._free
+        self._stand_by()
+        return lost_at
+
+    def stopped(self) -> RunRecord:
+        """Stop the run; return its record."""
+        self._leader.terminate()
+        self._leader.communicate(timeout=60.0)
+        return read_run(self._folder)
+
+    def _stand_by(self) -> None:
+        """Start a standby, and wait until it is ready."""
+        self._started += 1
+        place, name, key = self._place / f"standby{self._started}", self.config.name, str(self.config.fleet.key)
+        place.mkdir()
+        words = str(self._place / "log" / name), "--standby", "--at", self._standby_at, "--key-file", key
+        self._standby = self._begun(place, "join", *words)
+        self._standby_folder = place / "runs" / name
+        assert self._standby.stdout is not None and "ready to lead" in self._standby.stdout.readline()
+
+    def _begun(self, place: Path, *words: str) -> subprocess.Popen[str]:
+        """Start a command in a process group of its own."""
+        process = subprocess.Popen(
+            [*planaria(), *words], cwd=place, start_new_session=True, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self._running.callback(process.wait)
+        self._running.callback(process.terminate)
+        return process
 
 
-def _trained_for_a_while(config: RunConfig, rng: random.Random) -> _Machines:
-    """Start the run, its workers and its standby, and return at a random moment after twenty steps."""
-    place, at, name = (RUNS / f"{config.name}-shared").absolute(), config.fleet.standby_at, config.name
-    file, folder = place / "run.toml", Path(config.out) / name
-    file.write_text(recipe.dump(config))
-    words, key = [sys.executable, "-m", "planaria"], ["--key-file", str(config.fleet.key)]
-    train = [*words, "train", str(file), "--quiet"]
-    leader = subprocess.Popen(train, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    while not (place / "log" / name / "files" / run_folders.CONFIG).exists():
-        time.sleep(0.2)
-    join = [*words, "join", f"127.0.0.1:{config.fleet.port}", "--workers", str(config.pipeline.stages + 1)]
-    worker = subprocess.Popen([*join, *key], cwd=place, stdout=subprocess.DEVNULL, text=True)
-    lead = [*words, "join", str(place / "log" / name), "--standby", "--at", at, *key]
-    standby = subprocess.Popen(lead, cwd=place, stdout=subprocess.PIPE, text=True)
-    assert standby.stdout is not None and "ready to lead" in standby.stdout.readline()
-    while len([*read_run(folder).trained]) < 20:
-        time.sleep(0.2)
-    time.sleep(rng.uniform(0.0, 2.0))
-    return _Machines(leader, worker, standby, place / "runs" / name)
-
-
-def _lost_and_led_elsewhere(config: RunConfig, rng: random.Random) -> tuple[float, RunRecord]:
-    """Train, and kill the controller at a random moment; return when (s since 1970), and the next one's record."""
-    machines = _trained_for_a_while(config, rng)
-    killed_at = time.time()
-    os.killpg(machines.leader.pid, signal.SIGKILL)
-    return killed_at, machines.end()
-
-
-def _frozen_and_led_elsewhere(config: RunConfig, rng: random.Random) -> tuple[bool, RunRecord]:
-    """Train, stop the controller at a random moment, and wake it once another one has committed a step.
-
-    Returns whether it then exited with one line, and the other one's record.
-    """
-    machines = _trained_for_a_while(config, rng)
-    os.killpg(machines.leader.pid, signal.SIGSTOP)
-    while not (machines.record / EVENTS).exists() or not _has_committed(read_run(machines.record)):
-        time.sleep(0.2)
-    os.killpg(machines.leader.pid, signal.SIGCONT)
-    _, errors = machines.leader.communicate(timeout=60.0)
-    return machines.leader.returncode == 1 and errors.count("\n") == 1, machines.end()
-
-
-def _has_committed(record: RunRecord) -> bool:
-    """Return whether a controller other than the first has committed a step."""
-    kinds = [type(fact) for _, fact in record.history if isinstance(fact, e.LeaderStarted | d.Commit)]
-    return e.LeaderStarted in kinds and d.Commit in kinds[kinds.index(e.LeaderStarted) :]
+def first_commits(record: RunRecord) -> list[float]:
+    """Return when each controller but the first committed its first step, seconds since 1970."""
+    found, leader = list[float](), None
+    for t, fact in record.history:
+        if isinstance(fact, e.LeaderStarted):
+            leader = fact.wall_time - t
+        elif isinstance(fact, d.Commit) and leader is not None:
+            found.append(leader + t)
+            leader = None
+    return found
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 ``python carrier.py CAPTURE ADDRESS=DEVICE[=PRIVATE]…`` takes the file descriptors of the hosts' TUN devices, and writes
 every packet to the file CAPTURE. A host with a PRIVATE address is behind a router that
-translates it to ADDRESS, and lets in answers alone. A line ``ADDRESS LATENCY_S
-JITTER_S LOSS`` on its stdin changes a host's link from now on; the answer is how many packets the link has lost so far.
+translates it to ADDRESS, and lets in answers alone. A line ``ADDRESS LATENCY_S JITTER_S LOSS WAY`` on its stdin
+changes a host's link from now on (WAY: both, in or out); the answer is how many packets the link has lost so far.
 It ends with its stdin.
 """
 
@@ -34,6 +34,8 @@ class _Link:
     latency_s: float = 0.0
     jitter_s: float = 0.0
     loss: float = 0.0
+    lossy: str = "both"
+    """which way packets vanish: both, in or out"""
     lost: int = 0
     private: str = ""
     """the host's own address, if its router translates it"""
@@ -90,16 +92,17 @@ def carry(links: list[_Link], capture: BinaryIO) -> None:
 
 
 def _change(links: dict[str, _Link], line: str) -> None:
-    address, *numbers = line.split()
+    address, *numbers, lossy = line.split()
     link = links[address]
+    link.lossy = lossy
     link.latency_s, link.jitter_s, link.loss = map(float, numbers)
     print(link.lost, flush=True)
 
 
 def _delay(source: _Link, target: _Link, rng: random.Random) -> float | None:
     """Seconds that a packet takes; None when it vanishes."""
-    for link in (source, target):
-        if rng.random() < link.loss:
+    for link, way in ((source, "out"), (target, "in")):
+        if link.lossy in ("both", way) and rng.random() < link.loss:
             link.lost += 1
             return None
     return sum(link.latency_s + rng.random() * link.jitter_s for link in (source, target))

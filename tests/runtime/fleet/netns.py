@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _PRIVATE = "192.168.7.2"
@@ -41,6 +41,8 @@ class Weather:
     """added at random, between nothing and this; packets keep their order"""
     loss: float = 0.0
     """share of packets that vanish; 1: the host is cut off"""
+    lossy: Literal["both", "in", "out"] = "both"
+    """which way packets vanish"""
 
 
 FINE, CUT_OFF = Weather(), Weather(loss=1.0)
@@ -62,7 +64,7 @@ class Host:
     def link(self, weather: Weather) -> int:
         """Let its link be like this from now on; how many packets the link has lost so far."""
         words, answers = _pipes(self.carrier)
-        print(self.address, weather.latency_s, weather.jitter_s, weather.loss, file=words, flush=True)
+        print(self.address, weather.latency_s, weather.jitter_s, weather.loss, weather.lossy, file=words, flush=True)
         return int(answers.readline())
 
 

@@ -170,7 +170,7 @@ def test_a_pools_workers_get_free_or_reserved_devices(tmp_path: Path, monkeypatc
         pool.start(worker, 1)
     pool.start("w1", 2)
     pool.start("w2", 1, uuid(0))
-    assert [run[2] for run in asked.runs] == [uuid(0), uuid(1), uuid(1), uuid(0)]
+    assert [run[3] for run in asked.runs] == [uuid(0), uuid(1), uuid(1), uuid(0)]
     assert asked.folders == {tmp_path} and Path.cwd() == before, "relative paths of this process stay valid"
 
 

@@ -73,6 +73,17 @@ def test_the_next_controller_gives_orders_and_receives_what_the_last_did_not() -
     assert moved == ["c"] and run.line.address == "c" and run.dialled == ["b", "c"], "the lost one comes last"
 
 
+def test_only_the_named_controller_is_left() -> None:
+    """A machine may find out later than its workers that another controller leads."""
+    run = Run(c=Line([b"go on"]))
+    assert run.line.recv_bytes() == b"begin"
+    run.line.leave("a")
+    assert run.line.recv_bytes() == b"go on" and run.line.address == "c"
+    run.line.leave("a")
+    run.line.send_bytes(b"ready")
+    assert run.lines["c"].sent == [b"ready"]
+
+
 def test_without_a_controller_both_ends_give_up() -> None:
     run = Run()
     run.first.lose()

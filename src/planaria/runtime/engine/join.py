@@ -31,7 +31,6 @@ from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, RunAddress, read_ke
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from planaria.runtime.prediction.memory import require_room
 from planaria.runtime.transport.address import REACHABLE, Reach
-from planaria.runtime.transport.channel import SILENT_PEER_S
 from planaria.runtime.worker.setup import SETUP, Setup
 
 log = logging.getLogger(__name__)
@@ -211,6 +210,8 @@ class _Stay:
         :raises UserError: if the machine lacks something that the run's workers need.
         """
         self._visit, self._notify = visit, notify
+        self._next: RunMembership | None = None
+        """membership at another controller, found while the present one was silent"""
         self.next_entrance: NextEntrance | None = None
         """controller that leads now, but does not wait for this machine any more"""
         setup = replace(setup_of(visit), host=visit.own_address, reach=visit.reach, log=from_environment())
@@ -228,7 +229,6 @@ class _Stay:
         orders = PoolConfiguration(
             prepare, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s,
             standbys=tuple(fleet.standby_addresses), orphan_s=0.0 if fleet.shared_log is None else fleet.orphan_s,
-            silence_s=SILENT_PEER_S if fleet.shared_log is None else 2 * fleet.lease_s,
         )  # fmt: skip
         self._fleet, self._terms = fleet, terms
         self._pool = ProcessPool(orders)
@@ -247,39 +247,68 @@ class _Stay:
         self._pool.warm_up()
 
     def last(self, asked_to_leave: Callable[[], str]) -> Ending:
-        return self._visit.serve_until_end(self._pool, self._silence_s, asked_to_leave, self._notify)
+        elsewhere = self._is_led_elsewhere if self._fleet.standby_addresses else None
+        return self._visit.serve_until_end(self._pool, self._silence_s, asked_to_leave, self._notify, elsewhere)
 
     def follow(self, asked_to_leave: Callable[[], str]) -> bool:
         """Return to the run at another controller with this machine's workers; False if none leads in time.
 
         A run without a shared log has no other controller.
         """
-        before, host = self._visit, self._visit.welcome.host
+        before = self._visit
         if not self._fleet.standby_addresses:
             return False
         before.end()
-        self._pool.move()
+        self._pool.leave(before.address)
+        if self._next is not None:
+            self._visit, self._next = self._next, None
+            return self._returned()
         self._notify(f"the run's controller is lost; waiting up to {self._fleet.orphan_s:g} s for another one")
         until = time.monotonic() + self._fleet.orphan_s
-        addresses = [at for at in self._fleet.standby_addresses if at != before.address]
-        for address in cycle([*addresses, before.address]):
+        for address in cycle([*self._others(), before.address]):
             if asked_to_leave() or time.monotonic() > until:
                 return False
             try:
-                run_address = RunAddress(at=address, key=before.key.hex())
-                self._visit = RunMembership(run_address, self._terms.workers, self._terms.reach, returning=host)
+                self._visit = self._returning_to(address)
             except Rejected as error:
                 self._notify(f"{address}: {error}; joining again")
-                self.next_entrance = NextEntrance(address, Path(), run_address)
+                self.next_entrance = NextEntrance(address, Path(), self._run_at(address))
                 return False
             except (OSError, UserError) as error:
                 log.debug("%s: does not lead: %s", address, error)
                 time.sleep(_FOLLOW_S)
             else:
-                self._pool.address = address
-                self._notify(f"the controller at {address} leads now")
+                return self._returned()
+        return False
+
+    def _returned(self) -> bool:
+        self._pool.address = self._visit.address
+        self._notify(f"the controller at {self._visit.address} leads now")
+        return True
+
+    def _is_led_elsewhere(self) -> bool:
+        """Call all other machines that may lead; return whether one does, which :meth:`follow` then uses."""
+        for address in self._others():
+            try:
+                self._next = self._returning_to(address)
+            except Rejected:
+                return True
+            except (OSError, UserError) as error:
+                log.debug("%s: does not lead: %s", address, error)
+            else:
                 return True
         return False
+
+    def _others(self) -> list[str]:
+        return [at for at in self._fleet.standby_addresses if at != self._visit.address]
+
+    def _run_at(self, address: str) -> RunAddress:
+        return RunAddress(at=address, key=self._visit.key.hex())
+
+    def _returning_to(self, address: str) -> RunMembership:
+        """Return to the run at another controller, as :class:`RunMembership`."""
+        host = self._visit.welcome.host
+        return RunMembership(self._run_at(address), self._terms.workers, self._terms.reach, returning=host)
 
     def close(self) -> None:
         self._pool.end()

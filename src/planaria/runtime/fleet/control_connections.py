@@ -112,10 +112,6 @@ class WorkerLine(ControlConnection):
         """of this machine on the route to the controller, for other machines of the run"""
         self._ready: deque[bytes] = deque()
 
-    def limit_silence(self, seconds: float) -> None:
-        """Count the other end as lost if it acknowledges no data for ``seconds``."""
-        self._channel.limit_silence(seconds)
-
     def send_bytes(self, text: bytes) -> None:
         """Send a message; OSError if the connection is dead, or the other end does not read."""
         self._send(text, SILENT_PEER_S)

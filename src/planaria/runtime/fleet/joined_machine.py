@@ -112,11 +112,18 @@ class RunMembership:
         self.own_address = self._line.own_address
 
     def serve_until_end(
-        self, pool: ProcessPool, silence_s: float, asked_to_leave: Callable[[], str], notify: Notify
+        self,
+        pool: ProcessPool,
+        silence_s: float,
+        asked_to_leave: Callable[[], str],
+        notify: Notify,
+        is_led_elsewhere: Callable[[], bool] | None = None,
     ) -> Ending:
         """Serve until the run ends or is lost, or, after a request to leave, all workers have ended.
 
-        A run that is silent for ``silence_s`` is lost.
+        :param silence_s: after which a silent run is lost
+        :param is_led_elsewhere: a silent run is lost only if this returns that it has another controller. It is called
+            until one is found, the connection breaks, or the controller is heard again, as after a short partition.
         """
         self._send(joining.Settled())
         notify("joined")
@@ -133,7 +140,8 @@ class RunMembership:
             if message is not None:
                 silence.receive("the run")
             for _, seconds in silence.silent_too_long(lambda _: "unknown"):
-                return Ending("lost", f"silent for {seconds:.1f} s")
+                if is_led_elsewhere is None or is_led_elsewhere():
+                    return Ending("lost", f"silent for {seconds:.1f} s")
             if isinstance(message, joining.Goodbye):
                 return Ending("again" if message.again else "over" if message.welcome else "unwelcome", message.reason)
             self._process(message, pool, leaving, notify)

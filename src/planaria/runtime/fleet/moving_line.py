@@ -48,9 +48,10 @@ class MovingLine:
     def own_address(self) -> str:
         return self._line.own_address
 
-    def hang_up(self) -> None:
-        """Leave a silent controller."""
-        self._line.hang_up()
+    def leave(self, address: str) -> None:
+        """Leave the controller at this address, perhaps a silent one; do nothing if it has been left."""
+        if self.address == address:
+            self._line.hang_up()
 
     def send_bytes(self, text: bytes) -> None:
         """Send a message; OSError if no controller has answered for ``patience_s``."""

@@ -10,11 +10,14 @@ import os
 import platform
 import shutil
 import signal
+import tempfile
 import threading
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import planaria
+from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.consent import NO_CONSENT, Consent
@@ -33,11 +36,10 @@ from planaria.runtime.fleet.devices import (
 from planaria.runtime.fleet.moving_line import MovingLine
 from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.spawner import START_S, spawner
-from planaria.runtime.transport.channel import SILENT_PEER_S
 from planaria.runtime.transport.secure import StrangerError
 
 MOVE = signal.SIGUSR1
-"""sent to workers whose controller is silent, if another one may lead"""
+"""sent to workers, to leave the controller whose address is in the pool's file; others ignore it"""
 _REDIAL_S = 2.0
 """seconds for the answer of a controller that may lead"""
 
@@ -62,8 +64,6 @@ class PoolConfiguration:
     """HOST:PORT of controllers that may lead next"""
     orphan_s: float = 0.0
     """seconds that workers wait for one of them"""
-    silence_s: float = SILENT_PEER_S
-    """seconds after which a controller that does not acknowledge data counts as lost"""
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,9 @@ class ProcessPool:
         self._workplace: Workplace | None = None
         self.address = orders.address
         """of the controller that leads, which new workers call"""
+        self._scratch = tempfile.TemporaryDirectory(prefix="planaria-pool-")
+        self._left = Path(self._scratch.name) / "left"
+        """file with the address of the controller that workers are to leave"""
 
     def facts(self) -> NodeFacts:
         """Return the facts of this node."""
@@ -133,8 +136,8 @@ class ProcessPool:
             if self._found.devices:
                 device = device or device_of(worker, self._found.devices, self._homes)
             standbys = tuple(at for at in orders.standbys if at != self.address)
-            controllers = _Controllers((self.address, *standbys), orders.key, orders.orphan_s, orders.silence_s)
-            run = partial(_enter, controllers, workplace.entry, device, worker, incarnation)
+            controllers = _Controllers((self.address, *standbys), orders.key, orders.orphan_s)
+            run = partial(_enter, controllers, self._left, workplace.entry, device, worker, incarnation)
             child = self._spawner.spawn(
                 f"planaria {worker}.{incarnation}", run, orders.preload, cwd=workplace.cwd, start_s=orders.start_s
             )
@@ -146,8 +149,9 @@ class ProcessPool:
         if (child := self._children.get((worker, incarnation))) is not None:
             child.signal(number)
 
-    def move(self) -> None:
-        """Let all workers look for the controller that leads now, even if the former one is only silent."""
+    def leave(self, address: str) -> None:
+        """Let workers that are still connected to the controller there, perhaps a silent one, look for another."""
+        atomic.write_text(self._left, address)
         for child in list(self._children.values()):
             child.signal(MOVE)
 
@@ -165,6 +169,7 @@ class ProcessPool:
                 child.kill(1.0)
         if self._workplace is not None and self._workplace.scratch is not None:
             shutil.rmtree(self._workplace.scratch, ignore_errors=True)
+        self._scratch.cleanup()
 
     def _settled(self) -> Workplace:
         """Return the workplace; UserError if the run's files are unavailable."""
@@ -186,19 +191,16 @@ class _Controllers:
     addresses: tuple[str, ...]
     key: bytes = field(repr=False)
     orphan_s: float
-    silence_s: float
 
 
-def _enter(controllers: _Controllers, entry: Entry, device: str, worker: str, incarnation: int) -> None:
+def _enter(controllers: _Controllers, left: Path, entry: Entry, device: str, worker: str, incarnation: int) -> None:
     """Connect to the controller in a new process, and run the worker."""
     signal.signal(MOVE, signal.SIG_IGN)
     if device:
         see_only(device)
 
     def dial(address: str, patience_s: float = _REDIAL_S) -> WorkerLine:
-        line = call(address, controllers.key, worker, incarnation, patience_s)
-        line.limit_silence(controllers.silence_s)
-        return line
+        return call(address, controllers.key, worker, incarnation, patience_s)
 
     try:
         connection = dial(controllers.addresses[0], ANSWER_S)
@@ -206,6 +208,6 @@ def _enter(controllers: _Controllers, entry: Entry, device: str, worker: str, in
         os._exit(0)  # the run is over, or has cancelled this start
     if controllers.orphan_s:
         line = MovingLine(connection, dial, controllers.addresses, controllers.orphan_s)
-        signal.signal(MOVE, lambda *_: line.hang_up())
+        signal.signal(MOVE, lambda *_: line.leave(left.read_text()))
         entry(line, worker, incarnation)
     entry(connection, worker, incarnation)

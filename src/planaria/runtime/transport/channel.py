@@ -151,10 +151,6 @@ class SecureChannel:
     def fileno(self) -> int:
         return self._tls.fileno()
 
-    def limit_silence(self, seconds: float) -> None:
-        """Let the system close the connection if data is not acknowledged for ``seconds``."""
-        self._tls.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(1000 * seconds)))
-
     def read_some(self, view: memoryview) -> int | None:
         with self._turn:
             try:
