@@ -97,7 +97,7 @@ def endless(given: Namespace, name: str, sections: Mapping[str, object], spares:
 
 
 def undisturbed(record: RunRecord) -> RunRecord:
-    """Train the same steps in one process."""
+    """Train the same steps in one process, without controllers that are lost."""
     config = record.config
     fields = config.model_dump(exclude_unset=True, exclude={"fleet", "network"})
     last = max(step for _, step in losses(record))
@@ -141,7 +141,7 @@ class Campaign:
         wait_until("controller", self._is_led)
         os.kill(leader_of(self.folder), signal.SIGTERM)
         wait_until("end of the run", lambda: _has_ended(self.folder))
-        process.wait()
+        process.wait(LIMIT_S)
         return read_run(self.folder)
 
     def _kill(self, number: int) -> None:

@@ -206,13 +206,13 @@ class _Machines:
         assert self._standby.stdout is not None and "ready to lead" in self._standby.stdout.readline()
 
     def _begun(self, place: Path, *words: str) -> subprocess.Popen[str]:
-        """Start a command in a process group of its own."""
+        """Start a command in its own process group."""
         process = subprocess.Popen(
             [*planaria(), *words], cwd=place, start_new_session=True, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        self._running.callback(process.wait)
-        self._running.callback(process.terminate)
+        self._running.callback(process.communicate)
+        self._running.callback(process.kill)
         return process
 
 

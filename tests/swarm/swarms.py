@@ -123,7 +123,7 @@ def killed_and_restarted(swarm: LiveSwarm, after_round: int) -> None:
 
 @contextmanager
 def openai_server(model: Path) -> Iterator[str]:
-    """Serve a model folder in a process of its own; yield the address."""
+    """Serve a model folder in a separate process; yield the address."""
     script = Path(__file__).parent / "openai_server.py"
     process = subprocess.Popen([sys.executable, str(script), str(model)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Partitions of a run whose log is at a quorum of holders: only one side commits, and the run continues by itself."""
+"""Partitions of a run whose log is at a quorum of holders: only one side commits, and the run continues."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Internet:
         return f"{self.hosts[host].address}:{port}"
 
     def _begun(self, host: int, name: str, *words: str, key: bool = True) -> subprocess.Popen[str]:
-        """Start a command on a host in a directory of its own; wait for its first line, if it will print one."""
+        """Start a command on a host in its own directory; wait for its first line, if it will print one."""
         (self.folder / name).mkdir()
         process = subprocess.Popen(
             [*self.hosts[host].prefix, sys.executable, "-m", "planaria", *words, *(self._key if key else ())],

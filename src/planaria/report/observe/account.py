@@ -1,4 +1,4 @@
-"""The work reports that a run's log keeps, and what its events add up to."""
+"""Sums over a run's events, and the selection of work reports that its log keeps."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class RunWatch:
     ) -> None:
         """:param shared: the run's log on other machines
         :param clock_offset_s: added to times, so that those of a log that another machine began continue
-        :param account: what the log's former events add up to, with their display in place of ``progress``
+        :param account: sums over the log's former events; its display replaces ``progress``
         """
         self._offset = clock_offset_s
         self._shared = shared
