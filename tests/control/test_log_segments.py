@@ -19,7 +19,16 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.control.log import log_segments
-from planaria.control.log.log_segments import LogEnd, RotatingLog, end_of_log, pack, packed, read, uncompressed_path
+from planaria.control.log.log_segments import (
+    LogEnd,
+    RotatingLog,
+    end_of_log,
+    keep_first,
+    pack,
+    packed,
+    read,
+    uncompressed_path,
+)
 
 MOST = 3_000
 """lines written during concurrent reads"""
@@ -267,3 +276,15 @@ def test_segments_that_cannot_be_compressed_stay_readable(long: Path, monkeypatc
     pack(long)
     assert packed(long, 1).exists() and not uncompressed_path(long, 1).exists()
     assert texts(long) == lines
+
+
+@given(LINES, st.integers(1, 400), st.integers(0, 45))
+@settings(deadline=None, max_examples=60)
+def test_a_log_that_keeps_its_first_lines_continues_after_them(lines: list[str], full: int, kept: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log.jsonl"
+        write(path, lines, full)
+        keep_first(path, kept)
+        assert texts(path) == lines[:kept]
+        write(path, ["next"], full)
+        assert texts(path) == [*lines[:kept], "next"]

@@ -168,7 +168,7 @@ def test_an_appender_of_an_older_term_stops(tmp_path: Path) -> None:
     second = LogAppender(log, 2, 3)
     assert second.stand() and not LogAppender(log, 2, 3).stand()
     first.add("b")
-    with pytest.raises(RunStopped, match="another machine leads this run, as term 2; this one stops"):
+    with pytest.raises(RunStopped, match="another machine leads this run, as term 2"):
         first.flush()
     assert [line for batch in log.since(1) for line in batch.lines] == ["a"]
 

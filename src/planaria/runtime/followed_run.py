@@ -7,6 +7,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.control.facts.decisions import Seal
 from planaria.control.facts.events import ControllerEnd
 from planaria.control.failover import MAX_FAILED_CONTROLLERS, FailoverFold, FailoverState
 from planaria.control.log.log_segments import RotatingLog
@@ -25,6 +26,8 @@ class FollowedRun:
         self._log, self._fold = LogFollower(folder), FailoverFold()
         self._metrics = RotatingLog(folder / METRICS) if measure else None
         self.account = RunAccount(config.samples * config.model.context, display)
+        self.saved = 0
+        """number of checkpoints that were sealed"""
 
     @property
     def last_t(self) -> float:
@@ -38,6 +41,7 @@ class FollowedRun:
         """
         for t, fact in self._log.history():
             self._fold.take(t, fact)
+            self.saved += isinstance(fact, Seal)
             metric = self.account.recall(t, fact)
             if metric is not None and self._metrics is not None:
                 self._metrics.write(metric.model_dump_json())

@@ -14,7 +14,7 @@ from planaria.common.object_store import Retry, Store
 from planaria.config.schema import RunConfig
 from planaria.control.log.logs import EVENTS, ID, history_of, identity
 from planaria.control.log.quorum_location import SCHEME
-from planaria.control.log.shared_log import Deposed, Lease, LogAppender, SharedLog
+from planaria.control.log.shared_log import Deposed, LeadershipLost, Lease, LogAppender, SharedLog, SharedPosition
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.joining import read_key
 from planaria.runtime.fleet.quorum_client import opened_quorum
@@ -50,8 +50,8 @@ class Leadership:
         self._renewed = time.monotonic()
         self._closed = threading.Event()
         self._guarded = threading.Lock()
-        self._lost: RunStopped | None = None
-        """why this process must not lead any more"""
+        self._lost = ""
+        """why this process must not lead any more; empty while it may"""
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
 
@@ -64,33 +64,29 @@ class Leadership:
         self.appender.add(line)
 
     def check(self) -> None:
-        """Raise RunStopped if another controller leads, or the lease could not be renewed."""
+        """Raise LeadershipLost if another controller leads, or the lease could not be renewed."""
         silent_s = time.monotonic() - self._renewed
         if silent_s > 2 * self._lease_s:
             self._lose(
-                RunStopped(
-                    f"{self.appender.log.location} has not answered for {silent_s:.1f} s (fleet.shared_log); another "
-                    "machine may lead the run"
-                )
+                f"{self.appender.log.location} has not answered for {silent_s:.1f} s (fleet.shared_log); another "
+                "machine may lead the run"
             )
-        if self._lost is not None:
-            raise self._lost
+        if self._lost:
+            raise LeadershipLost(self._lost, self.appender.position)
 
     def secure(self) -> None:
         """Append all lines to the shared log.
 
-        :raises RunStopped: if another controller leads, or the store does not answer.
+        :raises LeadershipLost: if another controller leads, or the store does not answer.
         """
         self.check()
         try:
             self.appender.flush()
-        except UserError as error:  # the location of the store has changed
-            self._lose(RunStopped(str(error)))
-        except RunStopped as error:
-            self._lose(error)
+        except (UserError, RunStopped) as error:  # the location of the store has changed, or it does not answer
+            self._lose(str(error))
         self.check()
 
-    def _lose(self, why: RunStopped) -> None:
+    def _lose(self, why: str) -> None:
         """Give up the right to lead permanently."""
         with self._guarded:
             self._lost = self._lost or why
@@ -99,7 +95,7 @@ class Leadership:
         while not self._closed.wait(self._lease_s / RENEWALS):
             try:
                 self.check()
-            except RunStopped:
+            except LeadershipLost:
                 hang_up()
                 return
 
@@ -109,12 +105,12 @@ class Leadership:
 
     def _renew(self) -> None:
         count = 0
-        while self._lost is None and not self._closed.is_set():
+        while not self._lost and not self._closed.is_set():
             began = time.monotonic()
             try:
                 last = self.appender.log.lease()
                 if last is not None and last.term > self.appender.term:
-                    self._lose(Deposed(last.term))
+                    self._lose(str(Deposed(last.term)))
                     return
                 self.appender.log.renew(Lease(term=self.appender.term, leader=self.appender.leader, count=count))
                 self._renewed = began
@@ -150,15 +146,15 @@ def _first_election(config: RunConfig, folder: Path) -> LogAppender:
         raise UserError(f"fleet.shared_log: {log.location} holds another run; give this one another --name")
     log.require_creation_once()
     _require_silence(log, config.fleet.lease_s)
-    term, number, lines = 0, 1, 0
+    end = SharedPosition(term=0)
     for batch in log.since(1):
-        term, number, lines = batch.term, number + 1, lines + len(batch.lines)
-    if lines > (here := sum(1 for _ in history_of(folder)) if (folder / EVENTS).exists() else 0):
+        end = SharedPosition(end.number + 1, end.lines + len(batch.lines), batch.term)
+    if end.lines > (here := sum(1 for _ in history_of(folder)) if (folder / EVENTS).exists() else 0):
         raise UserError(
-            f"{folder}: the shared log {log.location} has {lines} lines and this folder {here}: another machine "
+            f"{folder}: the shared log {log.location} has {end.lines} lines and this folder {here}: another machine "
             "trained on; resume the run there"
         )
-    appender = LogAppender(log, term + 1, number)
+    appender = LogAppender.after(end, log)
     if not appender.stand():
         raise UserError(f"fleet.shared_log: {log.location}: another machine leads this run; stop that first")
     log.put_file(ID, own)

@@ -3,27 +3,25 @@
 The standby copies the log into its own folder. When the lease has not been renewed for ``fleet.lease_s``, it
 stands for election (``control/log/shared_log.py``), and then leads the run from its own folder, at an address that the
 workers know (``fleet.standby_at``). Machines that had joined return to it with their workers; the workers of the lost
-machine are replaced.
+machine are replaced. A standby that leads and is replaced in turn follows the log again.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
-from planaria.config.schema import FleetConfig, RunConfig
+from planaria.config.schema import RunConfig
 from planaria.control.failover import FailoverState
-from planaria.control.log.log_segments import RotatingLog
-from planaria.control.log.logs import EVENTS, ID
-from planaria.control.log.shared_log import Lease, LogAppender, SharedLog
+from planaria.control.log import log_segments
+from planaria.control.log.log_copy import LogCopy
+from planaria.control.log.logs import EVENTS, ID, METRICS
+from planaria.control.log.shared_log import BEGIN, LeadershipLost, LogAppender, SharedLog, SharedPosition
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders
@@ -40,10 +38,6 @@ FOLLOW_S = 10.0
 """seconds in which a failing look at the shared log is repeated; then it counts as not answering"""
 COPY = ".standby"
 """marks a folder as a standby's copy of a log, which has not led"""
-_LOOKS = 5
-"""looks at the shared log in ``fleet.lease_s``"""
-_JITTER = 0.15
-"""largest random delay before an election, as a share of ``fleet.lease_s``"""
 
 
 def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) -> Run | None:
@@ -55,39 +49,117 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) 
     :raises UserError: if there is no such run, or this machine cannot lead it.
     """
     log = opened(location, FOLLOW_S, key, f"join {location} --standby")
-    folder = _copied(log)
+    folder = _copied(log, callbacks.notify)
     with run_folders.locked_for_training(folder):
-        config = _own_config(run_folders.config_of(folder, *run_folders.KEPT), at, key)
-        prepared = prepare(config, None, begins=False, samples=START.total_samples(config))
-        require_same_data(folder, prepared)
-        require_free(config.fleet.host, config.fleet.port)
-        callbacks.notify(f"standby       ready to lead {config.name} at {at} (pid {os.getpid()}, folder {folder})")
-        run = FollowedRun(folder, config, display_of(callbacks), measure=True)
-        order = config.fleet.standby_addresses.index(at)
-        follower = LogCopy(log, folder, config.fleet, order, callbacks.notify, run.advance)
-        if (appender := follower.follow()) is None:
-            callbacks.notify("the run is over")
-            return None
-        (folder / COPY).unlink()
-        lease_s = config.fleet.lease_s
-        with closing(Leadership(replace(appender, log=opened(location, lease_s, key)), lease_s)) as leadership:
-            failover = replace(run.lost("machine", follower.noticed), silent_since=follower.last_sign)
-            failover = replace(failover, has_checkpoint=_has_checkpoint(config, folder, failover, callbacks))
+        return Candidate(log, folder, at, key, callbacks).stand_by(BEGIN)
+
+
+def stand_by_again(lost: LeadershipLost, config: RunConfig, folder: Path, callbacks: Callbacks) -> Run:
+    """Follow a run that this process has led from ``folder``, whose lock it holds, and lead it again if necessary.
+
+    :raises LeadershipLost: ``lost``, if this machine is not one of ``fleet.standby_at``.
+    """
+    fleet = config.fleet
+    at = f"{fleet.advertise or fleet.host}:{fleet.port}"
+    if at not in fleet.standby_addresses or fleet.key is None:
+        raise lost
+    location = f"{str(fleet.shared_log).rstrip('/')}/{folder.name}"
+    log = opened(location, FOLLOW_S, fleet.key)
+    candidate = Candidate(log, folder, at, Path(fleet.key), callbacks)
+    return candidate.stand_by(candidate.step_down(lost)) or Run(folder)
+
+
+class Candidate:
+    """A machine that may lead a run: it follows the shared log, leads when it is elected, and follows again when it is
+    replaced."""
+
+    def __init__(self, log: SharedLog, folder: Path, at: str, key: Path, callbacks: Callbacks) -> None:
+        """:raises UserError: if this machine cannot lead the run."""
+        self._log, self._folder, self._at, self._key, self._callbacks = log, folder, at, key, callbacks
+        self._config = _own_config(run_folders.config_of(folder, *run_folders.KEPT), at, key)
+        self._prepared = prepare(self._config, None, begins=False, samples=START.total_samples(self._config))
+        require_same_data(folder, self._prepared)
+        require_free(self._config.fleet.host, self._config.fleet.port)
+
+    def stand_by(self, end: SharedPosition) -> Run | None:
+        """Return the run once this machine has led it to its end; None if another one has.
+
+        :raises RunStopped: if it is stopped while another machine leads.
+        :param end: of the part of the shared log that the folder has
+        """
+        while True:
+            run = FollowedRun(self._folder, self._config, display_of(self._callbacks), measure=True)
+            run.advance()
+            saved = run.saved
+            copy = self._copy(run, end)
+            if (appender := copy.follow(self._callbacks.stopped)) is None:
+                if self._callbacks.stopped():
+                    raise RunStopped("stopped; another machine leads the run")
+                self._callbacks.notify("the run is over")
+                return None
+            (self._folder / COPY).unlink(missing_ok=True)
+            if run.saved != saved:
+                self._set_aside_checkpoints()
+            try:
+                return self._lead(appender, copy, run)
+            except LeadershipLost as lost:
+                end = self.step_down(lost)
+
+    def _copy(self, run: FollowedRun, end: SharedPosition) -> LogCopy:
+        """Return a copy of the shared log that reports once that it is complete."""
+        notify, fleet, ready = self._callbacks.notify, self._config.fleet, False
+
+        def copied() -> None:
+            nonlocal ready
+            run.advance()
+            if not ready:
+                ready = True
+                about = f"(pid {os.getpid()}, folder {self._folder})"
+                notify(f"standby       ready to lead {self._config.name} at {self._at} {about}")
+
+        order = fleet.standby_addresses.index(self._at)
+        return LogCopy(self._log, self._folder, fleet, order, notify, copied, end)
+
+    def _lead(self, appender: LogAppender, copy: LogCopy, run: FollowedRun) -> Run:
+        """Lead the run to its end.
+
+        :raises LeadershipLost: if another machine does.
+        """
+        folder, lease_s = self._folder, self._config.fleet.lease_s
+        leader = replace(appender, log=opened(self._log.location, lease_s, self._key))
+        with closing(Leadership(leader, lease_s)) as leadership:
+            failover = replace(run.lost("machine", copy.noticed), silent_since=copy.last_sign)
+            failover = replace(failover, has_checkpoint=self._has_checkpoint(failover))
             succession = Succession(failover, run, leadership)
-            return execute_run(prepared, folder, START, mirror_of(config, folder), callbacks, succession)
+            mirror = mirror_of(self._config, folder)
+            return execute_run(self._prepared, folder, START, mirror, self._callbacks, succession)
 
+    def step_down(self, lost: LeadershipLost) -> SharedPosition:
+        """Give up what this machine has done that is not in the shared log; return the end of the log that it keeps."""
+        self._callbacks.notify(f"standby       {lost}; standing by again")
+        log_segments.keep_first(self._folder / EVENTS, lost.position.lines)
+        log_segments.keep_first(self._folder / METRICS, 0)  # written again from the log
+        CheckpointStore(self._folder / "checkpoints").discard_unfinished()
+        return lost.position
 
-def _has_checkpoint(config: RunConfig, folder: Path, failover: FailoverState, callbacks: Callbacks) -> bool:
-    """Return whether this machine has, or can fetch, the checkpoint to which the run would roll back."""
-    name = failover.state.durable.folder
-    if not name:
-        return True
-    if config.checkpoint.store is None:
+    def _set_aside_checkpoints(self) -> None:
+        """Rename this machine's checkpoints, as another one has saved since: their names may be the same."""
+        for saved in (store := CheckpointStore(self._folder / "checkpoints")).list():
+            store.set_aside(saved)
+
+    def _has_checkpoint(self, failover: FailoverState) -> bool:
+        """Return whether this machine has, or can fetch, the checkpoint to which the run would roll back."""
+        name, folder = failover.state.durable.folder, self._folder
+        saved = CheckpointStore(folder / "checkpoints").list()
+        if not name or any(checkpoint.folder.name == name for checkpoint in saved):
+            return True
+        if self._config.checkpoint.store is None:
+            return False
+        with suppress(OSError, UserError):
+            Mirror(self._config.checkpoint.store, folder.name).fetch_checkpoint(name, folder)
+            self._callbacks.notify(f"fetched       {name} from checkpoint.store")
+            return True
         return False
-    with suppress(OSError, UserError):
-        Mirror(config.checkpoint.store, folder.name).fetch_checkpoint(name, folder)
-        callbacks.notify(f"fetched       {name} from checkpoint.store")
-    return any(saved.folder.name == name for saved in CheckpointStore(folder / "checkpoints").list())
 
 
 def _own_config(config: RunConfig, at: str, key: Path) -> RunConfig:
@@ -104,8 +176,9 @@ def _own_config(config: RunConfig, at: str, key: Path) -> RunConfig:
     return config.model_copy(update={"fleet": fleet})
 
 
-def _copied(log: SharedLog) -> Path:
-    """Return a new folder with the run's files; an older copy of this run that has not led is replaced.
+def _copied(log: SharedLog, notify: Notify) -> Path:
+    """Return a new folder with the run's files. An older copy of this run that has not led is replaced, and a folder
+    from which it was led is renamed.
 
     :raises UserError: if the log is no run's, or the folder holds something else.
     """
@@ -114,11 +187,15 @@ def _copied(log: SharedLog) -> Path:
         raise UserError(f"join {log.location} --standby: no run has its shared log there; give fleet.shared_log/NAME")
     folder = Path("runs") / name
     if folder.exists():
-        if not (folder / COPY).is_file():
-            raise UserError(f"{folder} exists already; start the standby in another directory, or remove it")
+        copied = (folder / COPY).is_file()
+        if not copied and not ((folder / ID).is_file() and (folder / ID).read_bytes() == identity):
+            raise UserError(f"{folder} is not of this run; start the standby in another directory, or remove it")
         if run_folders.is_held(folder):
-            raise UserError(f"{folder}: another standby uses it; start this one in another directory")
-        shutil.rmtree(folder)
+            raise UserError(f"{folder}: another process uses it; start this standby in another directory")
+        if copied:
+            shutil.rmtree(folder)
+        else:
+            run_folders.set_aside(folder, notify)
     folder.mkdir(parents=True)
     (folder / COPY).touch()
     (folder / ID).write_bytes(identity)
@@ -126,80 +203,3 @@ def _copied(log: SharedLog) -> Path:
         if (content := log.file(file)) is not None:
             (folder / file).write_bytes(content)
     return folder
-
-
-class LogCopy:
-    """Copies a shared log into a folder until the run ends, or this machine is elected to lead it."""
-
-    def __init__(
-        self, log: SharedLog, folder: Path, fleet: FleetConfig, position: int, notify: Notify,
-        copied: Callable[[], None],
-    ) -> None:  # fmt: skip
-        """:param position: in the order of standbys; later ones stand for election a little later.
-        :param copied: called after each copied part
-        """
-        self.log, self._notify, self._copied = log, notify, copied
-        self._lease_s, self._orphan_s = fleet.lease_s, fleet.orphan_s
-        self._copy = RotatingLog(folder / EVENTS)
-        self._delay_s = fleet.lease_s * (1 + _JITTER * (position + random.random()))
-        self._seen: Lease | None = None
-        self._number, self._term, self._over = 1, 1, False
-        self.last_sign = self.noticed = time.monotonic()
-        """when the controller gave a sign of life, and when this process considered it lost; monotonic seconds"""
-
-    def follow(self) -> LogAppender | None:
-        """Return once this machine leads; None if the run has ended.
-
-        While the store does not answer, the controller cannot lead either: both wait for it.
-
-        :raises RunStopped: if the store does not answer for ``fleet.orphan_s``.
-        :raises UserError: if the log is damaged during that time.
-        """
-        answered = time.monotonic()
-        while not self._over:
-            try:
-                if (appender := self._look()) is not None:
-                    self._copy.close()
-                    return appender
-                answered = time.monotonic()
-            except (RunStopped, UserError, OSError) as error:
-                if time.monotonic() - answered > self._orphan_s:
-                    raise
-                if self.last_sign <= answered:
-                    self._notify(f"standby       waits for the shared log ({error})")
-                self.last_sign = time.monotonic()
-            time.sleep(self._lease_s / _LOOKS)
-        self._copy.close()
-        return None
-
-    def _look(self) -> LogAppender | None:
-        """Copy what is new, and stand for election if the lease is over; return the appender of an elected one."""
-        lease = self.log.lease()
-        advanced = self._advance()
-        self._copied()
-        if advanced or lease != self._seen:
-            self._seen, self.last_sign = lease, time.monotonic()
-        if self._over or time.monotonic() - self.last_sign <= self._delay_s:
-            return None
-        self.noticed = time.monotonic()
-        return self._stand()
-
-    def _advance(self) -> bool:
-        """Copy new batches; return whether there were any."""
-        before = self._number
-        for batch in self.log.since(self._number):
-            for line in batch.lines:
-                self._copy.write(line)
-            self._number, self._term = self._number + 1, batch.term
-            for line in batch.lines:
-                self._over = '"decision": {"kind":"finish"' in line or (
-                    self._over and '"event": {"kind":"run_started"' not in line
-                )
-        return self._number > before
-
-    def _stand(self) -> LogAppender | None:
-        appender = LogAppender(self.log, self._term + 1, self._number)
-        if appender.stand():
-            return appender
-        self.last_sign = time.monotonic()  # another one was elected
-        return None

@@ -17,6 +17,7 @@ from planaria.config.consent import allowing
 from planaria.config.schema import RunConfig
 from planaria.config.shipped import find
 from planaria.control.log.log_segments import DiskReserve
+from planaria.control.log.shared_log import LeadershipLost
 from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.report.observe.listener import Step
@@ -24,7 +25,7 @@ from planaria.report.observe.trackers import trackers
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.configuration import Recipe, Settings, configure, merge_settings
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.prepare import on_schedule, prepare
+from planaria.runtime.engine.prepare import PreparedRun, on_schedule, prepare
 from planaria.runtime.engine.resumption import Resumption, require_same_data, resumption_of
 from planaria.runtime.engine.run_start import START, Origin
 from planaria.runtime.engine.starting_weights import branch_off, starting_weights
@@ -40,6 +41,7 @@ from planaria.runtime.execution import (
 from planaria.runtime.fleet.supervised_fleet import has_supervisor
 from planaria.runtime.prediction.memory import fitted_here
 from planaria.runtime.prediction.profiling import resumed_layers, with_measured_layers
+from planaria.runtime.remote_standby import stand_by_again
 from planaria.runtime.run import MODEL, Run
 from planaria.runtime.standby import stand_by
 
@@ -130,7 +132,7 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
             prepared = prepared.with_config(on_schedule(config, (folder / run_folders.SCHEDULE).absolute()))
         mirror = mirror_of(config, folder, again)
         with run_folders.locked_for_training(folder):
-            return execute_run(replace(prepared, parent=None), folder, origin, mirror, callbacks)
+            return _lead(replace(prepared, parent=None), folder, origin, mirror, callbacks)
     except (UserError, OSError, MemoryError) as error:
         if not run_folders.has_trained(folder):
             if mirror is not None:
@@ -220,7 +222,18 @@ def _train_on(folder: Path, resumption: Resumption, callbacks: Callbacks) -> Run
             resumption.store.set_aside_after(saved)
         if parent is not None:
             origin = replace(branch_off(parent, folder, config), generation=origin.generation)
+        return _lead(prepared, folder, origin, mirror, callbacks)
+
+
+def _lead(prepared: PreparedRun, folder: Path, origin: Origin, mirror: Mirror | None, callbacks: Callbacks) -> Run:
+    """Train in ``folder``, whose lock the caller holds.
+
+    :raises LeadershipLost: if another machine leads the run, and this one is not one of ``fleet.standby_at``.
+    """
+    try:
         return execute_run(prepared, folder, origin, mirror, callbacks)
+    except LeadershipLost as lost:
+        return stand_by_again(lost, prepared.config, folder, callbacks)
 
 
 def _discard(line: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planaria.common.errors import RunStopped
-from planaria.control.log.shared_log import Deposed, LogAppender, SharedLog
+from planaria.control.log.shared_log import LeadershipLost, LogAppender, SharedLog
 from planaria.runtime.leadership import Leadership, opened
 
 LEASE_S = 0.3
@@ -74,7 +74,7 @@ def test_a_leader_with_a_lower_term_lets_its_machines_go(log: Hanging) -> None:
         assert successor.stand()
         with closing(Leadership(successor, LEASE_S)):
             assert hung_up.wait(20.0)
-        with pytest.raises(Deposed):
+        with pytest.raises(LeadershipLost, match="as term 2"):
             leadership.secure()
 
 

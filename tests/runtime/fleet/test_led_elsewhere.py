@@ -7,6 +7,7 @@ import re
 import secrets
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -81,6 +82,14 @@ def lose_machine(run: Live) -> None:
     os.killpg(run.process.pid, signal.SIGKILL)
 
 
+def stop_until_replaced(run: Live, standby: Command, term: int) -> None:
+    """Stop a controller's process group until the standby leads, and let it go on."""
+    os.killpg(run.process.pid, signal.SIGSTOP)
+    while f"continuing as term {term}" not in standby.line():
+        pass
+    os.killpg(run.process.pid, signal.SIGCONT)
+
+
 def undisturbed(config: RunConfig) -> dict[int, float]:
     """Return the losses of the same run in one process."""
     alone = FleetConfig(spares=config.fleet.spares)
@@ -139,16 +148,58 @@ def test_a_stopped_controller_is_replaced_and_gives_no_orders_when_it_wakes(tmp_
         standby, there = machines.standby()
         machines.workers("worker", 5)
         run.wait_until(lambda record: steps(record) >= 8)
-        os.killpg(run.process.pid, signal.SIGSTOP)
-        while "continuing as term 2" not in standby.line():
-            pass
-        os.killpg(run.process.pid, signal.SIGCONT)
+        stop_until_replaced(run, standby, 2)
         code, errors = run.end()
         standby.communicate(timeout=100)
     assert code == 1 and "another machine leads this run, as term 2" in errors, errors
     assert losses(record_of(there)) == undisturbed(config)
     own = steps(read_run(run.folder))
     assert own < 60, "the first controller committed nothing afterwards"
+
+
+def test_a_machine_that_is_replaced_stands_by_again_if_it_may_lead(tmp_path: Path) -> None:
+    """The first controller is stopped, and leads again when its successor is lost; both have saved."""
+    port = free_port()
+    at = f"127.0.0.1:{port}, 127.0.0.1:{free_port()}"
+    config = shared(tmp_path, steps=120, checkpoint={"every": 4}, fleet={"port": port, "standby_at": at})
+    with led(config, tmp_path) as (run, machines):
+        standby, there = machines.standby(1)
+        machines.workers("worker", 5)
+        run.wait_until(lambda record: steps(record) >= 8)
+        stop_until_replaced(run, standby, 2)
+        run.wait_until(lambda record: len(facts(record, e.LeaderStarted)) == 1)  # it follows
+        Live(there, standby).wait_until(lambda record: steps(record) >= 40)
+        os.killpg(standby.pid, signal.SIGKILL)
+        code, errors = run.end(100)
+    assert code == 0 and not errors, errors
+    record = record_of(run.folder)
+    assert [started.term for started in facts(record, e.LeaderStarted)] == [2, 3]
+    assert losses(record) == undisturbed(config) and not facts(record, e.WorkerLost)
+    assert list((run.folder / "checkpoints").glob("abandoned-*")), "its own from before, whose names another one used"
+
+
+def test_a_standby_that_loses_its_lease_leads_again_without_help(tmp_path: Path) -> None:
+    """No other machine is left that could lead. Afterwards, a standby in the same directory starts from a new copy."""
+    config = shared(tmp_path, steps=100)
+    with led(config, tmp_path) as (run, machines):
+        standby, there = machines.standby()
+        machines.workers("worker", 5)
+        lose_machine(run)
+        while "continuing as term 2" not in standby.line():
+            pass
+        Live(there, standby).wait_until(lambda record: steps(record) >= 20)
+        os.killpg(standby.pid, signal.SIGSTOP)
+        time.sleep(4 * LEASE_S)
+        os.killpg(standby.pid, signal.SIGCONT)
+        output, errors = standby.communicate(timeout=100)
+    assert standby.returncode == 0 and "another machine may lead the run; standing by again" in output, (output, errors)
+    record = record_of(there)
+    assert [started.term for started in facts(record, e.LeaderStarted)] == [2, 3]
+    assert losses(record) == undisturbed(config) and not facts(record, e.WorkerLost)
+    log, at = f"{config.fleet.shared_log}/{config.name}", config.fleet.standby_at
+    again = planaria("join", log, "--standby", "--at", at, "--key-file", machines.key, cwd=there.parents[1])
+    assert again.returncode == 0 and f"renamed to runs/{there.name}.older-1" in again.stdout, again.stderr
+    assert losses(read_run(there)) == losses(record)
 
 
 def test_the_workers_of_the_lost_machine_are_replaced(tmp_path: Path) -> None:

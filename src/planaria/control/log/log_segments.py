@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -262,6 +262,29 @@ def pack(path: Path) -> None:
             full.unlink()
     except OSError:
         return  # uncompressed segments are readable; retried when the next segment is full
+
+
+def keep_first(path: Path, lines: int) -> None:
+    """Remove all lines of the log ``path`` after its first ``lines``; nobody may write to it.
+
+    :raises UserError: as :func:`read`.
+    """
+    end = end_of_log(path)
+    before = (position for position, _ in read_on(path, end, START))
+    kept = next(islice(before, lines - 1, None), None) if lines else START
+    if kept is None:  # it is shorter
+        return
+    if kept.segments == end.segments:
+        if path.exists():
+            os.truncate(path, kept.tail)
+        return
+    segment = _segment(path, kept.segments + 1)
+    assert segment is not None, "it was read"
+    with segment[1] as file:
+        atomic.write_bytes(path, file.read(kept.tail))
+    for number in range(kept.segments + 1, end.segments + 1):
+        for part in (packed(path, number), uncompressed_path(path, number)):
+            part.unlink(missing_ok=True)
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -15,7 +15,7 @@ import hashlib
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,12 +32,35 @@ _PROBE = "probe"
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
+class SharedPosition(NamedTuple):
+    """A position between two batches of a shared log."""
+
+    number: int = 1
+    """of the batch after it"""
+    lines: int = 0
+    """lines before it"""
+    term: int = 1
+    """of the batch before it"""
+
+
+BEGIN = SharedPosition()
+
+
 class Deposed(RunStopped):
     """Another controller leads the run."""
 
     def __init__(self, term: int) -> None:
-        super().__init__(f"another machine leads this run, as term {term}; this one stops")
+        super().__init__(f"another machine leads this run, as term {term}")
         self.term = term
+
+
+class LeadershipLost(RunStopped):
+    """This process may not lead its run any more."""
+
+    def __init__(self, message: str, position: SharedPosition) -> None:
+        """:param position: after the last line of the shared log that this process is known to have appended"""
+        super().__init__(message)
+        self.position = position
 
 
 class _Header(BaseModel):
@@ -162,7 +185,19 @@ class LogAppender:
     term: int = 1
     next_number: int = 1
     leader: str = field(default_factory=lambda: secrets.token_hex(16))
+    lines: int = 0
+    """lines of the log before the next batch"""
     _lines: list[str] = field(default_factory=list)
+
+    @classmethod
+    def after(cls, end: SharedPosition, log: SharedLog) -> LogAppender:
+        """Return the appender of a controller that would continue the log from its end, in the next term."""
+        return cls(log, end.term + 1, end.number, lines=end.lines)
+
+    @property
+    def position(self) -> SharedPosition:
+        """Position after the last batch that is known to be appended."""
+        return SharedPosition(self.next_number, self.lines, self.term)
 
     def stand(self) -> bool:
         """Stand for election at the end of the log; return whether this controller leads now."""
@@ -186,6 +221,7 @@ class LogAppender:
             there = self.log.read(self.next_number)
             raise Deposed(self.term + 1 if there is None else there.term)
         self.next_number += 1
+        self.lines += len(self._lines)
         self._lines = []
 
 

@@ -177,7 +177,11 @@ class CheckpointStore:
         checkpoints = self.list()
         later = checkpoints[[saved.folder for saved in checkpoints].index(origin.folder) + 1 :]
         for saved in later:
-            saved.folder.replace(saved.folder.with_name(f"abandoned-{time.time_ns()}-{saved.folder.name}"))
+            self.set_aside(saved)
+
+    def set_aside(self, saved: SealedCheckpoint) -> None:
+        """Rename a checkpoint of a history that is abandoned."""
+        saved.folder.replace(saved.folder.with_name(f"abandoned-{time.time_ns()}-{saved.folder.name}"))
 
     def bring_back(self) -> None:
         """Restore the name of a checkpoint whose replacement was interrupted."""

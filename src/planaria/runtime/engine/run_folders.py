@@ -114,7 +114,7 @@ def remove(folder: Path) -> None:
 
 
 def set_aside(folder: Path, notify: Callable[[str], None]) -> None:
-    """Rename a run's folder, if it exists, because the store has a newer copy.
+    """Rename a run's folder, if it exists, because a newer copy replaces it.
 
     :raises UserError: if the run is being trained.
     """
@@ -123,7 +123,7 @@ def set_aside(folder: Path, notify: Callable[[str], None]) -> None:
     aside = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.older-{n}")).exists())
     with locked_for_training(folder):
         folder.rename(aside)
-    notify(f"{folder} is older than the copy in the store; renamed to {aside}")
+    notify(f"{folder} is older than the stored copy; renamed to {aside}")
 
 
 def write_run_files(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:

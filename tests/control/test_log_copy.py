@@ -11,8 +11,8 @@ import pytest
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.object_store import Retry, Store
 from planaria.config.schema import FleetConfig
+from planaria.control.log.log_copy import LogCopy
 from planaria.control.log.shared_log import Lease, LogAppender, SharedLog
-from planaria.runtime.remote_standby import LogCopy
 
 LEASE_S = 0.3
 START, END = '{"t": 0.0, "event": {}}', '{"t": 1.0, "decision": {"kind":"finish","outcome":"finished"}}'

@@ -1,0 +1,98 @@
+"""A standby's copy of a shared log: it follows the log, and stands for election when the lease is over."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from planaria.common.errors import RunStopped, UserError
+from planaria.common.stdio import Notify
+from planaria.config.schema import FleetConfig
+from planaria.control.log.log_segments import RotatingLog
+from planaria.control.log.logs import EVENTS
+from planaria.control.log.shared_log import BEGIN, Lease, LogAppender, SharedLog, SharedPosition
+
+_LOOKS = 5
+"""looks at the shared log in ``fleet.lease_s``"""
+_JITTER = 0.15
+"""largest random delay before an election, as a share of ``fleet.lease_s``"""
+
+
+class LogCopy:
+    """Copies a shared log into a folder until the run ends, or this machine is elected to lead it."""
+
+    def __init__(
+        self, log: SharedLog, folder: Path, fleet: FleetConfig, order: int, notify: Notify,
+        copied: Callable[[], None], end: SharedPosition = BEGIN,
+    ) -> None:  # fmt: skip
+        """:param order: of this standby; later ones stand for election a little later.
+        :param copied: called after each copied part
+        :param end: of the part that the folder has
+        """
+        self.log, self._notify, self._copied = log, notify, copied
+        self._lease_s, self._orphan_s = fleet.lease_s, fleet.orphan_s
+        self._copy = RotatingLog(folder / EVENTS)
+        self._delay_s = fleet.lease_s * (1 + _JITTER * (order + random.random()))
+        self._seen: Lease | None = None
+        self._end, self._written, self._over = end, end.lines, False
+        self.last_sign = self.noticed = time.monotonic()
+        """when the controller gave a sign of life, and when this process considered it lost; monotonic seconds"""
+
+    def follow(self, stopped: Callable[[], bool] = lambda: False) -> LogAppender | None:
+        """Return once this machine leads; None if the run has ended, or once ``stopped`` is true.
+
+        While the store does not answer, the controller cannot lead either: both wait for it.
+
+        :raises RunStopped: if the store does not answer for ``fleet.orphan_s``.
+        :raises UserError: if the log is damaged during that time.
+        """
+        answered = time.monotonic()
+        while not self._over and not stopped():
+            try:
+                if (appender := self._look()) is not None:
+                    self._copy.close()
+                    return appender
+                answered = time.monotonic()
+            except (RunStopped, UserError, OSError) as error:
+                if time.monotonic() - answered > self._orphan_s:
+                    raise
+                if self.last_sign <= answered:
+                    self._notify(f"standby       waits for the shared log ({error})")
+                self.last_sign = time.monotonic()
+            time.sleep(self._lease_s / _LOOKS)
+        self._copy.close()
+        return None
+
+    def _look(self) -> LogAppender | None:
+        """Copy what is new, and stand for election if the lease is over; return the appender of an elected one."""
+        lease = self.log.lease()
+        advanced = self._advance()
+        self._copied()
+        if advanced or lease != self._seen:
+            self._seen, self.last_sign = lease, time.monotonic()
+        if self._over or time.monotonic() - self.last_sign <= self._delay_s:
+            return None
+        self.noticed = time.monotonic()
+        return self._stand()
+
+    def _advance(self) -> bool:
+        """Copy new batches; return whether there were any."""
+        before = self._end
+        for batch in self.log.since(before.number):
+            for line in batch.lines[self._written - self._end.lines :]:  # the disk may have been full within a batch
+                self._copy.write(line)
+                self._written += 1
+                self._over = '"decision": {"kind":"finish"' in line or (
+                    self._over and '"event": {"kind":"run_started"' not in line
+                )
+            self._end = SharedPosition(self._end.number + 1, self._end.lines + len(batch.lines), batch.term)
+        return self._end != before
+
+    def _stand(self) -> LogAppender | None:
+        appender = LogAppender.after(self._end, self.log)
+        if appender.stand():
+            return appender
+        self.last_sign = time.monotonic()  # another one was elected
+        return None
