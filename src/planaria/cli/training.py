@@ -79,6 +79,12 @@ def _join(
     ] = None,
     no_inbound: Annotated[bool, switch("--no-inbound", "other machines cannot connect to this one")] = False,
     cache: Annotated[Path | None, flag("DIR", "cache for files of a run whose folder it does not see")] = None,
+    ray: Annotated[
+        str,
+        flag("ADDRESS", "add nodes of this Ray cluster (auto, HOST:PORT) instead of this machine", show_default=False),
+    ] = "",
+    machines: Annotated[int, flag("N", "with --ray: how many")] = 1,
+    gpus: Annotated[float, flag("N", "with --ray: GPUs of each")] = 0.0,
     standby: Annotated[
         bool, switch("--standby", "add no workers: wait until the run's controller is lost, then lead the run")
     ] = False,
@@ -95,12 +101,13 @@ def _join(
         given = {
             "workers": workers, "patience": patience, "advertise": advertise or None, "ports": ports,
             "no-inbound": no_inbound or None, "cache": cache, "standby": standby or None, "at": at or None,
+            "ray": ray or None,
         }  # fmt: skip
         return _hold(run, hold, key_file, given)
     if standby:
         of_workers = {
             "--workers": workers, "--patience": patience, "--advertise": advertise or None,
-            "--ports": ports, "--no-inbound": no_inbound or None, "--cache": cache,
+            "--ports": ports, "--no-inbound": no_inbound or None, "--cache": cache, "--ray": ray or None,
         }  # fmt: skip
         _refuse_for_standby(of_workers if at else of_workers | {"--key-file": key_file})
         from planaria.cli.commands.join import stand_by
@@ -109,6 +116,17 @@ def _join(
         return 0
     if at:
         raise UserError(f"--at {at}: is for a standby; add --standby, or leave it out")
+    if ray:
+        refuse(
+            {"advertise": advertise or None, "ports": ports, "no-inbound": no_inbound or None},
+            "has no effect with --ray; leave it out",
+        )
+        from planaria.cli.commands.join import add_nodes
+
+        add_nodes(ray, machines, gpus, run, key_file, workers, patience, cache)
+        return 0
+    if machines != 1 or gpus:
+        raise UserError("--machines and --gpus are for nodes of a Ray cluster; add --ray ADDRESS, or leave them out")
     from planaria.cli.commands.join import add_machine
     from planaria.runtime.transport.address import Reach
 

@@ -33,13 +33,49 @@ def add_machine(
     :raises RunStopped: if the run does not answer for ``patience_s``.
     """
     entrance = _entrance(target, key)
-    if workers is not None and not 1 <= workers <= MAX_WORKERS:
-        raise UserError(f"--workers {workers}: give 1 to {MAX_WORKERS}")
+    _check_workers(workers)
     if reach.ports is not None and not 1 <= reach.ports[0] <= reach.ports[1] <= 65535:
         raise UserError(f"--ports {reach.ports[0]} {reach.ports[1]}: give the first and the last, from 1 to 65535")
     fork_server(PRELOAD)
-    patience = (60.0, 0.0) if patience_s is None else (patience_s, patience_s)
-    join(entrance, JoinTerms(workers or 0, *patience, reach, cache), lambda line: print(line, flush=True))
+    join(entrance, JoinTerms(workers or 0, *_patience(patience_s), reach, cache), _print)
+
+
+def add_nodes(
+    cluster: str, machines: int, gpus: float, target: str, key: Path | None, workers: int | None,
+    patience_s: float | None, cache: Path | None,
+) -> None:  # fmt: skip
+    """Add ``machines`` actors of a Ray cluster to the run at ``target``, HOST:PORT of its controller.
+
+    :raises UserError: if one cannot join.
+    """
+    entrance = _entrance(target, key)
+    if not isinstance(entrance, AddressEntrance):
+        raise UserError(f"join {target} --ray {cluster}: give HOST:PORT of the controller, which the nodes can reach")
+    if workers is None:
+        raise UserError(f"join {target} --ray {cluster}: give --workers, the number of workers of each machine")
+    _check_workers(workers)
+    if machines < 1:
+        raise UserError(f"--machines {machines}: give 1 or more")
+    if gpus < 0:
+        raise UserError(f"--gpus {gpus:g}: give 0 or more")
+    from planaria.runtime.engine.ray_machines import join_nodes
+
+    terms = JoinTerms(workers, *_patience(patience_s), cache=cache)
+    join_nodes(cluster, target, read_key(entrance.key), machines, gpus, terms, _print)
+
+
+def _check_workers(workers: int | None) -> None:
+    if workers is not None and not 1 <= workers <= MAX_WORKERS:
+        raise UserError(f"--workers {workers}: give 1 to {MAX_WORKERS}")
+
+
+def _patience(seconds: float | None) -> tuple[float, float]:
+    """Return how long to retry a run that has answered, and one that has not."""
+    return (60.0, 0.0) if seconds is None else (seconds, seconds)
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 def stand_by(target: str, at: str, key: Path | None) -> None:

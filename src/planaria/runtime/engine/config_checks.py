@@ -246,7 +246,10 @@ def _check_standby(config: RunConfig) -> None:
             f"{named}: the workers of engine = {config.engine!r} end with its process; use engine = 'fleet'"
         )
     if config.fleet.kind != "local":
-        raise UserError(f"{named}: the actors of fleet.kind = {config.fleet.kind!r} end with their driver; use 'local'")
+        raise UserError(
+            f"{named}: the actors of fleet.kind = {config.fleet.kind!r} end with their driver; use fleet.shared_log, "
+            "and `planaria join --ray` for nodes of a Ray cluster"
+        )
     if sys.platform != "linux":
         raise UserError(f"{named} needs Linux; leave it out, and resume a lost run from its newest checkpoint")
 
@@ -255,7 +258,10 @@ def _check_shared_log(config: RunConfig) -> None:
     """Raise UserError if another machine could not lead the run."""
     fleet, named = config.fleet, f"fleet.shared_log = {config.fleet.shared_log!r}"
     if config.engine != "fleet" or fleet.kind != "local":
-        raise UserError(f"{named}: only a run with engine = 'fleet' and fleet.kind = 'local' can be led elsewhere")
+        raise UserError(
+            f"{named}: only a run with engine = 'fleet' and fleet.kind = 'local' can be led elsewhere; nodes of a Ray "
+            "cluster join it with `planaria join --ray`"
+        )
     if fleet.standby != "off":
         raise UserError(f"{named}: leave fleet.standby out; the standbys are those of fleet.standby_at")
     if str(fleet.shared_log).startswith(SCHEME):

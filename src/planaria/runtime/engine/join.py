@@ -122,7 +122,7 @@ class AddressEntrance:
 
 @dataclass(frozen=True)
 class NextEntrance(AddressEntrance):
-    """Access to a run that another controller leads now, with the key that this machine has."""
+    """Access to a run whose key this machine has, such as one that another controller leads now."""
 
     known: RunAddress
 

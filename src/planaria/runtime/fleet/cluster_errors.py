@@ -14,12 +14,12 @@ _CLIENT_PORT = 10001
 _ANSWER_S = 5.0
 
 
-def reach(address: str) -> None:
+def reach(address: str, setting: str = "fleet.address =") -> None:
     """Test whether anything listens at a cluster's address; Ray itself would retry for minutes, then end the process.
 
     :raises UserError: if nothing answers, or ``address`` is invalid.
     """
-    where = f"fleet.address = {address!r}"
+    where = f"{setting} {address!r}"
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", "auto")  # takes precedence in Ray
         where += f" (RAY_ADDRESS = {address!r})"
@@ -39,10 +39,10 @@ def reach(address: str) -> None:
         ) from None
 
 
-def explain(error: Exception, address: str) -> UserError:
+def explain(error: Exception, address: str, setting: str = "fleet.address =") -> UserError:
     """Return a one-line error with a fix for Ray's failure to connect."""
     text = " ".join(str(error).split())
-    where = f"fleet.address = {address!r}"
+    where = f"{setting} {address!r}"
     if "Could not find any running Ray instance" in text:
         return UserError(
             f"{where}: no Ray cluster runs on this machine; start one (`ray start --head`), name one (HOST:PORT), or "

@@ -75,11 +75,11 @@ class Cluster:
         reach(config.address)
         self.host = config.host
         try:
-            with _own_handlers():
-                if config.address == "embedded":
+            if config.address == "embedded":
+                with _own_handlers():
                     _start(workers * config.threads)
-                else:
-                    ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
+            else:
+                connect(config.address)
             if config.address != "embedded" and config.host in ("127.0.0.1", "localhost"):
                 self.host = ray.util.get_node_ip_address()  # workers may be on other machines
         except (RuntimeError, ValueError, OSError, RayError) as error:
@@ -92,6 +92,18 @@ class Cluster:
     def leave(self) -> None:
         """Disconnect; Ray removes remaining actors and reservations with this process's job."""
         ray.shutdown()
+
+
+def connect(address: str) -> None:
+    """Connect this process to a cluster, with its own signal handlers."""
+    with _own_handlers():
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+
+
+def draining_nodes() -> dict[str, int]:
+    """Return the ids of the nodes that drain, and their deadlines in milliseconds since 1970; 0: none."""
+    draining: dict[str, int] = ray._private.state.state.get_draining_nodes()
+    return draining
 
 
 @contextmanager
@@ -165,8 +177,7 @@ class _DrainAware(ProcessPool):
         """Wait until the node drains; return the deadline in milliseconds since 1970, 0 without one."""
         me = ray.get_runtime_context().get_node_id()
         while True:
-            draining: dict[str, int] = ray._private.state.state.get_draining_nodes()
-            if me in draining:
+            if me in (draining := draining_nodes()):
                 return draining[me]
             time.sleep(LOOK_S)
 

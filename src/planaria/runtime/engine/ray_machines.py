@@ -1,0 +1,165 @@
+"""Nodes of a Ray cluster that join a run, as other machines do (``runtime/engine/join.py``).
+
+Each is a detached actor that runs the joining process. It outlives the command that created it and the run's
+controller, and ends with the run. If its node drains or dies, Ray starts it on another one, where it joins again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from planaria.common.errors import UserError
+from planaria.common.exit_codes import exit_code
+from planaria.common.signals import STOPS
+from planaria.common.stdio import Notify
+from planaria.runtime.engine.join import JoinTerms, NextEntrance, join
+from planaria.runtime.engine.process_engine import PRELOAD
+from planaria.runtime.fleet import spawner
+from planaria.runtime.fleet.cluster_errors import cannot_serve, explain, reach
+from planaria.runtime.fleet.joining import RunAddress
+from planaria.runtime.fleet.placement import LOOK_S
+from planaria.runtime.fleet.ray import connect, draining_nodes
+
+import ray  # isort: skip (``planaria.runtime.fleet.ray`` reports that it is missing)
+from ray.exceptions import GetTimeoutError, RayError
+
+_JOIN_S = 120.0
+"""seconds for an actor to find room, import what workers need, and join"""
+_REPORT_S = 30.0
+"""seconds that an actor waits to report why it could not join"""
+_JOINED = "joined"
+"""line that a machine prints once the run may start workers there"""
+
+
+def join_nodes(cluster: str, at: str, key: bytes, machines: int, gpus: float, terms: JoinTerms, notify: Notify) -> None:
+    """Let ``machines`` actors, spread over the nodes of a cluster, join a run; return once they have.
+
+    :param cluster: Ray's address, or "auto"
+    :param at: HOST:PORT of the run's controller
+    :param gpus: that Ray reserves for each machine, beside a CPU for each of its workers
+    :raises UserError: if the cluster has no room for them, or one cannot join; then none does.
+    """
+    with _connected(cluster):
+        name = f"planaria-{at}-{secrets.token_hex(4)}"
+        options = {
+            "lifetime": "detached", "namespace": "planaria", "max_restarts": -1, "max_concurrency": 2,
+            "num_cpus": terms.workers, "num_gpus": gpus, "scheduling_strategy": "SPREAD",
+        }  # fmt: skip
+        cls = ray.remote(_Machine)
+        actors = {f"{name}-{n}": cls.options(name=f"{name}-{n}", **options) for n in range(machines)}
+        joining = {label: actor.remote(at, key, terms) for label, actor in actors.items()}
+        try:
+            for label, actor in joining.items():
+                _require_joined(label, actor, time.monotonic() + _JOIN_S)
+                notify(f"{label} has joined")
+        except BaseException:
+            for actor in joining.values():
+                with suppress(RayError):
+                    ray.kill(actor)
+            raise
+
+
+@contextmanager
+def _connected(cluster: str) -> Iterator[None]:
+    reach(cluster, "--ray")
+    try:
+        connect(cluster)
+    except (RuntimeError, ValueError, OSError, RayError) as error:
+        raise explain(error, cluster, "--ray") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _require_joined(label: str, actor: Any, until: float) -> None:
+    """Wait until a machine has joined.
+
+    :raises UserError: if it cannot, or is not ready in time.
+    """
+    try:
+        answer = ray.get(actor.unjoined.remote(), timeout=until - time.monotonic())
+    except GetTimeoutError:
+        have, free = ray.cluster_resources(), ray.available_resources()
+        room = ", ".join(
+            f"{have.get(kind, 0):g} {kind}s, {free.get(kind, 0):g} of them free" for kind in ("CPU", "GPU")
+        )
+        raise UserError(
+            f"{label} has not joined within {_JOIN_S:g} s; the Ray cluster has {room}; add nodes, or give fewer "
+            "--machines or --workers"
+        ) from None
+    except RayError as error:
+        raise cannot_serve(label, error) from None
+    if answer:
+        raise UserError(f"{label} cannot join: {answer}")
+
+
+class _Machine:
+    """The actor: runs the joining process of its node, and ends with it."""
+
+    def __init__(self, at: str, key: bytes, terms: JoinTerms) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="planaria-join-"))
+        self._output = self._folder / "output"
+        self._reported = threading.Event()
+        with self._output.open("w") as output:
+            serve = partial(_serve, NextEntrance(at, Path(), RunAddress(at=at, key=key.hex())), terms)
+            self._process = spawner.spawner().spawn("planaria join", serve, PRELOAD, [os.dup(output.fileno())])
+        threading.Thread(target=self._watch, name="join", daemon=True).start()
+
+    def unjoined(self) -> str:
+        """Wait until it has joined; return "", or why it could not."""
+        while _JOINED not in self._lines():
+            if self._ended():
+                self._reported.set()
+                return self._process.failure or " ".join(self._lines()[-1:]) or "it has ended"
+            time.sleep(LOOK_S / 10)
+        return ""
+
+    def _lines(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return self._output.read_text(errors="replace").splitlines()
+        return []
+
+    def _ended(self) -> bool:
+        return self._process.exitcode is not None or bool(self._process.failure)
+
+    def _watch(self) -> None:
+        """Let the process leave a node that drains; end this actor with it."""
+        drains, node = False, ray.get_runtime_context().get_node_id()
+        while not self._ended():
+            if not drains and node in draining_nodes():
+                drains = True
+                self._process.signal(signal.SIGTERM)
+            time.sleep(LOOK_S)
+        if self._process.exitcode != 0:
+            self._reported.wait(_REPORT_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=not drains)
+
+
+def _serve(entrance: NextEntrance, terms: JoinTerms, output: int) -> None:
+    """Entry point of the joining process."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    spawner.expect_fork()
+
+    def serve() -> int:
+        join(entrance, terms, lambda line: print(line, flush=True))
+        return 0
+
+    sys.exit(exit_code(serve))
