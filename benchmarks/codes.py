@@ -321,7 +321,7 @@ class Learned:
 def recipe(given: Namespace, name: str, seed: int) -> SwarmConfig:
     plain: dict[str, Any] = read(shipped.find("code_swarm")) | {"name": name, "seed": seed}
     plain["task"] = {"name": "codes", "options": options(given)}
-    plain["school"] = {"steps": given.school, "seed": seed}
+    plain["warmup"] = {"steps": given.warmup, "seed": seed}
     plain["rounds"] = plain["rounds"] | {"count": given.rounds, "keep": 0}
     plain["evaluate"] = {"every": 10, "problems": 1000}
     plain["optim"] = {"lr": given.lr}
@@ -429,7 +429,7 @@ def search_rows(given: Namespace, task: Codes, runs: list[Learned], problems: Se
     CODE_SEARCH_NAME,
     seeds=[1, 2, 3],
     rounds=60,
-    school=Flag(800, "steps"),
+    warmup=Flag(800, "steps"),
     lr=1e-3,
     problems=Flag(150, "held out, for the searches"),
     shards=8,

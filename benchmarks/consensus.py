@@ -265,13 +265,13 @@ class Table:
         return RoundMessages(found, (), {})
 
 
-def swarm(name: str, seed: int, rounds: int, school: dict[str, Any], optim: dict[str, Any], **more: Any) -> Any:
+def swarm(name: str, seed: int, rounds: int, warmup: dict[str, Any], optim: dict[str, Any], **more: Any) -> Any:
     """Return one peer's evaluations, votes by round, and kept rounds."""
     torch.set_num_threads(1)
     plain: dict[str, Any] = {
         "name": name,
         "seed": seed,
-        "school": school | {"seed": seed},
+        "warmup": warmup | {"seed": seed},
         "rounds": {"count": rounds, "keep": 0},
         "optim": optim,
         "loss": {"kind": "f_tis"},
@@ -368,10 +368,10 @@ def fast(given: Any) -> Iterator[Row]:
     yield Row("the same, braked: best accuracy less that kept", lost, "", Claim(high=0.02), judged="worst")
 
 
-def both(case: str, name: str, given: Any, school: dict[str, Any], optim: dict[str, Any]) -> Iterator[Row]:
+def both(case: str, name: str, given: Any, warmup: dict[str, Any], optim: dict[str, Any]) -> Iterator[Row]:
     """Agreement beside labels, without claims."""
     for reward, more in (("agreement", CONSENSUS), ("verified", {})):
-        runs = [swarm(f"{name}-{reward}", seed, given.short, school, optim, **more) for seed in given.seeds]
+        runs = [swarm(f"{name}-{reward}", seed, given.short, warmup, optim, **more) for seed in given.seeds]
         starts = ", ".join(f"{before(looks):.3f}" for looks, *_ in runs)
         yield Row(f"{case}, {reward}: accuracy", [after(looks) for looks, *_ in runs], f"start {starts}")
         if more:

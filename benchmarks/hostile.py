@@ -84,7 +84,7 @@ one = { source = "text.txt", hand = 0 }
 two = { source = "text.txt", hand = 1 }
 three = { source = "text.txt", hand = 2 }
 """
-SWARM = "size = 2\nrounds = { count = 1, prompts = 4, group = 4 }\nschool = { steps = 1 }\n"
+SWARM = "size = 2\nrounds = { count = 1, prompts = 4, group = 4 }\nwarmup = { steps = 1 }\n"
 DRILL = SWARM + '[drill]\nseeds = [1]\n[drill.arms.open]\nattack = { kind = "none" }\n'
 TOPOLOGY = """matrix = "twelve_cities"
 [[nodes]]

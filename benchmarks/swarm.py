@@ -108,7 +108,7 @@ def swarm(committee: str, **changes: Any) -> SwarmConfig:
         "name": "receipts",
         "size": 4,
         "policy": {"model": {"dim": 32, "hidden": 64}},
-        "school": {"steps": 150, "lr": 0.01, "noise": 0.05, "stray_letter_probability": 0.0},
+        "warmup": {"steps": 150, "lr": 0.01, "noise": 0.05, "stray_letter_probability": 0.0},
         "rounds": {"count": ROUNDS, "prompts": 4, "group": 8, "timeout_s": 1.0, "keep": 0},
         "evaluate": {"every": 0, "problems": 2},
         "receipts": {"committee": committee},
@@ -184,7 +184,7 @@ def programs(folder: Path, rounds: int, committee: str) -> SwarmConfig:
         committee,
         task={"name": "programs", "options": {"path": str(file)}},
         policy={"model": {"dim": 48, "hidden": 96, "context": 192}},
-        school={"steps": 250, "lr": 0.01, "noise": 0.0, "stray_letter_probability": 0.0},
+        warmup={"steps": 250, "lr": 0.01, "noise": 0.0, "stray_letter_probability": 0.0},
         sampling={"max_new": 80},
         rounds={"count": rounds, "prompts": 2, "group": 4, "timeout_s": 2.0, "keep": 0},
     )
@@ -323,7 +323,7 @@ def swarm_stress_swarm(board: str, rounds: int, timeout_s: float, seed: int, har
         "seed": seed,
         "size": 6,
         "policy": {"model": {"dim": 32, "hidden": 64}},
-        "school": {"steps": 150, "lr": 0.01, "noise": 0.05, "stray_letter_probability": 0.0},
+        "warmup": {"steps": 150, "lr": 0.01, "noise": 0.05, "stray_letter_probability": 0.0},
         "rounds": {"count": rounds, "prompts": 4, "group": 12, "timeout_s": timeout_s, "keep": 2},
         "evaluate": {"every": 0, "problems": 2},
         "peers": {WITHHOLDS: withholding} if harsh else {},
@@ -414,7 +414,7 @@ def judged(folder: Path, config: SwarmConfig, began: float) -> Ended:
 BEHIND = (0, 1, 4, 8)
 EVERY = 8
 CLAIMS = {0: Claim(high=0.0), 8: Claim(high=0.03)}
-ELSEWHERE = 1000  # what is added to the seed of another school
+ELSEWHERE = 1000  # what is added to the seed of another warm-up
 
 
 @benchmark("swarm_checks", seeds=[1, 2, 3], rounds=Flag(40, "that the policy learns for"))
@@ -422,7 +422,7 @@ def run_swarm_checks(given: Namespace) -> Measurement:
     """Measure how often likelihood checks refuse honest completions.
 
     A policy learns alone. Every eighth round, versions of it that are 0, 1, 4 and 8 rounds newer read its completions,
-    as a peer that many rounds ahead would. Completions of a policy from another school follow; they must switch the
+    as a peer that many rounds ahead would. Completions of a policy from another warm-up follow; they must switch the
     check off. One value per seed.
     """
     found = [dict(measured(seed, given.rounds)) for seed in given.seeds]
@@ -438,9 +438,9 @@ def claim_of(what: str) -> Claim | None:
     check, _, case = what.partition(", ")
     if check != "support":
         return None
-    if case == "another school":
+    if case == "another warm-up":
         return Claim(low=0.2)
-    if case == "another school: off":
+    if case == "another warm-up: off":
         return Claim(low=1.0)
     return CLAIMS.get(int(case.split()[0]))
 
@@ -452,7 +452,7 @@ def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
     torch.set_num_threads(1)
     config = SwarmConfig(
         seed=seed,
-        school=SupervisedWarmupConfig(stray_letter_probability=0.1, seed=seed),
+        warmup=SupervisedWarmupConfig(stray_letter_probability=0.1, seed=seed),
         sampling=SamplingConfig(top_k=6),
     )
     task = task_of(config)
@@ -463,13 +463,13 @@ def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
     for behind in BEHIND:
         cases = [c for now in looks for c in sent(config, task, past[now], past[now - behind], now, "p1")]
         yield from refusals(checks, context, cases, f"{behind} rounds behind")
-    elsewhere = config.model_copy(update={"school": config.school.model_copy(update={"seed": seed + ELSEWHERE})})
+    elsewhere = config.model_copy(update={"warmup": config.warmup.model_copy(update={"seed": seed + ELSEWHERE})})
     other = policy_of(elsewhere, task)
     cases = [c for peer in ("p1", "p2", "p3") for c in sent(config, task, other, past[0], 0, peer)]
-    yield from refusals(checks, context, cases, "another school")
+    yield from refusals(checks, context, cases, "another warm-up")
     report = Defence(config.defence, checks, context).examine(0, cases)
     for check in checks:
-        yield f"{check.name}, another school: off", float(check.name in report.off)
+        yield f"{check.name}, another warm-up: off", float(check.name in report.off)
 
 
 def refusals(
@@ -537,19 +537,19 @@ def swarm_unlike_measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]
     torch.set_num_threads(1)
     base = {
         "seed": seed,
-        "school": {"steps": 2000, "noise": 0.3, "stray_letter_probability": 0.3, "seed": seed},
+        "warmup": {"steps": 2000, "noise": 0.3, "stray_letter_probability": 0.3, "seed": seed},
         "optim": {"lr": 2e-3},
     }
     config = SwarmConfig.model_validate(base | {"sampling": {"top_k": 6}})
     task = task_of(config)
     past = history(config, task, policy_of(config, task), rounds)
-    school = config.school.model_copy(update={"seed": seed % 3 + 1})
+    warmup = config.warmup.model_copy(update={"seed": seed % 3 + 1})
     others = {
         "equal weights": past[-1],
         "weights rounded to bf16": altered(past[-1], past[0], lambda now, _: now.bfloat16().float()),
         f"update of rank {RANK}": altered(past[-1], past[0], cut),
         "one round behind": past[-2],
-        "another school": policy_of(config.model_copy(update={"school": school}), task),
+        "another warm-up": policy_of(config.model_copy(update={"warmup": warmup}), task),
     }
     for what, other in others.items():
         honest = work(config, task, past[-1], other, rounds)

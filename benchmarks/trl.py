@@ -86,7 +86,7 @@ def recipe(given: Namespace, peers: int, rounds: int, lr: float, seed: int, **po
         "size": peers,
         "seed": seed,
         "policy": policy,
-        "school": {"steps": given.school},
+        "warmup": {"steps": given.warmup},
         "rounds": {**counts, "timeout_s": 600},
         "optim": {"lr": lr},
         "evaluate": {"every": 0, "problems": 1},
@@ -302,7 +302,7 @@ def refuse_senseless(given: Namespace) -> None:
     every=Flag(5, "updates between examinations"),
     prompts=Flag(16, "problems of an update"),
     group=Flag(12, "completions of a problem; divides by four"),
-    school=Flag(800, "steps of the start model's pre-training"),
+    warmup=Flag(800, "steps of the start model's pre-training"),
 )
 def main(given: Namespace) -> Measurement:
     refuse_senseless(given)

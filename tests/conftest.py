@@ -116,11 +116,11 @@ def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small policy that solves one sum in five."""
     from planaria.swarm.config import PolicyConfig, SmallModel, SupervisedWarmupConfig
     from planaria.swarm.policy.policies import LlamaPolicy
-    from planaria.swarm.policy.sources import school_model
+    from planaria.swarm.policy.sources import warmup_model
     from planaria.swarm.tasks.sums import Sums
 
-    school = SupervisedWarmupConfig(steps=250, lr=0.01, noise=0.05, stray_letter_probability=0.0)
-    model, tokenizer = school_model(Sums(), school, PolicyConfig(model=SmallModel(dim=32, hidden=64)))
+    warmup = SupervisedWarmupConfig(steps=250, lr=0.01, noise=0.05, stray_letter_probability=0.0)
+    model, tokenizer = warmup_model(Sums(), warmup, PolicyConfig(model=SmallModel(dim=32, hidden=64)))
     folder = tmp_path_factory.mktemp("pupil")
     LlamaPolicy(model, tokenizer).export(folder)
     return folder

@@ -31,7 +31,7 @@ if os.fork() == 0:
 
 
 def flags(**more: object) -> argparse.Namespace:
-    plain = {"python": PYTHON, "every": 1, "rounds": 2, "prompts": 2, "group": 4, "school": 2}
+    plain = {"python": PYTHON, "every": 1, "rounds": 2, "prompts": 2, "group": 4, "warmup": 2}
     return argparse.Namespace(**plain | more)
 
 

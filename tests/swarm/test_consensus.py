@@ -122,7 +122,7 @@ def test_a_filtered_swarm_ends_with_a_report(tmp_path: Path) -> None:
         {
             "size": 2,
             "policy": {"model": {"context": 96, "dim": 32, "hidden": 64}},
-            "school": {"steps": 40, "lr": 0.01, "stray_letter_probability": 0.0},
+            "warmup": {"steps": 40, "lr": 0.01, "stray_letter_probability": 0.0},
             "task": {"name": "programs", "options": {"path": str(tmp_path / "adds.jsonl")}},
             "rounds": {"count": 1, "prompts": 1, "group": 2, "timeout_s": 60.0},
             "sampling": {"max_new": 50},
@@ -290,6 +290,6 @@ def test_a_lookup_table_of_test_inputs_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_benchmarks_in_process_peers_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consensus, "RUNS", tmp_path)
-    school = {"steps": 1, "noise": 0.1, "stray_letter_probability": 0.0}
-    looks, votes, _ = consensus.swarm("short", 1, 1, school, consensus.SLOW, **consensus.CONSENSUS)
+    warmup = {"steps": 1, "noise": 0.1, "stray_letter_probability": 0.0}
+    looks, votes, _ = consensus.swarm("short", 1, 1, warmup, consensus.SLOW, **consensus.CONSENSUS)
     assert [number for number, _ in looks] == [0, 1] and len(votes) == 1

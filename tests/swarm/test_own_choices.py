@@ -32,7 +32,7 @@ size = 2
 task = { name = "own_task:Backwards", options.letters = 2 }
 defence = { checks = "own_task:Short, support", options.most = 1 }
 policy = { kind = "shy:Shy", options.width = 16, model.layers = 1 }
-school = { steps = 20, batch = 4, strays = 0.0 }
+warmup = { steps = 20, batch = 4, strays = 0.0 }
 rounds = { count = 2, prompts = 2, group = 4 }
 sampling = { max_new = 8 }
 evaluate = { problems = 10, every = 0 }

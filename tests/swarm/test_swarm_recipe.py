@@ -204,11 +204,11 @@ def test_arms_overlay_the_recipe(tmp_path: Path) -> None:
     assert peer_config(arm.config, "p3").attack.kind == "text"
 
 
-def test_a_seed_sets_problems_draws_and_school(tmp_path: Path) -> None:
+def test_a_seed_sets_problems_draws_and_warmup(tmp_path: Path) -> None:
     _, (arm,) = load_drill(recipe(tmp_path, BASE), {})
     seeded = arm.seeded(7)
-    assert seeded.seed == seeded.school.seed == 7
-    assert seeded.model_copy(update={"seed": arm.config.seed, "school": arm.config.school}) == arm.config
+    assert seeded.seed == seeded.warmup.seed == 7
+    assert seeded.model_copy(update={"seed": arm.config.seed, "warmup": arm.config.warmup}) == arm.config
 
 
 def test_attackers_are_found_in_recipe_and_peer_tables(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_withholding_counts_as_an_attack(tmp_path: Path) -> None:
         ("[drill.arms.X.peers.p7]\nattack.kind = 'text'", ["drill.arms.X", "peers.p7", "no such peer"]),
         ("[drill.arms.X.peers.p3]\nseed = 3", ["drill.arms.X", "peers.p3.seed", "all peers must have the same"]),
         ("[drill.arms.X]\nrounds.count = 3", ["drill.arms.X.rounds.count = 3", "80", "arms may differ in"]),
-        ("[drill.arms.X]\nschool.steps = 3", ["drill.arms.X.school.steps", "arms may differ in"]),
+        ("[drill.arms.X]\nwarmup.steps = 3", ["drill.arms.X.warmup.steps", "arms may differ in"]),
         ("[drill.arms.X]\npolicy.kind = 'x'", ["drill.arms.X.policy.kind", "arms may differ in"]),
         ("[drill.arms.X]\ntask.name = 'gsm8k'", ["drill.arms.X.task.name", "arms may differ in"]),
         ("[drill.arms.X]\nevaluate.phrases.text = 'x'", ["drill.arms.X.evaluate.phrases.text", "arms may differ in"]),

@@ -29,7 +29,7 @@ TABLES = ("compare", "experts", "drill")
 COMMANDS = {"experts": "experts train", "swarm": "swarm train", "drill": "compare"}
 """kind of recipe → the command that runs it; others have their command's name"""
 SWARM = frozenset(
-    ("task", "policy", "school", "rounds", "sampling", "loss", "defence", "receipts", "peers", "board", "size")
+    "task policy warmup school rounds sampling loss defence receipts peers board size".split()  # noqa: SIM905
 )
 """keys only in recipes of `planaria swarm train`"""
 TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}

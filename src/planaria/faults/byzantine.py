@@ -42,10 +42,10 @@ def misbehaviour_of(
 class Byzantine(UpdatePublisher):
     """A node that executes a :class:`Misbehaviour`, from its next update to the end of the attack."""
 
-    def __init__(self, config: ExchangeConfig, lie: Misbehaviour) -> None:
+    def __init__(self, config: ExchangeConfig, misbehaviour: Misbehaviour) -> None:
         self._config = config
-        self._misbehaviour: Misbehaviour | None = lie
-        self._lied = False
+        self._misbehaviour: Misbehaviour | None = misbehaviour
+        self._misbehaved = False
         self._past: dict[int, Tensor] = {}
         """round → own vector, as many as the attack remembers"""
         self._received: dict[int, Tensor] = {}
@@ -62,7 +62,7 @@ class Byzantine(UpdatePublisher):
 
     def sent(self) -> None:
         """End an attack that is for one update."""
-        if self._misbehaviour is not None and self._misbehaviour.until is None and self._lied:
+        if self._misbehaviour is not None and self._misbehaviour.until is None and self._misbehaved:
             self._misbehaviour = None
 
     def received(self, others: Mapping[int, Update], codec: Compressor, number: int) -> None:
@@ -75,10 +75,10 @@ class Byzantine(UpdatePublisher):
 
         def read(microbatch: int) -> tuple[Tensor, Tensor]:
             tokens, targets = batch(microbatch)
-            lie = self._current(step)
-            if lie is None:
+            misbehaviour = self._current(step)
+            if misbehaviour is None:
                 return tokens, targets
-            return tokens, torch.where(targets < 0, targets, lie.attack.labels(targets.clamp(min=0), vocab))
+            return tokens, torch.where(targets < 0, targets, misbehaviour.attack.labels(targets.clamp(min=0), vocab))
 
         return read
 
@@ -94,29 +94,30 @@ class Byzantine(UpdatePublisher):
         """As :meth:`UpdatePublisher.updates`. By default the attack knows the node's own update and those of the last
         round."""
         step, number = at
-        lie = self._current(step)
-        if lie is None or honest.blocking is None:
+        misbehaviour = self._current(step)
+        if misbehaviour is None or honest.blocking is None:
             return super().updates(honest, codec, at, me, others)
-        self._lied = True
+        self._misbehaved = True
         own = vectors({me: honest}, codec, number)[me]
         seen = known or {me: own, **self._received}
         self._first = self._first or {**seen}
-        self._past = dict(sorted({**self._past, number: own}.items())[-lie.attack.remembers - 1 :])
+        self._past = dict(sorted({**self._past, number: own}.items())[-misbehaviour.attack.remembers - 1 :])
         scene = AttackView(
             own=own,
             known=seen,
             members=len(others) + 1,
             byzantine=self._expected,
             round=number,
-            generator=_generator(lie, me, number),
+            generator=_generator(misbehaviour, me, number),
             past=[vector for earlier, vector in self._past.items() if earlier < number],
             first=self._first,
         )
-        if not lie.attack.equivocates:
-            return dict.fromkeys((*others, me), _corrupted(lie, scene, honest, codec))
+        if not misbehaviour.attack.equivocates:
+            return dict.fromkeys((*others, me), _corrupted(misbehaviour, scene, honest, codec))
+        drawn = {peer: _generator(misbehaviour, me, number, peer) for peer in (*others, me)}
         return {
-            peer: _corrupted(lie, replace(scene, generator=_generator(lie, me, number, peer)), honest, codec)
-            for peer in (*others, me)
+            peer: _corrupted(misbehaviour, replace(scene, generator=generator), honest, codec)
+            for peer, generator in drawn.items()
         }
 
     @property
@@ -126,11 +127,11 @@ class Byzantine(UpdatePublisher):
         return robust_of(config.robust, config.replicas).rule.byzantine if config.robust else 1
 
 
-def _corrupted(lie: Misbehaviour, scene: AttackView, honest: Update, codec: Compressor) -> Update:
+def _corrupted(misbehaviour: Misbehaviour, scene: AttackView, honest: Update, codec: Compressor) -> Update:
     assert honest.blocking is not None
-    return replace(honest, blocking=lie.attack.message(scene, honest.blocking, codec))
+    return replace(honest, blocking=misbehaviour.attack.message(scene, honest.blocking, codec))
 
 
-def _generator(lie: Misbehaviour, me: int, number: int, peer: int = -1) -> torch.Generator:
-    drawn = hashlib.sha256(f"planaria lie {lie.draw} {me} {number} {peer}".encode()).digest()
+def _generator(misbehaviour: Misbehaviour, me: int, number: int, peer: int = -1) -> torch.Generator:
+    drawn = hashlib.sha256(f"planaria lie {misbehaviour.draw} {me} {number} {peer}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little") >> 1)

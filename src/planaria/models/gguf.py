@@ -64,7 +64,7 @@ def open_gguf(path: Path) -> WeightsFile:
     contents = read_metadata(path)
     config = _config(contents)
     reading = {_global_name(name): _reading(contents, name) for name in contents.tensors}
-    shapes = {_global_name(name): lying.shape for name, lying in contents.tensors.items()}
+    shapes = {_global_name(name): entry.shape for name, entry in contents.tensors.items()}
 
     def read(name: str) -> Tensor:
         heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
@@ -76,12 +76,12 @@ def open_gguf(path: Path) -> WeightsFile:
 def _reading(contents: GgufFile, name: str) -> Callable[[], Tensor]:
     """Return a reader of a tensor that dequantises a few rows at a time."""
     quants = _quants(contents.path)
-    path, lying = contents.path, contents.tensors[name]
-    rows, columns = math.prod(lying.shape[:-1]), lying.shape[-1]
+    path, entry = contents.path, contents.tensors[name]
+    rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1]
     try:
-        kind = quants.GGMLQuantizationType(lying.kind)
+        kind = quants.GGMLQuantizationType(entry.kind)
         (row_bytes,) = quants.quant_shape_to_byte_shape((columns,), kind)
-        if lying.begin + rows * row_bytes > contents.size:
+        if entry.begin + rows * row_bytes > contents.size:
             raise UserError(f"{path}: truncated GGUF file ({name} extends past its end); download it again")
         quants.dequantize(np.zeros((1, row_bytes), np.uint8), kind)
     except (NotImplementedError, ValueError) as error:
@@ -93,11 +93,11 @@ def _reading(contents: GgufFile, name: str) -> Callable[[], Tensor]:
         numbers = np.empty((rows, columns), np.float32)
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
-            raw = np.fromfile(path, np.uint8, count * row_bytes, offset=lying.begin + first * row_bytes)
+            raw = np.fromfile(path, np.uint8, count * row_bytes, offset=entry.begin + first * row_bytes)
             if raw.size < count * row_bytes:
                 raise UserError(f"{path}: truncated while it was read; download it again")
             numbers[first : first + count] = quants.dequantize(raw.reshape(count, row_bytes), kind)
-        return torch.from_numpy(numbers).view(lying.shape)
+        return torch.from_numpy(numbers).view(entry.shape)
 
     return read
 
@@ -161,7 +161,7 @@ def _config(contents: GgufFile) -> ModelConfig:
     if (kind := metadata.get("general.architecture")) != "llama":
         raise UserError(f"{path}: architecture {kind!r} is not supported; give a llama")
     _refuse_unsupported(path, metadata)
-    shapes = {name: lying.shape for name, lying in contents.tensors.items()}
+    shapes = {name: entry.shape for name, entry in contents.tensors.items()}
     heads = metadata.get("llama.attention.head_count")
     settings = {
         "vocab": shapes.get("token_embd.weight", (0, 0))[0],

@@ -132,9 +132,9 @@ class DrillArm(Section):
         return file_name(self.name)
 
     def seeded(self, seed: int) -> SwarmConfig:
-        """Return the configuration with another seed, also of the school."""
-        school = self.config.school.model_copy(update={"seed": seed})
-        return self.config.model_copy(update={"seed": seed, "school": school})
+        """Return the configuration with another seed, also of the warm-up."""
+        warmup = self.config.warmup.model_copy(update={"seed": seed})
+        return self.config.model_copy(update={"seed": seed, "warmup": warmup})
 
     @property
     def attackers(self) -> list[str]:

@@ -44,7 +44,7 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool, laid: Mapping[str, 
     folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
     for arm in arms:
         with of_arm(f"{path}: drill.arms.{arm.name}"):
-            prepare(arm.config, quiet, schools=False)
+            prepare(arm.config, quiet, warmup=False)
     answer, repairs = {arm.name: list[DrillRun]() for arm in arms}, list[Repaired]()
     make_folder(folder)
     with run_folders.locked_for_training(folder):

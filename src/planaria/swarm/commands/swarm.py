@@ -52,7 +52,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     """Run the swarm in the recipe ``path``; return the exit code."""
     config = load(path, flags, "swarm")
     fork_server([] if dry_run else PRELOAD)
-    prepare(config, quiet, schools=not dry_run)
+    prepare(config, quiet, warmup=not dry_run)
     if dry_run:
         print(recipe.dump(config), end="")
         return 0
@@ -82,10 +82,10 @@ def recorded_outcome(run: Path) -> tuple[SwarmConfig, RunOutcome]:
     return config, outcome
 
 
-def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
+def prepare(config: SwarmConfig, quiet: bool, warmup: bool = True) -> None:
     """Check every peer's configuration before one is started.
 
-    ``schools``: also train the schools here, one at a time.
+    ``warmup``: also run the warm-ups here, one at a time.
 
     :raises UserError: naming what is invalid.
     """
@@ -100,7 +100,7 @@ def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
             Client(own.policy).model(own.policy.serving.model)
         with blaming(partial(own_classes, own)):
             refuse_idle(own.attack, task)
-            if schools:
+            if warmup:
                 policy_of(own, task, None if quiet else print)
 
 

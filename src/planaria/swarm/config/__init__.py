@@ -172,7 +172,7 @@ class SwarmConfig(Section):
     """also train a copy on this peer's own completions alone, to measure the benefit of collaboration"""
     task: TaskConfig = TaskConfig()
     policy: PolicyConfig = PolicyConfig()
-    school: SupervisedWarmupConfig = SupervisedWarmupConfig()
+    warmup: Annotated[SupervisedWarmupConfig, formerly("warmup", "school")] = SupervisedWarmupConfig()
     rounds: RoundsConfig = RoundsConfig()
     sampling: SamplingConfig = SamplingConfig()
     loss: LossConfig = LossConfig()

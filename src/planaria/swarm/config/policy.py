@@ -1,4 +1,4 @@
-"""Policy, school and server sections of a recipe. Imports no torch: every command's help reads this module."""
+"""Policy, warm-up and server sections of a recipe. Imports no torch: every command's help reads this module."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ServingConfig(Section):
 
 class PolicyConfig(Section):
     kind: str = "small"
-    """small (a LLaMA that goes to school first), pretrained, or 'module:Class'"""
+    """small (a LLaMA that is warmed up by supervised learning), pretrained, or 'module:Class'"""
     options: Options = Options()
     """options of the kind"""
     tokenizer: Literal["bytes", "bpe"] = "bytes"

@@ -1,6 +1,6 @@
-"""Sources of a peer's policy: a small LLaMA that is first trained on worked solutions (school), or a pretrained model.
+"""Sources of a peer's policy: a small LLaMA that is first trained on worked solutions, or a pretrained model.
 
-School teaches a task's form by supervised learning; its result is cached between runs.
+This warm-up teaches a task's form by supervised learning; its result is cached between runs.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class PolicySource(Choice, ABC):
 
 
 class Small(PolicySource):
-    """A small LLaMA (``policy.model``) that is trained at school first."""
+    """A small LLaMA (``policy.model``) that is warmed up first."""
 
     def open(self, config: SwarmConfig, task: Task, on_progress: Callable[[str], None] | None = None) -> Policy:
-        return LlamaPolicy(*school_model(task, config.school, config.policy, on_progress=on_progress))
+        return LlamaPolicy(*warmup_model(task, config.warmup, config.policy, on_progress=on_progress))
 
 
 class Pretrained(PolicySource):
@@ -65,26 +65,26 @@ SAMPLED = 2000
 """solutions from which a tokenizer learns its pairs"""
 
 
-def school_model(
+def warmup_model(
     task: Task,
     config: SupervisedWarmupConfig,
     policy: PolicyConfig,
     folder: Path | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> tuple[Llama, Tokenizer]:
-    """Return the model after school, from the cache if possible. UserError as in :func:`teach`."""
+    """Return the model after its warm-up, from the cache if possible. UserError as in :func:`teach`."""
     root = folder or cache_folder()
     root.mkdir(parents=True, exist_ok=True)
     model, tokenizer = policy.model, _tokenizer(task, policy, root)
-    taught = policy.model_dump_json(include={"tokenizer", "model"})  # school does not depend on the other fields
+    taught = policy.model_dump_json(include={"tokenizer", "model"})  # the warm-up does not depend on the other fields
     key = f"{VERSION} {task.name} {task.identity} {config.model_dump_json()} {taught}"
     style = getattr(task, "style", "")
-    file = root / f"school-{hashlib.sha256(f'{key} {style}'.encode()).hexdigest()[:24]}.safetensors"
+    file = root / f"warmup-{hashlib.sha256(f'{key} {style}'.encode()).hexdigest()[:24]}.safetensors"
     report = on_progress or (lambda _: None)
     pupil = Llama(model, seed=config.seed)
-    with locked(file.with_suffix(".lock"), lambda: report("waiting for another process that teaches the same")):
+    with locked(file.with_suffix(".lock"), lambda: report("waiting for another process with the same warm-up")):
         if not file.is_file():
-            report(f"school: {config.steps} steps on worked solutions of {task.name}")
+            report(f"warm-up: {config.steps} steps on worked solutions of {task.name}")
             teach(pupil, tokenizer, task, config)
             with atomic.replacing(file) as unfinished:
                 save_file({name: tensor.contiguous() for name, tensor in pupil.global_state().items()}, unfinished)
@@ -144,7 +144,7 @@ def _solution(task: Task, problem: TaskProblem, rng: random.Random, noise: float
         return task.noisy_solution(problem, rng, noise)
     solution = task.solution(problem, rng)
     if solution is None:
-        raise UserError(f"task {task.name!r} has no worked solutions for school; write policy.kind = 'pretrained'")
+        raise UserError(f"task {task.name!r} has no worked solutions for a warm-up; write policy.kind = 'pretrained'")
     return solution
 
 

@@ -1,4 +1,4 @@
-"""School and its cache."""
+"""The supervised warm-up and its cache."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from planaria.common.errors import UserError
 from planaria.models.llama_stages import Llama
 from planaria.swarm.config import PolicyConfig, SupervisedWarmupConfig
 from planaria.swarm.policy.base import weights_fingerprint
-from planaria.swarm.policy.sources import school_model, teach, with_stray_letters
+from planaria.swarm.policy.sources import teach, warmup_model, with_stray_letters
 from planaria.swarm.tasks.base import Task, TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
-SCHOOL = SupervisedWarmupConfig(steps=3, batch=4)
+WARMUP = SupervisedWarmupConfig(steps=3, batch=4)
 PUPIL = PolicyConfig(model=MODEL)
 
 
@@ -44,58 +44,58 @@ def taught(**model: int) -> PolicyConfig:
     return PUPIL.model_copy(update={"model": PUPIL.model.model_copy(update=model)})
 
 
-def schooled(folder: Path, config: SupervisedWarmupConfig = SCHOOL, **model: int) -> str:
-    found, tokenizer = school_model(Sums(), config, taught(**model), folder)
+def warmed_up(folder: Path, config: SupervisedWarmupConfig = WARMUP, **model: int) -> str:
+    found, tokenizer = warmup_model(Sums(), config, taught(**model), folder)
     assert tokenizer.vocab == 257
     return weights_fingerprint(found)
 
 
-def test_a_school_is_cached(tmp_path: Path) -> None:
+def test_a_warmup_is_cached(tmp_path: Path) -> None:
     progress: list[str] = []
-    first, _ = school_model(Sums(), SCHOOL, PUPIL, tmp_path, progress.append)
-    again, _ = school_model(Sums(), SCHOOL, PUPIL, tmp_path, progress.append)
+    first, _ = warmup_model(Sums(), WARMUP, PUPIL, tmp_path, progress.append)
+    again, _ = warmup_model(Sums(), WARMUP, PUPIL, tmp_path, progress.append)
     assert weights_fingerprint(first) == weights_fingerprint(again) != weights_fingerprint(Llama(MODEL, seed=0))
-    assert progress == ["school: 3 steps on worked solutions of sums"]
+    assert progress == ["warm-up: 3 steps on worked solutions of sums"]
 
 
-def test_equal_schools_give_equal_weights(tmp_path: Path) -> None:
-    assert schooled(tmp_path / "a") == schooled(tmp_path / "b")
+def test_equal_warmups_give_equal_weights(tmp_path: Path) -> None:
+    assert warmed_up(tmp_path / "a") == warmed_up(tmp_path / "b")
 
 
-def test_the_cache_distinguishes_schools_tasks_and_models(tmp_path: Path) -> None:
-    schooled(tmp_path)
-    schooled(tmp_path, SCHOOL.model_copy(update={"seed": 1}))
-    schooled(tmp_path, SCHOOL.model_copy(update={"noise": 0.5}))
-    schooled(tmp_path, dim=32)
-    school_model(Sums(style="words"), SCHOOL, PUPIL, tmp_path)
-    school_model(Sums(digits=3), SCHOOL, PUPIL, tmp_path)
-    files = sorted(tmp_path.glob("school-*.safetensors"))
+def test_the_cache_distinguishes_warmups_tasks_and_models(tmp_path: Path) -> None:
+    warmed_up(tmp_path)
+    warmed_up(tmp_path, WARMUP.model_copy(update={"seed": 1}))
+    warmed_up(tmp_path, WARMUP.model_copy(update={"noise": 0.5}))
+    warmed_up(tmp_path, dim=32)
+    warmup_model(Sums(style="words"), WARMUP, PUPIL, tmp_path)
+    warmup_model(Sums(digits=3), WARMUP, PUPIL, tmp_path)
+    files = sorted(tmp_path.glob("warmup-*.safetensors"))
     assert len(files) == 6 == len({file.read_bytes() for file in files})
 
 
 def test_a_learned_tokenizer_depends_on_the_task_only_and_is_lossless(tmp_path: Path) -> None:
     pairs = taught(vocab=300).model_copy(update={"tokenizer": "bpe"})
-    _, first = school_model(Sums(), SCHOOL, pairs, tmp_path)
-    _, other = school_model(Sums(), SCHOOL.model_copy(update={"seed": 1}), pairs, tmp_path)
+    _, first = warmup_model(Sums(), WARMUP, pairs, tmp_path)
+    _, other = warmup_model(Sums(), WARMUP.model_copy(update={"seed": 1}), pairs, tmp_path)
     assert first.to_json() == other.to_json()
     solution = Sums().solution(Sums().problem(7), random.Random(0))
     assert first.decode(first.encode(solution)) == solution and len(first.encode(solution)) < len(solution)
     assert first.decode(first.encode("hé 🦠")) == "hé 🦠"
 
 
-def test_a_task_without_solutions_has_no_school(tmp_path: Path) -> None:
+def test_a_task_without_solutions_has_no_warmup(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'Dumb' has no worked solutions .*policy\.kind"):
-        school_model(Dumb(), SCHOOL, PUPIL, tmp_path)
+        warmup_model(Dumb(), WARMUP, PUPIL, tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_a_context_too_short_for_a_solution_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy\.model\.context = 16.* 2\d or more"):
-        school_model(Sums(), SCHOOL, taught(context=16), tmp_path)
+        warmup_model(Sums(), WARMUP, taught(context=16), tmp_path)
 
 
-def test_a_concurrent_process_waits_for_the_same_school(tmp_path: Path) -> None:
-    first = schooled(tmp_path)
+def test_a_concurrent_process_waits_for_the_same_warmup(tmp_path: Path) -> None:
+    first = warmed_up(tmp_path)
     (lock,), (file,) = tmp_path.glob("*.lock"), tmp_path.glob("*.safetensors")
     kept = tmp_path / "kept"
     file.rename(kept)
@@ -103,10 +103,10 @@ def test_a_concurrent_process_waits_for_the_same_school(tmp_path: Path) -> None:
     found: list[Llama] = []
     with locked(lock, lambda: None):  # a file lock, which blocks threads like processes
         late = threading.Thread(
-            target=lambda: found.append(school_model(Sums(), SCHOOL, PUPIL, tmp_path, progress.put)[0])
+            target=lambda: found.append(warmup_model(Sums(), WARMUP, PUPIL, tmp_path, progress.put)[0])
         )
         late.start()
-        assert progress.get(timeout=60) == "waiting for another process that teaches the same"
+        assert progress.get(timeout=60) == "waiting for another process with the same warm-up"
         kept.rename(file)
     late.join(60)
     assert weights_fingerprint(found[0]) == first and progress.empty(), "it used the other's result"
