@@ -118,6 +118,18 @@ def test_a_controller_that_hangs_up_at_once_does_not_lead(monkeypatch: pytest.Mo
     assert PATIENCE_S <= time.monotonic() - began < 5.0
 
 
+def test_controllers_that_are_lost_soon_are_followed_as_long_as_they_give_orders() -> None:
+    run = Run()
+    run.first.lose()
+    run.line.recv_bytes()
+    began = time.monotonic()
+    run.dial = lambda address: Line([b"go on"], lost=True)  # type: ignore[method-assign]
+    run.line = MovingLine(run.first, run.dial, ["a", "b"], PATIENCE_S)  # type: ignore[arg-type]
+    run.first.lose()
+    while time.monotonic() - began < 3 * PATIENCE_S:
+        assert run.line.recv_bytes() == b"go on"
+
+
 def test_a_callback_that_fails_ends_the_wait_of_senders() -> None:
     run = Run(b=Line())
     run.first.lose()

@@ -15,7 +15,7 @@ _PAUSE_S = 0.05
 """seconds between two calls without an answer"""
 
 LASTING_S = 10.0
-"""a connection that was closed earlier does not count as one to the controller that leads"""
+"""a connection that was closed earlier, without an order, does not count as one to a controller that leads"""
 
 Dial = Callable[[str], WorkerLine]
 
@@ -40,7 +40,10 @@ class MovingLine:
         self.address = addresses[0]
         """HOST:PORT of the present controller"""
         self._connected, self._lost_since = time.monotonic(), -1.0
-        """when the present connection began, and when the last lasting one was lost (-1: it is not)"""
+        """when the present connection began, and when the last one to a controller that leads was lost (-1: it is not)
+        """
+        self._ordered = True
+        """whether the present controller has given an order"""
         self.on_move: Callable[[str], None] = lambda address: None
         """called with the new controller's HOST:PORT before its first order is returned"""
 
@@ -71,9 +74,12 @@ class MovingLine:
         """Return the next message; EOFError if no controller has answered for ``patience_s``."""
         while True:
             try:
-                return self._line.recv_bytes(maxlength)
+                order = self._line.recv_bytes(maxlength)
             except (EOFError, OSError):
                 self._move()
+            else:
+                self._ordered = True
+                return order
 
     def _move(self) -> None:
         """Connect to the controller that leads now.
@@ -82,7 +88,7 @@ class MovingLine:
         """
         self._line.close()
         now, answer = time.monotonic(), None
-        if self._lost_since < 0 or now - self._connected > LASTING_S:
+        if self._ordered or now - self._connected > LASTING_S:
             self._lost_since = now
         try:
             answer = self._answering(self._lost_since + self._patience_s)
@@ -93,7 +99,7 @@ class MovingLine:
                 self._moved.notify_all()
         if answer is None:
             raise EOFError
-        self._connected = time.monotonic()
+        self._connected, self._ordered = time.monotonic(), False
 
     def _answering(self, until: float) -> WorkerLine | None:
         """Return a connection to the controller that leads; None if there is none ``until`` (monotonic seconds)."""
