@@ -273,7 +273,9 @@ def leftovers(run: Run, outcome: str, flipped: bool) -> list[str]:
         return found
     if (memory := MemoryFolder(folder).folder).exists():
         found.append(f"{memory}: snapshots are left in memory")
-    halves = [p for p in folder.rglob("*") if p.name.startswith(".") or "unfinished" in p.name or p.name == "door.json"]
+    halves = [
+        p for p in folder.rglob("*") if p.name.startswith(".") or "unfinished" in p.name or p.name == "address.json"
+    ]
     found += [f"{path.relative_to(folder)} is left" for path in halves]
     saved = CheckpointStore(folder / "checkpoints").list()
     for one in saved:

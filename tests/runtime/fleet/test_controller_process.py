@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from netns import NotAllowedError, own_loopback
+from benchmarks.netns import NotAllowedError, own_loopback
 
 from harness import (
     assert_no_orphans,

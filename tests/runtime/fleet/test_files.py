@@ -22,7 +22,7 @@ READABLE = [
     "checkpoints/step-00000002/stage-0001.safetensors",
     "checkpoints/step-00000002/replica-1/stage-0001-at-2.safetensors",
 ]
-SECRET = ["door.json", "events.jsonl", "workers/w0.log", "data/.hidden", "checkpoints/notes", "config.json", PART]
+SECRET = ["address.json", "events.jsonl", "workers/w0.log", "data/.hidden", "checkpoints/notes", "config.json", PART]
 
 
 class Run:
@@ -70,7 +70,7 @@ def test_a_part_of_a_checkpoint_is_stored(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "data/text/../../door.json",
+        "data/text/../../address.json",
         "data/text/.hidden",
         "data/text//train.bin",
         "data/other/train.bin",
@@ -95,7 +95,7 @@ def test_nothing_else_can_be_listed(run: Run, name: str) -> None:
 
 
 def test_links_are_not_followed_and_strangers_get_nothing(run: Run, tmp_path: Path) -> None:
-    (run.folder / "data" / "link").symlink_to(run.folder / "door.json")
+    (run.folder / "data" / "link").symlink_to(run.folder / "address.json")
     with pytest.raises(OSError, match="link"):
         run.files.fetch("data/text/link", tmp_path / "mine")
     with pytest.raises(OSError, match="not this run's"):

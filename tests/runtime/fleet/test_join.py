@@ -160,7 +160,7 @@ def test_machines_leave_when_the_run_ends(tmp_path: Path) -> None:
             out, errors = machine.communicate(timeout=30)
     assert (machine.returncode, errors) == (0, ""), errors
     assert out.endswith("the run is over\n"), out
-    assert not (run.folder / "door.json").exists()
+    assert not (run.folder / "address.json").exists()
     assert ending(record).outcome == "stopped"
 
 

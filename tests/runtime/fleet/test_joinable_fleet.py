@@ -50,7 +50,7 @@ class Scene:
         send(line, joining.JoinRequest(called="a\x1b[31m machine", version=version, workers=workers))
         return line
 
-    def door(self) -> RunAddress:
+    def address(self) -> RunAddress:
         return RunAddress(at=self.guests.address, key=self.guests.key.hex())
 
     def join(self, workers: int = 2) -> WorkerLine:
@@ -206,10 +206,10 @@ def test_a_call_while_the_port_is_being_closed_is_refused(scene: Scene) -> None:
     scene.guests.close()  # the port is closed after that
     assert receive(scene.ask_to_join()) == joining.Goodbye(reason="the run is over")
     with pytest.raises(UserError, match="rejected: the run is over"):
-        RunMembership(scene.door(), 2)
+        RunMembership(scene.address(), 2)
     scene.guests.goodbye = joining.Goodbye(reason="the run is about to begin", again=True)
     with pytest.raises(OSError, match="the run is about to begin"):
-        RunMembership(scene.door(), 2)
+        RunMembership(scene.address(), 2)
 
 
 # ---- the file with a run's key
@@ -245,13 +245,15 @@ def test_a_run_with_a_key_prints_the_command_to_join_it(tmp_path: Path) -> None:
     assert re.fullmatch(words, line), line
 
 
-def test_a_copy_of_the_door_serves_as_the_key(tmp_path: Path) -> None:
+def test_a_copy_of_the_address_serves_as_the_key(tmp_path: Path) -> None:
     run, key = tmp_path / "run", new_key()
     run.mkdir()
     joining.publish_run_address(run, "203.0.113.5:7001", key)
     command = joining.join_command(FleetConfig(port=7001), run, "203.0.113.5:7001")
-    assert command == f"planaria join 203.0.113.5:7001 --key-file door.json    (with a copy of {run / 'door.json'})"
-    assert joining.read_key(run / "door.json") == key
+    assert (
+        command == f"planaria join 203.0.113.5:7001 --key-file address.json    (with a copy of {run / 'address.json'})"
+    )
+    assert joining.read_key(run / "address.json") == key
 
 
 RETURN_S = 3.0

@@ -262,7 +262,7 @@ def test_a_run_that_could_not_be_led_elsewhere_is_refused(tmp_path: Path, fleet:
         (["{log}/run", "--at", "127.0.0.1:1", "--key-file", "{key}"], "is for a standby; add --standby"),
         (
             ["{log}/run", "--standby", "--at", "b:1", "--key-file", "{key}", "--workers", "2"],
-            "--workers: a standby adds",
+            "--workers 2 has no effect with --standby, which adds no workers",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from netns import CUT_OFF, FINE, Host, NotAllowedError, Weather, network, output_of
+from benchmarks.netns import CUT_OFF, FINE, Host, NotAllowedError, Weather, network, output_of
 from stranger import FRAME
 
 from harness import (
@@ -140,8 +140,8 @@ def test_a_host_that_is_cut_off_is_lost_and_rejoins(tmp_path: Path, hosts: list[
     home, abroad, stranger = hosts
     with live(three(tmp_path, home, missed_heartbeats=8), home.prefix) as run, joined(run, abroad) as guest:
         early = run.wait_until(lambda record: rounds(record, GUEST) >= 1, LONG_S)
-        door = read_run_address(run.folder)
-        assert_no_stranger_gets_in(stranger, [door.at, *(j.at for j in facts(early, e.WorkerJoined))])
+        address = read_run_address(run.folder)
+        assert_no_stranger_gets_in(stranger, [address.at, *(j.at for j in facts(early, e.WorkerJoined))])
         before = run.wait_until(lambda record: rounds(record, GUEST) > rounds(early, GUEST))
         abroad.link(CUT_OFF)
         alone = run.wait_until(lambda record: len(facts(record, e.WorkerLost)) >= 2, LONG_S)
@@ -152,7 +152,7 @@ def test_a_host_that_is_cut_off_is_lost_and_rejoins(tmp_path: Path, hosts: list[
         abroad.link(CUT_OFF)
         stop(run)
         assert output_of(guest)[-1] == "the run is over", "though no message could reach it"
-    assert_nothing_in_clear(tmp_path / "capture", bytes.fromhex(door.key))
+    assert_nothing_in_clear(tmp_path / "capture", bytes.fromhex(address.key))
     assert_the_lost_are_ignored(checked(run.folder))
     assert "same final state" in replay_run(run.folder)
     record = resume(run.folder, train__steps=str(newest(run.folder).step + 5), fleet__host="127.0.0.1")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from netns import Host, NotAllowedError, network, output_of
+from benchmarks.netns import Host, NotAllowedError, network, output_of
 
 from harness import Live, apart, checked, commits, ending, facts, inline, live, losses, resume, tiny, validation_losses
 from planaria.config.schema import RunConfig

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from netns import FINE, Host, NotAllowedError, Weather, network
+from benchmarks.netns import FINE, Host, NotAllowedError, Weather, network
 
 from harness import checked, facts, in_one_process, losses, tiny
 from planaria.config import recipe

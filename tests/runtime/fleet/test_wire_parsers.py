@@ -296,11 +296,11 @@ def test_a_setup_is_read_or_refused_in_a_line(raw: bytes) -> None:
 
 @given(raw=hostile({"at": "127.0.0.1:1", "key": "00" * 32, "folder_id": "x"}))
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_door_is_read_or_refused_in_a_line(tmp_path: Path, raw: bytes) -> None:
-    (tmp_path / "door.json").write_bytes(raw)
+def test_an_address_is_read_or_refused_in_a_line(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "address.json").write_bytes(raw)
     with contextlib.suppress(UserError):
-        door = read_run_address(tmp_path)
-        assert not answers(door.at, KEY, 0.05)
+        address = read_run_address(tmp_path)
+        assert not answers(address.at, KEY, 0.05)
 
 
 # ---- frames
