@@ -33,8 +33,8 @@ class Letter(BaseModel):
 @pytest.mark.parametrize("size", [32, 1 << 30])
 def test_reading_takes_memory_for_the_content_within_the_bound(size: int, tmp_path: Path) -> None:
     """A large file in place of a small one takes at most the reader's bound."""
-    file, door = tmp_path / "run.id", tmp_path / "door.json"
-    for path in (file, door):
+    file, address = tmp_path / "run.id", tmp_path / "address.json"
+    for path in (file, address):
         path.touch(0o600)
         os.truncate(path, size)
     readers: list[Callable[[], object]] = [

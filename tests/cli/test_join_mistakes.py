@@ -59,7 +59,7 @@ def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[JoinedMachines
 
 
 @pytest.fixture
-def door(run: Path, guests: JoinedMachines) -> Path:
+def address(run: Path, guests: JoinedMachines) -> Path:
     return publish_run_address(run, guests.address, guests.key)
 
 
@@ -83,12 +83,12 @@ def test_a_run_without_a_controller_is_refused(run: Path, capfd: pytest.CaptureF
 
 
 @pytest.mark.parametrize("end", ["", "}"])
-def test_a_damaged_door_file_or_key_is_refused_without_showing_it(
+def test_a_damaged_address_file_or_key_is_refused_without_showing_it(
     run: Path, capfd: pytest.CaptureFixture[str], end: str
 ) -> None:
-    (run / "door.json").write_text('{"at": "127.0.0.1:1", "key": "not shown"' + end)
+    (run / "address.json").write_text('{"at": "127.0.0.1:1", "key": "not shown"' + end)
     err = mistake(capfd, run)
-    assert "door.json: damaged" in err and "not shown" not in err
+    assert "address.json: damaged" in err and "not shown" not in err
 
 
 def test_an_unreachable_controller_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_an_unreachable_controller_is_refused(run: Path, capfd: pytest.CaptureFi
         err = mistake(capfd, run)
     assert "no answer from there (Connection refused)" in err and "fleet.host" in err
     err = mistake(capfd, run)
-    assert "door.json: left behind by a controller that was killed" in err and f"--resume {run}" in err
+    assert "address.json: left behind by a controller that was killed" in err and f"--resume {run}" in err
 
 
 def test_joining_is_retried_for_the_given_patience(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -129,13 +129,13 @@ def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
     assert f"127.0.0.1:{port} is another run, or has another key" in err
 
 
-def test_the_door_of_another_run_is_refused(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    port = int(RunAddress.model_validate_json(door.read_text()).at.rpartition(":")[2])
+def test_the_address_of_another_run_is_refused(run: Path, address: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    port = int(RunAddress.model_validate_json(address.read_text()).at.rpartition(":")[2])
     publish_run_address(run, f"127.0.0.1:{port}", new_key())
     assert f"127.0.0.1:{port} is another run, or has another key" in mistake(capfd, run)
 
 
-@pytest.mark.usefixtures("door")
+@pytest.mark.usefixtures("address")
 def test_another_version_of_planaria_is_refused(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +144,7 @@ def test_another_version_of_planaria_is_refused(
     assert f"has planaria 0.0.1, the run {__version__}: install the same on both" in err
 
 
-@pytest.mark.usefixtures("door")
+@pytest.mark.usefixtures("address")
 def test_a_machine_without_the_data_or_room_for_it_is_refused(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +154,7 @@ def test_a_machine_without_the_data_or_room_for_it_is_refused(
 
 
 @pytest.mark.parametrize("guests", ["cuda"], indirect=True)
-@pytest.mark.usefixtures("door")
+@pytest.mark.usefixtures("address")
 def test_a_machine_without_a_gpu_is_refused_by_a_run_on_gpus(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_rejected_machine_exits_with_an_error(
     assert capfd.readouterr().err == f"planaria: {run}: sent this machine away: its disk is full\n"
 
 
-@pytest.mark.usefixtures("door")
+@pytest.mark.usefixtures("address")
 def test_a_signal_interrupts_the_preparations(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,5 +257,5 @@ def test_relative_paths_are_resolved_once_for_all_attempts(
     assert out.count("joined\n") == 2 and out.endswith("the run is over\n")
 
 
-def test_only_the_owner_can_read_the_door_file(run: Path) -> None:
+def test_only_the_owner_can_read_the_address_file(run: Path) -> None:
     assert publish_run_address(run, "127.0.0.1:1", b"key").stat().st_mode & 0o077 == 0

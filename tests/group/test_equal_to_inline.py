@@ -102,7 +102,7 @@ def test_two_hundred_steps_are_equal(kind: str, options: dict[str, Any], tmp_pat
     results = [tmp_path / "0.pt", tmp_path / "1.pt"]
     first = spawner().spawn("member", partial(member, config, exchange, "", key, results[0]), preload)
     until = time.monotonic() + 90
-    while not (folder := tmp_path / "groups" / "group").joinpath("door.json").exists():
+    while not (folder := tmp_path / "groups" / "group").joinpath("address.json").exists():
         assert time.monotonic() < until
         time.sleep(0.05)
     other = spawner().spawn(

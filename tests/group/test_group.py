@@ -79,8 +79,8 @@ def test_a_shared_gradient_does_not_depend_on_the_members(members: Members, dies
 
 def _address_of_waiting_host(members: Members) -> str:
     """Return the address at which a host that waits for others listens."""
-    door = members.folder / "runs" / "group" / "door.json"
-    return waited_for(lambda: read_run_address(door.parent).at if door.exists() else "")
+    address = members.folder / "runs" / "group" / "address.json"
+    return waited_for(lambda: read_run_address(address.parent).at if address.exists() else "")
 
 
 def waited_for(found: Callable[[], str], patience_s: float = 90.0) -> str:

@@ -44,8 +44,8 @@ def test_a_host_and_a_member_train_while_another_is_killed(name: str, tmp_path: 
     script.write_text(text.replace("planaria.host(29400)", f"planaria.host({port}, members=3)"))
     (tmp_path / ".planaria").mkdir()
     host = started(str(script), tmp_path)
-    door = tmp_path / "runs" / "group" / "door.json"
-    while not door.exists():
+    address = tmp_path / "runs" / "group" / "address.json"
+    while not address.exists():
         assert host.poll() is None, host.communicate()[0]
     others = [started(str(script), tmp_path, f"127.0.0.1:{port}") for _ in range(2)]
     log = tmp_path / "runs" / "group" / "events.jsonl"

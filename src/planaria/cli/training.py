@@ -97,41 +97,35 @@ def _join(
     ] = "",
 ) -> int:
     """Add this machine to a live run, until Ctrl-C; or wait to lead the run, or hold its log."""
+    own = {"advertise": advertise or None, "ports": ports, "no-inbound": no_inbound or None}
+    of_workers = {"workers": workers, "patience": patience, "cache": cache, "ray": ray or None} | own
     if hold:
-        given = {
-            "workers": workers, "patience": patience, "advertise": advertise or None, "ports": ports,
-            "no-inbound": no_inbound or None, "cache": cache, "standby": standby or None, "at": at or None,
-            "ray": ray or None,
-        }  # fmt: skip
-        return _hold(run, hold, key_file, given)
+        return _hold(run, hold, key_file, of_workers | {"standby": standby or None, "at": at or None})
     if standby:
-        of_workers = {
-            "--workers": workers, "--patience": patience, "--advertise": advertise or None,
-            "--ports": ports, "--no-inbound": no_inbound or None, "--cache": cache, "--ray": ray or None,
-        }  # fmt: skip
-        _refuse_for_standby(of_workers if at else of_workers | {"--key-file": key_file})
-        from planaria.cli.commands.join import stand_by
-
-        stand_by(run, at, key_file)
-        return 0
+        return _stand_by(run, at, key_file, of_workers)
     if at:
         raise UserError(f"--at {at}: is for a standby; add --standby, or leave it out")
-    if ray:
-        refuse(
-            {"advertise": advertise or None, "ports": ports, "no-inbound": no_inbound or None},
-            "has no effect with --ray; leave it out",
-        )
-        from planaria.cli.commands.join import add_nodes
+    from planaria.cli.commands.join import add_machine, add_nodes
+    from planaria.runtime.transport.address import Reach
 
+    if ray:
+        refuse(own, "has no effect with --ray; leave it out")
         add_nodes(ray, machines, gpus, run, key_file, workers, patience, cache)
         return 0
     if machines != 1 or gpus:
         raise UserError("--machines and --gpus are for nodes of a Ray cluster; add --ray ADDRESS, or leave them out")
-    from planaria.cli.commands.join import add_machine
-    from planaria.runtime.transport.address import Reach
-
     reach = Reach(advertise=advertise, reachable=not no_inbound, ports=ports)
     add_machine(run, key_file, workers, patience, reach, cache)
+    return 0
+
+
+def _stand_by(run: str, at: str, key: Path | None, of_workers: Mapping[str, object]) -> int:
+    """Wait until the run's controller is lost, then lead the run; no flag of workers is valid."""
+    others = of_workers if at else {**of_workers, "key-file": key}
+    refuse(others, "has no effect with --standby, which adds no workers; leave it out, or leave out --standby")
+    from planaria.cli.commands.join import stand_by
+
+    stand_by(run, at, key)
     return 0
 
 
@@ -144,12 +138,6 @@ def _hold(run: str, at: str, key: Path | None, others: Mapping[str, object]) -> 
 
     hold(run, at, key, lambda line: print(line, flush=True))
     return 0
-
-
-def _refuse_for_standby(flags: Mapping[str, object]) -> None:
-    """Raise UserError naming the first flag with a value."""
-    if conflicting := [name for name, value in flags.items() if value is not None]:
-        raise UserError(f"{conflicting[0]}: a standby adds no workers; leave it out, or leave out --standby")
 
 
 @command("plan", cls=Settings)

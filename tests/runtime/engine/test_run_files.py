@@ -99,7 +99,7 @@ def test_a_machine_uses_the_runs_folder_if_it_sees_it_and_fetches_otherwise(tmp_
         fetches(replace(run, dataset=home / "nowhere" / setup.dataset.name))
         publish_run_address(run.folder, address, setup.key, "another run's, of the same name")
         fetches(run)
-        (run.folder / "door.json").unlink()
+        (run.folder / "address.json").unlink()
         fetches(run)
 
 

@@ -102,7 +102,7 @@ def _entrance(target: str, key: Path | None) -> Entrance:
         if int(address[2]) not in range(1, 65536):
             raise UserError(f"join {target}: {address[2]} is not a port; use the run's fleet.port")
         if key is None:
-            raise UserError(f"join {target}: give --key-file, a copy of the run's door.json or of its fleet.key file")
+            raise UserError(f"join {target}: give --key-file, a copy of the run's address.json or fleet.key")
         return AddressEntrance(target, key)
     if target.startswith(SCHEME):
         raise UserError(

@@ -73,7 +73,7 @@ def own_name() -> str:
 class RunMembership:
     """One machine's membership in a run, from its request to its goodbye."""
 
-    def __init__(self, door: RunAddress, workers: int, reach: Reach = REACHABLE, returning: str = "") -> None:
+    def __init__(self, address: RunAddress, workers: int, reach: Reach = REACHABLE, returning: str = "") -> None:
         """Request to join with ``workers`` workers (0: enough for one replica).
 
         ``returning``: this machine's name in the run, if the run's former controller was lost.
@@ -84,7 +84,7 @@ class RunMembership:
         :raises UserError: if the other end does not know the key, or rejects this machine.
         """
         name = own_name()
-        self.address, self.key = door.at, bytes.fromhex(door.key)
+        self.address, self.key = address.at, bytes.fromhex(address.key)
         self.workers, self._sending = workers, threading.Lock()
         try:
             self._line = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
@@ -98,9 +98,9 @@ class RunMembership:
             raise OSError("hung up") from None
         except ValidationError as error:
             detail = f"sent an invalid answer ({first(error)}); use the same version of planaria on both"
-            raise UserError(f"{door.at}: {detail}") from None
+            raise UserError(f"{address.at}: {detail}") from None
         except StrangerError:
-            raise UserError(f"{door.at} is another run, or has another key") from None
+            raise UserError(f"{address.at} is another run, or has another key") from None
         if isinstance(answer, joining.Goodbye) and answer.again:
             raise OSError(answer.reason)
         if isinstance(answer, joining.Goodbye):

@@ -20,7 +20,7 @@ from planaria.config.schema import FleetConfig
 from planaria.faults.trace import Fault
 from planaria.runtime.fleet.base import Message
 
-RUN_ADDRESS_FILE = "door.json"
+RUN_ADDRESS_FILE = "address.json"
 _ADDRESS_BYTES = 1 << 16
 MAX_WORKERS = 256
 BEAT_S = 0.25
@@ -44,7 +44,7 @@ class RunAddress(BaseModel):
 
 
 def read_key(file: Path) -> bytes:
-    """Return the key in a file of hexadecimal digits, or in a copy of a run's ``door.json``.
+    """Return the key in a file of hexadecimal digits, or in a copy of a run's ``address.json``.
 
     :raises UserError: if it cannot be read, has no key, or other users can read it.
     """
@@ -60,7 +60,7 @@ def read_key(file: Path) -> bytes:
             RunAddress.model_validate_json(text).key if text[:1] == b"{" else _KEY.validate_python(text.decode())
         )
     except (ValidationError, UnicodeDecodeError):
-        raise UserError(f"{file} holds no key (64 hexadecimal digits, or a run's door.json)") from None
+        raise UserError(f"{file} holds no key (64 hexadecimal digits, or a run's address.json)") from None
 
 
 def kept_key(file: Path, key: bytes) -> bytes:
