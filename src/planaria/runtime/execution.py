@@ -37,13 +37,13 @@ from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.run_start import Origin
 from planaria.runtime.engine.stopping import REQUEST
 from planaria.runtime.fleet.joining import join_command
-from planaria.runtime.followed_run import FollowedRun
 from planaria.runtime.import_export import export_run
-from planaria.runtime.leadership import Leadership, leading
 from planaria.runtime.prediction.preflight_table import table
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.run import MODEL, Run
-from planaria.runtime.standby_process import StandbyProcess
+from planaria.runtime.standby.followed_run import FollowedRun
+from planaria.runtime.standby.leadership import Leadership, leading
+from planaria.runtime.standby.process import StandbyProcess
 from planaria.runtime.worker.log_file import last_error
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")

@@ -41,9 +41,9 @@ from planaria.runtime.execution import (
 from planaria.runtime.fleet.supervised_fleet import has_supervisor
 from planaria.runtime.prediction.memory import fitted_here
 from planaria.runtime.prediction.profiling import resumed_layers, with_measured_layers
-from planaria.runtime.remote_standby import stand_by_again
 from planaria.runtime.run import MODEL, Run
-from planaria.runtime.standby import stand_by
+from planaria.runtime.standby.local import stand_by
+from planaria.runtime.standby.remote import stand_by_again
 
 
 def train(

@@ -18,7 +18,7 @@ from planaria.control.log.logs import RunLog, read_run
 from planaria.control.log.run_record import RunRecord, Timed
 from planaria.report.observe.progress import NoProgress
 from planaria.runtime.engine import run_folders
-from planaria.runtime.followed_run import FollowedRun
+from planaria.runtime.standby.followed_run import FollowedRun
 
 
 @pytest.fixture(scope="module")

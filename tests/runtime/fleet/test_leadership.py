@@ -12,7 +12,7 @@ import pytest
 
 from planaria.common.errors import RunStopped
 from planaria.control.log.shared_log import LeadershipLost, LogAppender, SharedLog
-from planaria.runtime.leadership import Leadership, opened
+from planaria.runtime.standby.leadership import Leadership, opened
 
 LEASE_S = 0.3
 

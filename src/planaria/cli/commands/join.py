@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.control.log.quorum_location import SCHEME
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.join import AddressEntrance, Entrance, FolderEntrance, JoinTerms, join
+from planaria.runtime.engine.join import (
+    AddressEntrance,
+    Entrance,
+    FolderEntrance,
+    JoinTerms,
+    NextEntrance,
+    join,
+    serve_as_child,
+)
 from planaria.runtime.engine.process_engine import PRELOAD
-from planaria.runtime.fleet.joining import MAX_WORKERS, read_key
+from planaria.runtime.fleet.joining import MAX_WORKERS, RunAddress, read_key
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.transport.address import REACHABLE, Reach
 
@@ -58,10 +67,12 @@ def add_nodes(
         raise UserError(f"--machines {machines}: give 1 or more")
     if gpus < 0:
         raise UserError(f"--gpus {gpus:g}: give 0 or more")
-    from planaria.runtime.engine.ray_machines import join_nodes
+    from planaria.runtime.fleet.ray_machines import join_nodes
 
-    terms = JoinTerms(workers, *_patience(patience_s), cache=cache)
-    join_nodes(cluster, target, read_key(entrance.key), machines, gpus, terms, _print)
+    known = NextEntrance(target, entrance.key, RunAddress(at=target, key=read_key(entrance.key).hex()))
+    serve = partial(serve_as_child, known, JoinTerms(workers, *_patience(patience_s), cache=cache))
+    resources = {"num_cpus": workers, "num_gpus": gpus}
+    join_nodes(cluster, f"planaria-{target}", machines, resources, serve, PRELOAD, _print)
 
 
 def _check_workers(workers: int | None) -> None:
@@ -85,15 +96,17 @@ def stand_by(target: str, at: str, key: Path | None) -> None:
     :param at: HOST:PORT at which this machine leads; empty: it is the controller's machine
     :raises UserError: if the run cannot be led from here.
     """
-    from planaria.runtime import standby
+    from planaria.runtime.execution import Callbacks
+    from planaria.runtime.standby.local import main
+    from planaria.runtime.standby.remote import stand_by_elsewhere
 
     if not at:
-        standby.main(Path(target))
+        main(Path(target))
         return
     if key is None:
         raise UserError(f"join {target} --standby --at {at}: give --key-file, a copy of the run's fleet.key file")
     read_key(key)
-    standby.main_elsewhere(target, at, key)
+    stand_by_elsewhere(target, at, key, Callbacks(True, print, None, None))
 
 
 def _entrance(target: str, key: Path | None) -> Entrance:

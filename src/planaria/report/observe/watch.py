@@ -63,7 +63,7 @@ class About(NamedTuple):
 
 
 class SharedHistory(Protocol):
-    """The history of a run on other machines (``runtime/leadership.py``)."""
+    """The history of a run on other machines (``runtime/standby/leadership.py``)."""
 
     def add(self, line: str) -> None:
         """Add a line of the log."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
+import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -16,14 +19,16 @@ from pydantic import ValidationError
 
 from planaria.common.documents import first, refuse_nul
 from planaria.common.errors import RunStopped, UserError
+from planaria.common.exit_codes import exit_code
 from planaria.common.logs import from_environment
-from planaria.common.signals import interrupted
+from planaria.common.signals import STOPS, interrupted
 from planaria.common.stdio import Notify
 from planaria.config.model_config import GROUP
 from planaria.runtime.engine.process_engine import PRELOAD
 from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.engine.run_files import local_workplace
 from planaria.runtime.engine.stopping import stop_requested
+from planaria.runtime.fleet import spawner
 from planaria.runtime.fleet.devices import require_devices
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.fleet.joined_machine import Ending, Rejected, RunMembership
@@ -154,6 +159,22 @@ def join(entrance: Entrance, terms: JoinTerms, notify: Notify) -> None:
         why = f"the run is unreachable ({ending.reason})" if ending.how == "lost" else ending.reason
         notify(f"{why}; trying again for {terms.patience_s:g} s")
         again = True
+
+
+def serve_as_child(entrance: Entrance, terms: JoinTerms, output: int) -> None:
+    """Entry point of a forked process that serves a run (see :func:`join`), and prints to a file descriptor."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    spawner.expect_fork()
+
+    def serve() -> int:
+        join(entrance, terms, lambda line: print(line, flush=True))
+        return 0
+
+    sys.exit(exit_code(serve))
 
 
 def _prepared(entrance: Entrance, terms: JoinTerms, notify: Notify, again: bool) -> _Stay | None:

@@ -29,6 +29,8 @@ from planaria.runtime.transport.listener import VISITOR, listen
 from planaria.runtime.transport.secure import StrangerError
 
 log = logging.getLogger(__name__)
+JOINED = "joined"
+"""printed once the run may start workers here"""
 _MAX_MESSAGE_BYTES = 1 << 20
 _CALL_S = 3
 """seconds for each message of the handshake; a lost packet would wait for TCP, while a new call may succeed"""
@@ -126,7 +128,7 @@ class RunMembership:
             until one is found, the connection breaks, or the controller is heard again, as after a short partition.
         """
         self._send(joining.Settled())
-        notify("joined")
+        notify(JOINED)
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         leaving, silence = "", HeartbeatMonitor[str](joining.BEAT_S, silence_s / joining.BEAT_S)
         silence.receive("the run")

@@ -29,13 +29,13 @@ from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
 from planaria.runtime.execution import Callbacks, Succession, display_of, execute_run, mirror_of
-from planaria.runtime.followed_run import FollowedRun
-from planaria.runtime.leadership import SHARED_FILES, Leadership, opened
 from planaria.runtime.run import Run
+from planaria.runtime.standby.followed_run import FollowedRun
+from planaria.runtime.standby.leadership import SHARED_FILES, Leadership, opened
 from planaria.runtime.transport.listener import require_free
 
 FOLLOW_S = 10.0
-"""seconds in which a failing look at the shared log is repeated; then it counts as not answering"""
+"""seconds to retry a failed read of the shared log"""
 COPY = ".standby"
 """marks a folder as a standby's copy of a log, which has not led"""
 

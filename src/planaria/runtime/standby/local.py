@@ -27,11 +27,10 @@ from planaria.runtime.engine.run_start import START
 from planaria.runtime.execution import Callbacks, Succession, conclude, display_of, execute_run, mirror_of
 from planaria.runtime.fleet.process import activity
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
-from planaria.runtime.followed_run import FollowedRun
-from planaria.runtime.remote_standby import stand_by_elsewhere
 from planaria.runtime.run import MODEL, Run
+from planaria.runtime.standby.followed_run import FollowedRun
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 """seconds between two checks of the controller"""
 
 
@@ -45,14 +44,6 @@ def main(folder: Path, progress: bool = True) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stand_by(folder, Callbacks(progress, print, None, None))
     return 0
-
-
-def main_elsewhere(location: str, at: str, key: Path, progress: bool = True) -> None:
-    """Run a standby on another machine than the controller's.
-
-    :raises UserError: as :func:`planaria.runtime.remote_standby.stand_by_elsewhere`.
-    """
-    stand_by_elsewhere(location, at, key, Callbacks(progress, print, None, None))
 
 
 def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
@@ -106,7 +97,7 @@ def _lock_when_free(
         threading.Thread(target=_acquire_lock, args=(file, taken), name="lock", daemon=True).start()
         cause: ControllerEnd = "exited"
         stopped_since: float | None = None
-        while not taken.wait(_LOOK_S):
+        while not taken.wait(_POLL_S):
             meanwhile()
             now = time.monotonic()
             if activity(pid := _holder(file)) != "stopped":

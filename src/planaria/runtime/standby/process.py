@@ -17,11 +17,14 @@ from planaria.runtime.fleet.process import WorkerProcess, outlive_parent
 from planaria.runtime.fleet.spawner import spawner
 
 log = logging.getLogger(__name__)
-_LOOK_S = 0.25
+_POLL_S = 0.25
+"""seconds between two checks of the standby"""
 _END_S = 5.0
 """limit for a standby to exit once asked"""
-_SHORT_S, _MAX_SHORT = 10.0, 3
-"""a standby that ends within the first failed; after the second number of failures in a row, no other is started"""
+_MIN_UPTIME_S = 10.0
+"""a standby that ends earlier counts as failed"""
+_MAX_FAILURES = 3
+"""consecutive failures after which no other standby is started"""
 
 
 class StandbyProcess:
@@ -50,12 +53,12 @@ class StandbyProcess:
     def _watch(self) -> None:
         """Replace standbys that end, until the run does."""
         failures, began = 0, time.monotonic()
-        while not self._closing.wait(_LOOK_S):
+        while not self._closing.wait(_POLL_S):
             if (code := self._process.exitcode) is None and not self._process.failure:
                 continue
-            failures = failures + 1 if time.monotonic() - began < _SHORT_S else 1
+            failures = failures + 1 if time.monotonic() - began < _MIN_UPTIME_S else 1
             how = self._process.failure or f"exit code {code}"
-            if failures > _MAX_SHORT:
+            if failures > _MAX_FAILURES:
                 log.warning("the standby ended (%s), as did those before it; the run continues without a standby", how)
                 return
             log.warning("the standby ended (%s); starting another", how)
@@ -65,5 +68,5 @@ class StandbyProcess:
 def _stand_by(folder: Path, progress: bool) -> None:
     """Entry point of the standby."""
     outlive_parent()
-    standby = import_module("planaria.runtime.standby")  # it imports this module's users
-    sys.exit(exit_code(partial(standby.main, folder, progress)))
+    local = import_module("planaria.runtime.standby.local")  # it imports this module's users
+    sys.exit(exit_code(partial(local.main, folder, progress)))

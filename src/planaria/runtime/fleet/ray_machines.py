@@ -1,7 +1,8 @@
-"""Nodes of a Ray cluster that join a run, as other machines do (``runtime/engine/join.py``).
+"""Nodes of a Ray cluster that join a run, as other machines do.
 
-Each is a detached actor that runs the joining process. It outlives the command that created it and the run's
-controller, and ends with the run. If its node drains or dies, Ray starts it on another one, where it joins again.
+Each is a detached actor that runs the joining process (``runtime/engine/join.py``). It outlives the command that
+created it and the run's controller, and ends with the run. If its node drains or dies, Ray starts it on another one,
+where it joins again.
 """
 
 from __future__ import annotations
@@ -10,27 +11,21 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from planaria.common.errors import UserError
-from planaria.common.exit_codes import exit_code
-from planaria.common.signals import STOPS
 from planaria.common.stdio import Notify
-from planaria.runtime.engine.join import JoinTerms, NextEntrance, join
-from planaria.runtime.engine.process_engine import PRELOAD
-from planaria.runtime.fleet import spawner
 from planaria.runtime.fleet.cluster_errors import cannot_serve, explain, reach
-from planaria.runtime.fleet.joining import RunAddress
+from planaria.runtime.fleet.joined_machine import JOINED
 from planaria.runtime.fleet.placement import LOOK_S
 from planaria.runtime.fleet.ray import connect, draining_nodes
+from planaria.runtime.fleet.spawner import spawner
 
 import ray  # isort: skip (``planaria.runtime.fleet.ray`` reports that it is missing)
 from ray.exceptions import GetTimeoutError, RayError
@@ -39,27 +34,32 @@ _JOIN_S = 120.0
 """seconds for an actor to find room, import what workers need, and join"""
 _REPORT_S = 30.0
 """seconds that an actor waits to report why it could not join"""
-_JOINED = "joined"
-"""line that a machine prints once the run may start workers there"""
+Serve = Callable[[int], None]
+"""main function of the joining process: writes to the given file descriptor, and prints ``JOINED`` once it has joined
+"""
 
 
-def join_nodes(cluster: str, at: str, key: bytes, machines: int, gpus: float, terms: JoinTerms, notify: Notify) -> None:
+def join_nodes(
+    cluster: str, name: str, machines: int, resources: Mapping[str, float], serve: Serve, preload: Sequence[str],
+    notify: Notify,
+) -> None:  # fmt: skip
     """Let ``machines`` actors, spread over the nodes of a cluster, join a run; return once they have.
 
     :param cluster: Ray's address, or "auto"
-    :param at: HOST:PORT of the run's controller
-    :param gpus: that Ray reserves for each machine, beside a CPU for each of its workers
+    :param name: start of the actors' names
+    :param resources: that Ray reserves for each machine: num_cpus, num_gpus
+    :param serve: importable on the nodes
+    :param preload: modules with which the joining process is forked
     :raises UserError: if the cluster has no room for them, or one cannot join; then none does.
     """
     with _connected(cluster):
-        name = f"planaria-{at}-{secrets.token_hex(4)}"
+        kind, random = ray.remote(_Machine), secrets.token_hex(4)
+        labels = [f"{name}-{random}-{number}" for number in range(machines)]
         options = {
             "lifetime": "detached", "namespace": "planaria", "max_restarts": -1, "max_concurrency": 2,
-            "num_cpus": terms.workers, "num_gpus": gpus, "scheduling_strategy": "SPREAD",
+            "scheduling_strategy": "SPREAD", **resources,
         }  # fmt: skip
-        cls = ray.remote(_Machine)
-        actors = {f"{name}-{n}": cls.options(name=f"{name}-{n}", **options) for n in range(machines)}
-        joining = {label: actor.remote(at, key, terms) for label, actor in actors.items()}
+        joining = {label: kind.options(name=label, **options).remote(serve, preload) for label in labels}
         try:
             for label, actor in joining.items():
                 _require_joined(label, actor, time.monotonic() + _JOIN_S)
@@ -109,18 +109,17 @@ def _require_joined(label: str, actor: Any, until: float) -> None:
 class _Machine:
     """The actor: runs the joining process of its node, and ends with it."""
 
-    def __init__(self, at: str, key: bytes, terms: JoinTerms) -> None:
+    def __init__(self, serve: Serve, preload: Sequence[str]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="planaria-join-"))
         self._output = self._folder / "output"
         self._reported = threading.Event()
         with self._output.open("w") as output:
-            serve = partial(_serve, NextEntrance(at, Path(), RunAddress(at=at, key=key.hex())), terms)
-            self._process = spawner.spawner().spawn("planaria join", serve, PRELOAD, [os.dup(output.fileno())])
+            self._process = spawner().spawn("planaria join", serve, preload, [os.dup(output.fileno())])
         threading.Thread(target=self._watch, name="join", daemon=True).start()
 
     def unjoined(self) -> str:
         """Wait until it has joined; return "", or why it could not."""
-        while _JOINED not in self._lines():
+        while JOINED not in self._lines():
             if self._ended():
                 self._reported.set()
                 return self._process.failure or " ".join(self._lines()[-1:]) or "it has ended"
@@ -147,19 +146,3 @@ class _Machine:
             self._reported.wait(_REPORT_S)
         shutil.rmtree(self._folder, ignore_errors=True)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=not drains)
-
-
-def _serve(entrance: NextEntrance, terms: JoinTerms, output: int) -> None:
-    """Entry point of the joining process."""
-    for number in STOPS:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    spawner.expect_fork()
-
-    def serve() -> int:
-        join(entrance, terms, lambda line: print(line, flush=True))
-        return 0
-
-    sys.exit(exit_code(serve))
