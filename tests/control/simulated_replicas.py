@@ -111,7 +111,7 @@ class SimulatedReplicas(Simulation):
             self.report(me, e.UpdateRejected, round=me.round, replica=source, reason="not finite")
         elif me is not None and link in me.meeting.values() and fate in ("arrives", "other"):
             me.received[source] = str(source) if fate == "arrives" else f"{source}, sent to {me.name}"
-            rule = self.run.rule
+            rule = self.run.exchange
             products = me.products(rule.weighing, source, twisted=fate == "other" and rule.synchronised)
             values = {"round": me.round, "replica": source, "digest": me.received[source], "products": products}
             self.report(me, e.UpdateReceived, **values)
@@ -215,7 +215,7 @@ class SimulatedReplicas(Simulation):
             if isinstance(
                 order, d.RunStep | d.Commit | d.BeginRound | d.Settle
             ):  # a waiting worker would not receive it
-                if isinstance(order, d.BeginRound) and self.run.rule.decoupled and not me.forming:
+                if isinstance(order, d.BeginRound) and self.run.exchange.decoupled and not me.forming:
                     me.orders.append(order)
                     continue
                 busy = [o for o in me.orders if not isinstance(o, d.Donate | d.BeginRound)]
@@ -348,8 +348,8 @@ class SimulatedReplicas(Simulation):
         me.round, me.rounds, me.inner = order.round, order.round + 1, 0
         ends = [(link.low, link.high, link.id) for link in order.links if me.node in (link.low, link.high)]
         me.meeting = {high if low == me.node else low: link for low, high, link in ends}
-        digest = str(me.replica) if self.run.rule.detects_equivocation(len(order.members)) else ""
-        if (products := me.products(self.run.rule.weighing, me.replica)) or digest:
+        digest = str(me.replica) if self.run.exchange.detects_equivocation(len(order.members)) else ""
+        if (products := me.products(self.run.exchange.weighing, me.replica)) or digest:
             values = {"round": me.round, "replica": me.replica, "digest": digest, "products": products}
             self.report(me, e.UpdateReceived, **values)
         for peer, link in me.meeting.items():
@@ -362,7 +362,7 @@ class SimulatedReplicas(Simulation):
         others = {member for member in counted if member != me.replica}
         assert not others or me.round == order.round, "a round is settled with updates that were dropped"
         assert others <= me.received.keys(), "a round is settled with an update that was not received"
-        if self.run.rule.detects_equivocation(len(order.members)):
+        if self.run.exchange.detects_equivocation(len(order.members)):
             assert all(me.received[other] == str(other) for other in others), "members use different updates"
         self.truth.check_weighed(order, me)
         assert me.content is not None

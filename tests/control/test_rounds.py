@@ -246,7 +246,7 @@ def test_a_replica_that_rejects_all_updates_is_excluded(kind: str) -> None:
         else:
             made.work(made.pending()[0])
     assert facts(made, d.Settle)[0].members == [0, 2, 3]
-    assert made.run.suspicion.strikes(0, made.run.rule) == 0 and finished(made)
+    assert made.run.suspicion.strikes(0, made.run.exchange) == 0 and finished(made)
 
 
 def test_two_of_three_settle_without_an_invalid_update() -> None:

@@ -9,24 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria.config.names import replica_name
-from planaria.control import apply_decisions as resolved
-from planaria.control import apply_membership as losses
+from planaria.control import apply_decisions, apply_membership
 from planaria.control.apply_base import (
+    after_report,
     apply,
-    failed_starts,
+    end_background_write,
     freeze,
     give_up_save,
     handles,
-    out_of_round,
     reconsider_all,
+    record_report,
     replica_answered_by,
-    report,
-    reported,
     set_host,
     set_workers,
+    with_failed_starts,
     with_replica,
     with_unindexed_replica,
-    written,
+    without_round,
 )
 from planaria.control.facts import events as e
 from planaria.control.state.fast_replace import fast_replace
@@ -35,16 +34,17 @@ from planaria.control.state.rollback import RollbackPoint
 from planaria.control.state.roster import Host, WorkerState
 from planaria.control.state.run import BackgroundWrite, RunState, UnsavedCheckpoint
 
-__all__ = ["apply", "losses", "resolved"]
+__all__ = ["apply", "apply_decisions", "apply_membership"]
+"""the latter two register their handlers"""
 
 
 @handles
-def _(fact: e.RunStarted, run: RunState) -> RunState:
+def on_run_started(fact: e.RunStarted, run: RunState) -> RunState:
     return RunState.start(fact)
 
 
 @handles
-def _(fact: e.LeaderStarted, run: RunState) -> RunState:
+def on_leader_started(fact: e.LeaderStarted, run: RunState) -> RunState:
     run = reconsider_all(replace(run, term=fact.term))
     if fact.cause != "machine" or run.over:
         return run
@@ -57,18 +57,18 @@ def _(fact: e.LeaderStarted, run: RunState) -> RunState:
 
 def _cut_off(replica: ReplicaState) -> ReplicaState:
     """Return the replica after its orders and reports in flight were lost: only commits and settled rounds remain."""
-    replica = replace(out_of_round(replica), links=freeze({}), saved=-1)
+    replica = replace(without_round(replica), links=freeze({}), saved=-1)
     if replica.phase in ("commit", "settle"):  # the order is durable and is sent again
         return replica
     return replace(replica, phase="idle", waiting=NO_WORKERS, progress=None)
 
 
 @handles
-def _(fact: e.WorkerJoined, run: RunState) -> RunState:
+def on_worker_joined(fact: e.WorkerJoined, run: RunState) -> RunState:
     worker = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
     timed = replace(worker, memory=fact.memory, layer_s=fact.layer_s)
     spare = replace(timed, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
-    run = failed_starts(set_workers(run, {fact.worker: spare}), worker.host, 0)
+    run = with_failed_starts(set_workers(run, {fact.worker: spare}), worker.host, 0)
     for replica in run.live.values():
         # With one more worker, the plan in search may not be needed.
         run = with_replica(run, replace(replica, phase="idle")) if replica.phase == "replan" else run
@@ -76,7 +76,7 @@ def _(fact: e.WorkerJoined, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
+def on_worker_leaving(fact: e.WorkerLeaving, run: RunState) -> RunState:
     worker = run.workers.get(fact.worker)
     if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
         return run
@@ -86,22 +86,22 @@ def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.HostJoined, run: RunState) -> RunState:
+def on_host_joined(fact: e.HostJoined, run: RunState) -> RunState:
     return replace(set_host(run, fact.host, Host(fact.workers)), join_timed_out=False)
 
 
 @handles
-def _(fact: e.JoinTimedOut, run: RunState) -> RunState:
+def on_join_timed_out(fact: e.JoinTimedOut, run: RunState) -> RunState:
     return reconsider_all(replace(run, join_timed_out=True))
 
 
 @handles
-def _(fact: e.HostLeft, run: RunState) -> RunState:
+def on_host_left(fact: e.HostLeft, run: RunState) -> RunState:
     return set_host(run, fact.host, replace(run.hosts[fact.host], workers=0))
 
 
 @handles
-def _(fact: e.Linked, run: RunState) -> RunState:
+def on_linked(fact: e.Linked, run: RunState) -> RunState:
     replica = replica_answered_by(run, fact, "link")
     if replica is None:
         return run
@@ -109,47 +109,47 @@ def _(fact: e.Linked, run: RunState) -> RunState:
     if replica.memory is not None:
         replica = updated(replica, memory=replica.memory.linked(fact.node))
     if fact.node not in replica.origins and fact.node not in replica.lost:  # it already had its state
-        return report(run, replica, fact.worker)
+        return record_report(run, replica, fact.worker)
     origins = freeze({node: source for node, source in replica.origins.items() if node != fact.node})
     replica = replace(replica, origins=origins, lost=replica.lost - {fact.node})
-    return with_replica(run, reported(replica, fact.worker))
+    return with_replica(run, after_report(replica, fact.worker))
 
 
 @handles
-def _(fact: e.StageReady, run: RunState) -> RunState:
+def on_stage_ready(fact: e.StageReady, run: RunState) -> RunState:
     replica = replica_answered_by(run, fact, "run") or replica_answered_by(run, fact, "evaluate")
     if replica is None or fact.step != replica.step:
         return run
     if fact.received:
         replica = updated(replica, received=freeze({**replica.received, fact.worker: freeze(fact.received)}))
-    return report(run, replica, fact.worker)
+    return record_report(run, replica, fact.worker)
 
 
 @handles
-def _(fact: e.StageCommitted, run: RunState) -> RunState:
+def on_stage_committed(fact: e.StageCommitted, run: RunState) -> RunState:
     replica = replica_answered_by(run, fact, "commit")
     if replica is None or fact.step != replica.step:
         return run
-    return report(run, replica, fact.worker)
+    return record_report(run, replica, fact.worker)
 
 
 @handles
-def _(fact: e.StageCopied, run: RunState) -> RunState:
+def on_stage_copied(fact: e.StageCopied, run: RunState) -> RunState:
     replica = _save_requested(run, fact)
     if replica is None:
         return run
     part = BackgroundWrite(replica.number, fact.generation, fact.step)
-    return report(replace(run, writing=freeze({**run.writing, fact.worker: part})), replica, fact.worker)
+    return record_report(replace(run, writing=freeze({**run.writing, fact.worker: part})), replica, fact.worker)
 
 
 @handles
-def _(fact: e.StageSaved, run: RunState) -> RunState:
+def on_stage_saved(fact: e.StageSaved, run: RunState) -> RunState:
     if (part := _writing(run, fact)) is not None:
         if run.is_current_write(part):
             run = with_replica(run, _saved(run.replicas[part.replica], fact))
-        return written(run, fact.worker)
+        return end_background_write(run, fact.worker)
     replica = _save_requested(run, fact)
-    return run if replica is None else report(run, _saved(replica, fact), fact.worker)
+    return run if replica is None else record_report(run, _saved(replica, fact), fact.worker)
 
 
 def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
@@ -177,14 +177,14 @@ def _writing(run: RunState, fact: e.StageSaved | e.SaveFailed) -> BackgroundWrit
 
 
 @handles
-def _(fact: e.SaveFailed, run: RunState) -> RunState:
+def on_save_failed(fact: e.SaveFailed, run: RunState) -> RunState:
     if fact.worker == e.CONTROLLER:  # reported before all other events
         return run if run.unsealed is None or run.saved != fact.step else _cancel_save(run.unsealed, fact, "")
     replica, part = _save_requested(run, fact), _writing(run, fact)
     if part is not None:
-        now, wanted = written(run, fact.worker), run.is_current_write(part)
+        now, wanted = end_background_write(run, fact.worker), run.is_current_write(part)
     elif replica is not None:
-        now, wanted = report(run, replica, fact.worker), run.saving == fact.step == replica.saved
+        now, wanted = record_report(run, replica, fact.worker), run.saving == fact.step == replica.saved
     else:
         return run
     host, before = run.workers[fact.worker].host, run.unsaved
@@ -210,15 +210,15 @@ def _cancel_save(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
 
 
 @handles
-def _(fact: e.RetryDue, run: RunState) -> RunState:
+def on_retry_due(fact: e.RetryDue, run: RunState) -> RunState:
     if run.unsaved is None or run.unsaved.step != fact.step:
         return run
     return reconsider_all(replace(run, unsaved=replace(run.unsaved, rested=True)))
 
 
 @handles
-def _(fact: e.UpdateReceived | e.UpdateRejected, run: RunState) -> RunState:
-    if isinstance(fact, e.UpdateRejected) and not run.rule.interval:
+def on_update_received_or_update_rejected(fact: e.UpdateReceived | e.UpdateRejected, run: RunState) -> RunState:
+    if isinstance(fact, e.UpdateRejected) and not run.exchange.interval:
         return _gradient_rejected(fact, run)
     replica = run.replica_of(fact.worker)
     open_round = None if replica is None or replica.generation != fact.generation else replica.open_round
@@ -227,7 +227,7 @@ def _(fact: e.UpdateReceived | e.UpdateRejected, run: RunState) -> RunState:
     update = fact.node, fact.replica
     if isinstance(fact, e.UpdateReceived):
         if (
-            run.rule.weighing is not None
+            run.exchange.weighing is not None
             and not {fact.replica, *open_round.products_at(fact.node)} <= fact.products.keys()
         ):
             return run  # its received updates are useless
@@ -255,20 +255,20 @@ def _gradient_rejected(fact: e.UpdateRejected, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.RoundApplied, run: RunState) -> RunState:
+def on_round_applied(fact: e.RoundApplied, run: RunState) -> RunState:
     replica = replica_answered_by(run, fact, "settle")
-    return run if replica is None else report(run, replica, fact.worker)
+    return run if replica is None else record_report(run, replica, fact.worker)
 
 
 @handles
-def _(fact: e.RoundWaitExpired, run: RunState) -> RunState:
+def on_round_wait_expired(fact: e.RoundWaitExpired, run: RunState) -> RunState:
     return reconsider_all(
         replace(run, expired_round_waits=run.expired_round_waits | {(fact.replica, fact.round, fact.in_round)})
     )
 
 
 @handles
-def _(fact: e.WorkerFailed, run: RunState) -> RunState:
+def on_worker_failed(fact: e.WorkerFailed, run: RunState) -> RunState:
     if fact.leaves:
         return run
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
@@ -285,7 +285,7 @@ def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> Run
 
 
 @handles
-def _(fact: e.StopRequested, run: RunState) -> RunState:
+def on_stop_requested(fact: e.StopRequested, run: RunState) -> RunState:
     run = reconsider_all(
         replace(run, stopping=fact.reason, stops_before_repair=run.stops_before_repair or fact.skip_repairs)
     )
@@ -296,22 +296,22 @@ def _(fact: e.StopRequested, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.StopOverdue, run: RunState) -> RunState:
+def on_stop_overdue(fact: e.StopOverdue, run: RunState) -> RunState:
     run = reconsider_all(replace(run, overdue=fact.detail))
     for replica in run.live.values():
         if replica.phase in ("idle", "link", "replan", "run", "evaluate"):
-            dropped = updated(out_of_round(replica), phase="idle", waiting=NO_WORKERS, progress=None)
+            dropped = updated(without_round(replica), phase="idle", waiting=NO_WORKERS, progress=None)
             run = with_replica(run, dropped)
     return run
 
 
 @handles
-def _(fact: e.IntervalChosen, run: RunState) -> RunState:
+def on_interval_chosen(fact: e.IntervalChosen, run: RunState) -> RunState:
     return reconsider_all(replace(run, save_every=fact.steps))
 
 
 @handles
-def _(fact: e.Replanned, run: RunState) -> RunState:
+def on_replanned(fact: e.Replanned, run: RunState) -> RunState:
     (replica,) = run.replicas.values()  # only runs of one replica have schedules
     whole = set(fact.nodes) == replica.arrangement.stage.keys()
     replica = replace(replica, candidate_plan=fact) if whole else replace(replica, plan_override=fact)

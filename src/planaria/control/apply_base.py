@@ -37,15 +37,15 @@ def apply(fact: e.Fact, run: RunState) -> RunState:
     return handler(fact, run)
 
 
-def report(run: RunState, replica: ReplicaState, worker: str) -> RunState:
+def record_report(run: RunState, replica: ReplicaState, worker: str) -> RunState:
     """Record that ``worker`` completed its replica's current phase; the last worker's report ends it."""
-    replica = reported(replica, worker)
+    replica = after_report(replica, worker)
     if replica.waiting:
         return with_unindexed_replica(run, replica)
     return with_replica(run, replica)
 
 
-def reported(replica: ReplicaState, worker: str) -> ReplicaState:
+def after_report(replica: ReplicaState, worker: str) -> ReplicaState:
     """Return the replica after an expected report; the last report ends the phase.
 
     Phase ``run`` ends with the ``Commit`` that ``decide`` returns next.
@@ -67,7 +67,7 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
     return updated(replica, waiting=waiting, phase="idle")
 
 
-def out_of_round(replica: ReplicaState) -> ReplicaState:
+def without_round(replica: ReplicaState) -> ReplicaState:
     """Return the replica without the current round, in which it can no longer take part.
 
     In synchronised exchanges the round remains ahead: it is repeated, or adopted if others settle it.
@@ -91,8 +91,8 @@ def leave_open_round(run: RunState, open_round: OpenRound | None) -> RunState:
     if open_round is None:
         return run
     remaining = [r for r in run.live.values() if r.open_round and r.open_round.round == open_round.round]
-    if len(remaining) == 1 and run.rule.synchronised and not open_round.contributors:
-        return with_replica(run, out_of_round(remaining[0]))
+    if len(remaining) == 1 and run.exchange.synchronised and not open_round.contributors:
+        return with_replica(run, without_round(remaining[0]))
     return reconsider(run, remaining)
 
 
@@ -108,7 +108,7 @@ def give_up_if_none_is_saved(run: RunState) -> RunState:
     return run
 
 
-def written(run: RunState, worker: str) -> RunState:
+def end_background_write(run: RunState, worker: str) -> RunState:
     """Record that a background write of ``worker`` has ended, successfully or not."""
     return reconsider_all(replace(run, writing=freeze({w: part for w, part in run.writing.items() if w != worker})))
 
@@ -121,7 +121,7 @@ def set_host(run: RunState, name: str, host: Host) -> RunState:
     return reconsider_all(replace(run, roster=run.roster.with_host(name, host)))
 
 
-def failed_starts(run: RunState, host: str, count: int) -> RunState:
+def with_failed_starts(run: RunState, host: str, count: int) -> RunState:
     """Record the count of consecutive workers that died on a host before they joined."""
     if not host:
         return reconsider_all(replace(run, failed_starts=count))
@@ -135,13 +135,13 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
     """
     before, allotment, undecided = run.replicas[replica.number], run.allotment, run.undecided
     if before.phase == "commit" and replica.step > before.step and (before.refused or run.suspicion.now):
-        run = fast_replace(run, suspicion=run.suspicion.ended(before.step, before.refused, run.rule))
+        run = fast_replace(run, suspicion=run.suspicion.ended(before.step, before.refused, run.exchange))
     if before.phase == "commit" and replica.step > before.step:
         memory = replica.memory
         allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)
     if undecided is not None:
         undecided |= {replica.number}
-    if run.settings.most_replicas > 1 and run.rule.decoupled:
+    if run.settings.most_replicas > 1 and run.exchange.decoupled:
         undecided = None  # whether a round begins depends on all
     return fast_replace(run, replicas=run.replicas.with_replica(replica), allotment=allotment, undecided=undecided)
 

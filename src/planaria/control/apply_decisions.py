@@ -8,13 +8,13 @@ from planaria.control.apply_base import (
     freeze,
     give_up_save,
     handles,
-    out_of_round,
     reconsider,
     reconsider_all,
     set_host,
     set_workers,
     step_started,
     with_replica,
+    without_round,
 )
 from planaria.control.apply_membership import invalidate_states
 from planaria.control.facts import decisions as d
@@ -28,34 +28,34 @@ from planaria.control.state.run import RunState
 
 
 @handles
-def _(fact: d.Replan, run: RunState) -> RunState:
+def on_replan(fact: d.Replan, run: RunState) -> RunState:
     requested = replace(run.replicas[fact.replica], phase="replan", waiting=NO_WORKERS, slow_links=tuple(fact.links))
     return with_replica(run, requested)
 
 
 @handles
-def _(fact: d.Reroute, run: RunState) -> RunState:
+def on_reroute(fact: d.Reroute, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     return with_replica(run, replace(replica, plan_override=replica.candidate_plan, candidate_plan=None))
 
 
 @handles
-def _(fact: d.Spawn, run: RunState) -> RunState:
+def on_spawn(fact: d.Spawn, run: RunState) -> RunState:
     return set_workers(run, {fact.worker: WorkerState(fact.incarnation, "starting", host=fact.host)})
 
 
 @handles
-def _(fact: d.Release, run: RunState) -> RunState:
+def on_release(fact: d.Release, run: RunState) -> RunState:
     return set_workers(run, {fact.worker: replace(run.workers[fact.worker], status="released")})
 
 
 @handles
-def _(fact: d.RemoveMachine, run: RunState) -> RunState:
+def on_remove_machine(fact: d.RemoveMachine, run: RunState) -> RunState:
     return set_host(run, fact.host, Host(workers=0))
 
 
 @handles
-def _(fact: d.RunStep, run: RunState) -> RunState:
+def on_run_step(fact: d.RunStep, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.mode == "train":
         run = step_started(run, run.allotment.take(fact.replica, fact.block))
@@ -68,14 +68,14 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.LeaveOut, run: RunState) -> RunState:
+def on_leave_out(fact: d.LeaveOut, run: RunState) -> RunState:
     findings = [*((byzantine_member,) for byzantine_member in fact.byzantine), *fact.disputes]
     run = replace(run, suspicion=run.suspicion.raised(findings))
     return with_replica(run, updated(run.replicas[fact.replica], phase="idle"))
 
 
 @handles
-def _(fact: d.Commit, run: RunState) -> RunState:
+def on_commit(fact: d.Commit, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if replica.origins:  # of vacant nodes: their initial state is obsolete
         replica = replace(replica, lost=replica.lost | replica.origins.keys(), origins=freeze({}))
@@ -93,13 +93,17 @@ def _(fact: d.Commit, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.BeginRound, run: RunState) -> RunState:
-    rule = run.rule
+def on_begin_round(fact: d.BeginRound, run: RunState) -> RunState:
+    exchange = run.exchange
     for number in fact.members:
         replica = run.replicas[number]
         ordered = int(replica.phase == "commit")  # a step that its workers commit before they begin the round
-        inner = replica.steps_since(fact.round, rule.cycle, rule.interval or 0) + ordered if rule.decoupled else 0
-        settle_at = replica.step + ordered + rule.overlap
+        inner = (
+            replica.steps_since(fact.round, exchange.cycle, exchange.interval or 0) + ordered
+            if exchange.decoupled
+            else 0
+        )
+        settle_at = replica.step + ordered + exchange.overlap
         open_round = OpenRound(fact.round, tuple(fact.members), settle_at, inner=inner)
         begun = updated(replica, open_round=open_round, rounds=fact.round + 1, steps_since_round=-ordered)
         run = with_replica(run, begun)
@@ -109,12 +113,14 @@ def _(fact: d.BeginRound, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.Settle, run: RunState) -> RunState:
+def on_settle(fact: d.Settle, run: RunState) -> RunState:
     open_rounds = {
         number: open_round for number in fact.members if (open_round := run.replicas[number].open_round) is not None
     }
     refused = {number: {sender for _, sender in m.refused} | {*fact.byzantine} for number, m in open_rounds.items()}
-    run = replace(run, suspicion=run.suspicion.ended(fact.round, {n: of for n, of in refused.items() if of}, run.rule))
+    run = replace(
+        run, suspicion=run.suspicion.ended(fact.round, {n: of for n, of in refused.items() if of}, run.exchange)
+    )
     participants = {n for open_round in open_rounds.values() for n in open_round.members}
     # Remaining members may continue, possibly alone.
     run = reconsider(run, [run.replicas[number] for number in participants])
@@ -123,7 +129,7 @@ def _(fact: d.Settle, run: RunState) -> RunState:
         inner = replica.steps_since_round if replica.open_round else 0
         settling = updated(replica, phase="settle", waiting=WorkerSet(replica.holders.values()), open_round=None)
         run = with_replica(run, updated(settling, rounds=fact.round + 1, steps_since_round=inner))
-    return _forget_rounds(_settled_decoupled(run, fact) if run.rule.decoupled else run)
+    return _forget_rounds(_settled_decoupled(run, fact) if run.exchange.decoupled else run)
 
 
 def _settled_decoupled(run: RunState, fact: d.Settle) -> RunState:
@@ -131,7 +137,7 @@ def _settled_decoupled(run: RunState, fact: d.Settle) -> RunState:
     weights = freeze(next(iter(fact.counted.values()), {}))
     for number in fact.members:
         replica = run.replicas[number]
-        recent = {round: step for round, step in replica.settled_at.items() if round > fact.round - run.rule.cycle}
+        recent = {round: step for round, step in replica.settled_at.items() if round > fact.round - run.exchange.cycle}
         run = with_replica(run, updated(replica, settled_at=freeze({**recent, fact.round: replica.step})))
     for replica in run.live.values():
         if replica.open_round is not None and replica.open_round.round == fact.round:
@@ -152,25 +158,25 @@ def _forget_rounds(run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.DrawGroups, run: RunState) -> RunState:
+def on_draw_groups(fact: d.DrawGroups, run: RunState) -> RunState:
     return reconsider_all(replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))})))
 
 
 @handles
-def _(fact: d.OpenPrefetchLinks, run: RunState) -> RunState:
+def on_open_prefetch_links(fact: d.OpenPrefetchLinks, run: RunState) -> RunState:
     opened = run.links_with_open_prefetch.get(fact.round, frozenset()) | {link.id for link in fact.links}
     return replace(run, links_with_open_prefetch=freeze({**run.links_with_open_prefetch, fact.round: opened}))
 
 
 @handles
-def _(fact: d.Adopt, run: RunState) -> RunState:
+def on_adopt(fact: d.Adopt, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    behind = {node: replica.holders[node] for node in replica.stateful.stage} if run.rule.decoupled else {}
+    behind = {node: replica.holders[node] for node in replica.stateful.stage} if run.exchange.decoupled else {}
     return with_replica(run, replace(invalidate_states(replica), behind=freeze(behind)))
 
 
 @handles
-def _(fact: d.Save, run: RunState) -> RunState:
+def on_save(fact: d.Save, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     stateful = replica.stateful
     all_keep = fact.whole or fact.compared or run.settings.lockstep_replicas
@@ -179,7 +185,7 @@ def _(fact: d.Save, run: RunState) -> RunState:
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
             run = with_replica(run, updated(other, saved=-1))
-    position = out_of_round(replica).position  # saved states do not know the current round
+    position = without_round(replica).position  # saved states do not know the current round
     positions = freeze({**run.positions, fact.replica: position})
     run = reconsider_all(
         replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), positions=positions)
@@ -191,7 +197,7 @@ def _(fact: d.Save, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.Seal, run: RunState) -> RunState:
+def on_seal(fact: d.Seal, run: RunState) -> RunState:
     before = replace(run, unsealed=None)
     if fact.partial:
         allotment = run.allotment.give_up_save()
@@ -213,12 +219,12 @@ def _(fact: d.Seal, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.Discard, run: RunState) -> RunState:
+def on_discard(fact: d.Discard, run: RunState) -> RunState:
     return reconsider_all(replace(run, unsaved=run.unsaved and replace(run.unsaved, discarded=True)))
 
 
 @handles
-def _(fact: d.Unrecoverable, run: RunState) -> RunState:
+def on_unrecoverable(fact: d.Unrecoverable, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     run = give_up_save(replace(run, saved=-1))
     return with_replica(
@@ -227,7 +233,7 @@ def _(fact: d.Unrecoverable, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.Disband, run: RunState) -> RunState:
+def on_disband(fact: d.Disband, run: RunState) -> RunState:
     """End a replica; a step that it was committing counts, since its commit is in the log."""
     replica = run.replicas[fact.replica]
     run = set_workers(run, {w: replace(run.workers[w], status="spare") for w in replica.holders.values()})
@@ -251,7 +257,7 @@ def _(fact: d.Disband, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.ExcludeMember, run: RunState) -> RunState:
+def on_exclude_member(fact: d.ExcludeMember, run: RunState) -> RunState:
     """Mark workers as leaving: they count as lost when they exit and get no orders until then.
 
     This includes all workers of their machines, if those have joined.
@@ -264,13 +270,13 @@ def _(fact: d.ExcludeMember, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.ReplicaRestarted, run: RunState) -> RunState:
+def on_replica_restarted(fact: d.ReplicaRestarted, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     return with_replica(reconsider_all(run), replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
 
 
 @handles
-def _(fact: d.Finish, run: RunState) -> RunState:
+def on_finish(fact: d.Finish, run: RunState) -> RunState:
     run = replace(run, over=True)
     for replica in run.replicas.values():
         run = with_replica(run, updated(replica, waiting=NO_WORKERS))
@@ -278,7 +284,7 @@ def _(fact: d.Finish, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.WorkerMeasurements, run: RunState) -> RunState:
+def on_worker_measurements(fact: e.WorkerMeasurements, run: RunState) -> RunState:
     replica = run.replica_of(fact.worker)
     if replica is None or replica.generation != fact.generation or replica.holders.get(fact.node) != fact.worker:
         return run
@@ -288,17 +294,17 @@ def _(fact: e.WorkerMeasurements, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.SlowPartFound, run: RunState) -> RunState:
+def on_slow_part_found(fact: d.SlowPartFound, run: RunState) -> RunState:
     return replace(run, blamed=freeze({**run.blamed, (fact.fault, tuple(fact.nodes)): fact}))
 
 
 @handles
-def _(fact: d.Cleared, run: RunState) -> RunState:
+def on_cleared(fact: d.Cleared, run: RunState) -> RunState:
     still_blamed = {key: blamed for key, blamed in run.blamed.items() if key != (fact.fault, tuple(fact.nodes))}
     return replace(run, blamed=freeze(still_blamed))
 
 
 @handles
-def _(fact: d.HandOverSlowStage, run: RunState) -> RunState:
+def on_hand_over_slow_stage(fact: d.HandOverSlowStage, run: RunState) -> RunState:
     slow = replace(run.workers[fact.worker], slow=True)
     return set_workers(replace(run, last_handover_at=run.gauges.clock), {fact.worker: slow})

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planaria.control.apply_base import (
-    failed_starts,
+    after_report,
+    end_background_write,
     freeze,
     give_up_if_none_is_saved,
     give_up_save,
     handles,
     leave_open_round,
-    out_of_round,
     reconsider_all,
-    reported,
     set_workers,
+    with_failed_starts,
     with_replica,
-    written,
+    without_round,
 )
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -29,14 +29,14 @@ from planaria.control.state.run import RunState
 
 
 @handles
-def _(fact: e.WorkerLost, run: RunState) -> RunState:
+def on_worker_lost(fact: e.WorkerLost, run: RunState) -> RunState:
     worker = run.workers.get(fact.worker)
     if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
         return run
     run = set_workers(run, {fact.worker: replace(worker, status="dead")})
     if worker.status == "starting" and fact.cause != "controller":
         before = run.hosts[worker.host].failed_starts if worker.host else run.failed_starts
-        run = failed_starts(run, worker.host, before + 1)
+        run = with_failed_starts(run, worker.host, before + 1)
     if run.over:
         return run
     replica = run.replica_of(fact.worker)
@@ -75,7 +75,7 @@ def _drop_unfinished_file(run: RunState, worker: str) -> RunState:
     part = run.writing[worker]
     if run.is_current_write(part):
         run = with_replica(run, updated(run.replicas[part.replica], saved=-1))
-    return give_up_if_none_is_saved(written(run, worker))
+    return give_up_if_none_is_saved(end_background_write(run, worker))
 
 
 def _without_holder(replica: ReplicaState, worker: str, missing: frozenset[int]) -> ReplicaState:
@@ -86,7 +86,7 @@ def _without_holder(replica: ReplicaState, worker: str, missing: frozenset[int])
     lost = (replica.lost | missing) - origins.keys()
     behind = {node: holder for node, holder in replica.behind.items() if node not in missing}
     replica = replace(
-        out_of_round(replica),
+        without_round(replica),
         holders=freeze({n: w for n, w in replica.holders.items() if w != worker}),
         origins=freeze(origins),
         lost=frozenset(lost),
@@ -95,16 +95,16 @@ def _without_holder(replica: ReplicaState, worker: str, missing: frozenset[int])
         memory=replica.memory and replica.memory.without(missing),
     )
     if replica.phase in ("commit", "settle"):  # the others finish what cannot be undone
-        return reported(replica, worker)
+        return after_report(replica, worker)
     if replica.phase == "save":  # and their open files, so that no file is written twice at once or removed meanwhile
         another = {replica.arrangement.stage[node] for node in missing} & set(replica.stateful.stages)
         last = replica.unrecoverable_reason and not another
-        return reported(replica if last else replace(replica, saved=-1), worker)
+        return after_report(replica if last else replace(replica, saved=-1), worker)
     return replace(replica, phase="idle", waiting=NO_WORKERS)
 
 
 @handles
-def _(fact: e.EdgeBroken, run: RunState) -> RunState:
+def on_edge_broken(fact: e.EdgeBroken, run: RunState) -> RunState:
     replica = run.replica_of(fact.worker)
     if replica is None or fact.generation != replica.generation:
         return run
@@ -121,14 +121,14 @@ def _(fact: e.EdgeBroken, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.GraceExpired, run: RunState) -> RunState:
+def on_grace_expired(fact: e.GraceExpired, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.generation != replica.generation or not replica.broken_edges or replica.phase == "left" or run.over:
         return run
     open_round = replica.open_round
     links = {pair: link for pair, link in replica.links.items() if pair not in replica.broken_edges}
     if links.keys() != replica.links.keys():  # workers drop received updates when they form
-        replica = replace(out_of_round(replica), links=freeze(links), avoided_relays=_avoided_relays(replica))
+        replica = replace(without_round(replica), links=freeze(links), avoided_relays=_avoided_relays(replica))
     handing = {node: w for node, w in replica.leavers.items() if (d.PREDECESSOR, node) not in replica.broken_edges}
     replica = replace(replica, leavers=freeze(handing))
     # An edge that transferred a state may be blamed after the transfer is complete: nothing is lost. A commit uses no
@@ -140,7 +140,7 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.RelaySilent, run: RunState) -> RunState:
+def on_relay_silent(fact: e.RelaySilent, run: RunState) -> RunState:
     return _without_relay(run, fact.relay, fact.detail)
 
 
@@ -151,7 +151,7 @@ def _without_relay(run: RunState, relay: str, error: str) -> RunState:
         links = {pair: link for pair, link in replica.links.items() if replica.relay_of_edge.get(pair) != relay}
         if links.keys() == replica.links.keys() or run.cut_off:
             continue
-        open_round, replica = replica.open_round, replace(out_of_round(replica), links=freeze(links))
+        open_round, replica = replica.open_round, replace(without_round(replica), links=freeze(links))
         if replica.phase not in ("commit", "settle", "save"):  # these use no edges, and end first
             replica = replace(replica, phase="idle", waiting=NO_WORKERS)
         run = with_replica(run, replica)
@@ -160,13 +160,13 @@ def _without_relay(run: RunState, relay: str, error: str) -> RunState:
 
 
 @handles
-def _(fact: e.RelayAnswers, run: RunState) -> RunState:
+def on_relay_answers(fact: e.RelayAnswers, run: RunState) -> RunState:
     unreachable = {relay: error for relay, error in run.unreachable_relays.items() if relay != fact.relay}
     return reconsider_all(replace(run, unreachable_relays=freeze(unreachable), relays_given_up=False))
 
 
 @handles
-def _(fact: e.RelaysGivenUp, run: RunState) -> RunState:
+def on_relays_given_up(fact: e.RelaysGivenUp, run: RunState) -> RunState:
     return reconsider_all(replace(run, relays_given_up=True))
 
 
@@ -186,7 +186,7 @@ def _initial_sources(replica: ReplicaState) -> Mapping[int, d.Source]:
 
 
 @handles
-def _(fact: d.Form, run: RunState) -> RunState:
+def on_form(fact: d.Form, run: RunState) -> RunState:
     replica = _formed(run, run.replicas[fact.replica], fact)
     status: dict[str, Status] = dict.fromkeys(replica.leavers.values(), "spare")
     status |= dict.fromkeys((member.worker for member in fact.members), "member")
@@ -208,7 +208,7 @@ def _roll_back_dependents(run: RunState, leader: ReplicaState) -> RunState:
     Synchronised replicas that also lack the stage and have settled no more rounds copy the leader whole, since their
     remaining states may have been rebuilt since.
     """
-    if not run.rule.synchronised:
+    if not run.exchange.synchronised:
         return run
     for other in run.live.values():
         if other.number != leader.number and other.rounds <= leader.rounds and other.lost - other.leavers.keys():
@@ -266,9 +266,9 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
 
 def _settled_at(run: RunState, replica: ReplicaState, form: d.Form) -> Mapping[int, int]:
     """Return :attr:`ReplicaState.settled_at` after the replica received the rounds that it had missed."""
-    if not run.rule.decoupled:
+    if not run.exchange.decoupled:
         return replica.settled_at
-    received = range(max(replica.rounds, form.rounds - run.rule.cycle), form.rounds)
+    received = range(max(replica.rounds, form.rounds - run.exchange.cycle), form.rounds)
     return freeze({**replica.settled_at, **dict.fromkeys(received, form.step)})
 
 

@@ -48,7 +48,7 @@ def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
         generation=replica.generation,
         step=name,
         whole=list(stateful.firsts) if own and several and not run.settings.lockstep_replicas else [],
-        compared=copies if run.rule.bit_identical and several else [],
+        compared=copies if run.exchange.bit_identical and several else [],
         background=run.settings.save_in_background and not is_ending(run) and not replica.unrecoverable_reason,
     )
 
@@ -188,7 +188,7 @@ def seal(run: RunState) -> d.Seal | None:
 def _positions(run: RunState) -> dict[int, ReplicaPosition]:
     """Return the positions of several replicas."""
     if run.settings.lockstep_replicas:
-        every, step = run.rule.interval, run.positions[0].step
+        every, step = run.exchange.interval, run.positions[0].step
         position = ReplicaPosition(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
         return dict.fromkeys(range(run.settings.lockstep_replicas), position)
     return dict(run.positions) if run.settings.most_replicas > 1 else {}
@@ -197,7 +197,7 @@ def _positions(run: RunState) -> dict[int, ReplicaPosition]:
 def _weights(run: RunState) -> dict[int, dict[int, str]]:
     """Return stage → replica → digest of the saved weights, if all replicas of a step must be equal."""
     digests: dict[int, dict[int, str]] = {}
-    for replica in run.live.values() if run.rule.bit_identical else ():
+    for replica in run.live.values() if run.exchange.bit_identical else ():
         for node, digest in sorted(replica.weight_digests.items()):
             stage = replica.arrangement.stage[node]
             digests.setdefault(stage, {})[replica.arrangement.peers(node).index(node)] = digest

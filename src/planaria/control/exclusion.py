@@ -21,9 +21,9 @@ def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | No
     if not enough or not run.suspicion.refusals or replica.open_round or run.stopping or run.allotment.done:
         return None
     for member, nodes in _members(run, replica):
-        strikes, workers = run.suspicion.strikes(member, run.rule), {replica.holders[node] for node in nodes}
+        strikes, workers = run.suspicion.strikes(member, run.exchange), {replica.holders[node] for node in nodes}
         if strikes >= enough and not workers & handing_over(run) and (_replaceable(run, workers) or _dispensable(run)):
-            when = "rounds" if run.rule.interval else "steps"
+            when = "rounds" if run.exchange.interval else "steps"
             reason = f"the updates of replica {member} were invalid in {strikes} {when}"
             return d.ExcludeMember(member=member, workers=sorted(workers), strikes=strikes, reason=reason)
     return None
@@ -31,7 +31,7 @@ def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | No
 
 def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collection[int]]]:
     """Yield the members of the exchange by number with their nodes: replicas, or the parts of a step made together."""
-    if run.rule.interval:
+    if run.exchange.interval:
         yield replica.number, replica.arrangement.stage
         return
     columns = [replica.arrangement.nodes(stage) for stage in replica.arrangement.stages]
@@ -49,4 +49,4 @@ def _replaceable(run: RunState, workers: Collection[str]) -> bool:
 def _dispensable(run: RunState) -> bool:
     """Return whether the others can continue with one replica fewer; replicas that make each step together cannot."""
     remaining = len(run.live) - 1
-    return bool(run.rule.interval) and remaining > 0 and not run.rule.why_unsupported(remaining)
+    return bool(run.exchange.interval) and remaining > 0 and not run.exchange.why_unsupported(remaining)

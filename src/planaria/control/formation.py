@@ -46,7 +46,7 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     rebuilt_here = lost - lent.keys()
     staleness = staleness_by_stage(replica.arrangement, replica.stateful, replica.staleness)
     answer = run.settings.chain.plan(rebuilt_here, staleness, _stages_with_snapshot(replica))
-    if run.rule.synchronised and (adoption := _adoption(run, replica, lent, answer)) is not None:
+    if run.exchange.synchronised and (adoption := _adoption(run, replica, lent, answer)) is not None:
         return adoption
     if (answer.rollback == "disk" or answer.reason) and is_being_written(run):
         return None

@@ -31,15 +31,15 @@ def is_round_due(run: RunState, replica: ReplicaState) -> bool:
     """
     if replica.open_round or run.settings.most_replicas == 1:
         return False
-    rule, config = run.rule, run.settings.exchange
-    if rule.decoupled and _ahead_of(run, replica.rounds):
+    exchange, config = run.exchange, run.settings.exchange
+    if exchange.decoupled and _ahead_of(run, replica.rounds):
         return True
     own = config.steps_between_rounds[replica.number : replica.number + 1]  # replicas that join later have none
-    every = own[0] if rule.interval and own else rule.interval
+    every = own[0] if exchange.interval and own else exchange.interval
     if not every or replica.steps_since_round < every:
         return False
-    waits = not rule.decoupled or rule.quorum(len(run.live)) == len(run.live) - 1  # for all
-    if waits or replica.steps_since_round >= every + rule.overlap:
+    waits = not exchange.decoupled or exchange.quorum(len(run.live)) == len(run.live) - 1  # for all
+    if waits or replica.steps_since_round >= every + exchange.overlap:
         return True
     return all(_can_join_round(run, other, replica.rounds) for other in run.live.values())
 
@@ -59,7 +59,7 @@ def _help_lag_steps(run: RunState, replica: ReplicaState) -> int:
         return 0
     if run.replicas.generation > settings.first_generation + settings.replicas:
         return HELP_LAG_STEPS_AFTER_LOSS
-    return 2 * (run.rule.interval or HELP_LAG_STEPS)
+    return 2 * (run.exchange.interval or HELP_LAG_STEPS)
 
 
 def decide_round(run: RunState, candidates: Collection[ReplicaState]) -> d.Decision | None:
@@ -69,14 +69,14 @@ def decide_round(run: RunState, candidates: Collection[ReplicaState]) -> d.Decis
         return None
     if not run.allotment.has_block_for_every_replica:
         candidates = run.live.values()
-    rule = run.rule
-    for replica in _with_groups(run, candidates) if rule.prefetches else candidates:
+    exchange = run.exchange
+    for replica in _with_groups(run, candidates) if exchange.prefetches else candidates:
         decision: d.Decision | None = None
         if _is_ready_to_settle(run, replica):
             decision = _settle(run, replica)
         elif _has_reached_next_round(run, replica) and not run.stopping:
             decision = _begin_round(run, replica)
-        elif rule.prefetches and not run.stopping:
+        elif exchange.prefetches and not run.stopping:
             decision = _open_prefetch_links(run, replica)
         if decision is not None:
             return decision
@@ -92,7 +92,7 @@ def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[Repl
 
 def stale_replicas(run: RunState) -> frozenset[int]:
     """Return the replicas without which synchronised others settled a round; they must copy one of these."""
-    if run.settings.most_replicas == 1 or not run.rule.synchronised:
+    if run.settings.most_replicas == 1 or not run.exchange.synchronised:
         return frozenset()
     rounds = {number: settled_rounds(replica) for number, replica in run.live.items()}
     latest = max(rounds.values())
@@ -115,10 +115,10 @@ def has_quorum(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has received enough updates in its round to settle without silent members."""
     if replica.open_round is None:
         return False
-    if run.rule.decoupled:  # the first to settle need not wait; if the updates that count are lost, others catch up
+    if run.exchange.decoupled:  # the first to settle need not wait; if the updates that count are lost, others catch up
         return bool(replica.open_round.contributors)
     senders = [n for n in replica.open_round.members if n != replica.number]
-    enough = run.rule.quorum(len(senders) + 1)
+    enough = run.exchange.quorum(len(senders) + 1)
     return enough < len(senders) and sum(map(replica.has_received, senders)) >= enough
 
 
@@ -140,14 +140,14 @@ def _has_reached_next_round(run: RunState, replica: ReplicaState) -> bool:
 
 def _begin_round(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Start the round of a replica that reached it, once the others of its group have, or are late."""
-    rule, round, live = run.rule, replica.rounds, run.live
-    if rule.synchronised and (ahead := [r for r in live.values() if r.rounds > round and not r.is_stateless]):
+    exchange, round, live = run.exchange, replica.rounds, run.live
+    if exchange.synchronised and (ahead := [r for r in live.values() if r.rounds > round and not r.is_stateless]):
         return _catch_up(replica, round, ahead)
-    if round not in run.groups and not rule.synchronised:
+    if round not in run.groups and not exchange.synchronised:
         return _draw(run, round)
-    if rule.decoupled:
+    if exchange.decoupled:
         return _begin_decoupled(run, round)
-    group = tuple(live) if rule.synchronised else _group(run.groups[round], replica.number)
+    group = tuple(live) if exchange.synchronised else _group(run.groups[round], replica.number)
     expected = [n for n in group if n in live and live[n].rounds <= round and _can_reach_round(run, live[n])]
     present = [n for n in expected if live[n].rounds == round and _has_reached_next_round(run, live[n])]
     if present != expected and not any((n, round, False) in run.expired_round_waits for n in present):
@@ -167,7 +167,7 @@ def _begin_decoupled(run: RunState, round: int) -> d.Decision | None:
     """Start a decoupled round with all replicas that can take part, once enough of them have made their steps."""
     ready = [n for n, replica in run.live.items() if _can_join_round(run, replica, round)]
     due = [n for n in ready if _has_reached_next_round(run, run.live[n])]
-    if len(due) <= run.rule.quorum(len(run.live)) and not any(
+    if len(due) <= run.exchange.quorum(len(run.live)) and not any(
         (n, round, False) in run.expired_round_waits for n in due
     ):
         return None
@@ -199,7 +199,7 @@ def _open_prefetch_links(run: RunState, replica: ReplicaState) -> d.Decision | N
 
 
 def _draw(run: RunState, round: int) -> d.DrawGroups:
-    groups = run.rule.groups(round, list(run.live), run.settings.seed)
+    groups = run.exchange.groups(round, list(run.live), run.settings.seed)
     return d.DrawGroups(round=round, groups=[list(group) for group in groups])
 
 
@@ -243,9 +243,9 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         for n in open_round.members
         if n in live and (m := live[n].open_round) is not None and m.round == open_round.round
     ]
-    if run.rule.decoupled:
+    if run.exchange.decoupled:
         return _settle_decoupled(run, replica, members)
-    if run.rule.synchronised:
+    if run.exchange.synchronised:
         rest = [live[n] for n in open_round.members if n in live and n not in members]
         if ahead := [r for r in rest if r.rounds > open_round.round and not r.is_stateless]:
             return _catch_up(replica, open_round.round, ahead)
@@ -315,13 +315,13 @@ def _contributors(run: RunState, replica: ReplicaState, members: list[int], late
     senders = _all_received(run, _accepted(run, members), keep=replica.number)
     assert replica.open_round is not None
     ends_early = replica.step < replica.open_round.settle_at  # it has no more samples, so it can wait for all
-    others_needed = len(members) - 1 if ends_early else run.rule.quorum(len(members))
+    others_needed = len(members) - 1 if ends_early else run.exchange.quorum(len(members))
     if late:
         senders = senders if replica.number in senders else [replica.number]
     elif replica.number not in senders or len(senders) <= others_needed:
         return {}
     rounds = {n: open_round for n in senders if (open_round := run.live[n].open_round) is not None}
-    return run.rule.update_weights({n: open_round.inner for n, open_round in rounds.items()})
+    return run.exchange.update_weights({n: open_round.inner for n, open_round in rounds.items()})
 
 
 def _accepted(run: RunState, members: list[int]) -> list[int]:
@@ -367,5 +367,5 @@ def _reports_own(run: RunState, replica: int) -> bool:
     """Return whether the members of its round report what they received, for comparison or weighting."""
     open_round = run.replicas[replica].open_round
     return open_round is not None and (
-        run.rule.weighing is not None or run.rule.detects_equivocation(len(open_round.members))
+        run.exchange.weighing is not None or run.exchange.detects_equivocation(len(open_round.members))
     )

@@ -22,7 +22,7 @@ def lending_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> di
     A complete replica sends all; each attempt uses the next one. If every replica lost stages, they send each other's.
     A replica without any stage waits for a complete one to copy.
     """
-    synchronised, lost_all_stages = run.rule.synchronised, lost == set(replica.arrangement.stages)
+    synchronised, lost_all_stages = run.exchange.synchronised, lost == set(replica.arrangement.stages)
     others = [r for n, r in run.live.items() if n != replica.number and not r.is_stateless]
     if synchronised:
         furthest = max((settled_rounds(r) for r in others), default=0) if lost_all_stages else replica.rounds

@@ -55,7 +55,7 @@ class TraceChaos:
             case d.RunStep(mode="train"):
                 self._give_up_mates()
                 settings = state.settings.exchange
-                agreed = settings.replicas > 1 and state.rule.interval == 0 and not settings.coded
+                agreed = settings.replicas > 1 and state.exchange.interval == 0 and not settings.coded
                 return self._arm(decision.step, state, _executing(state, decision.replica), *before_commit(agreed))
             case d.Commit():
                 return self._arm(decision.step, state, _executing(state, decision.replica), "commit")

@@ -193,7 +193,7 @@ class RunState:
         )
 
     @cached_property
-    def rule(self) -> Exchange:
+    def exchange(self) -> Exchange:
         """The exchange between replicas."""
         return exchange(self.settings.exchange)
 

@@ -21,7 +21,7 @@ def coded_step(replica: ReplicaState) -> CodedStep | None:
 
 
 @handles
-def _(fact: ResultsSent, run: RunState) -> RunState:
+def on_results_sent(fact: ResultsSent, run: RunState) -> RunState:
     replica = replica_answered_by(run, fact, "run")
     coded = None if replica is None else _in_round(replica, fact)
     if replica is None or coded is None:
@@ -30,7 +30,7 @@ def _(fact: ResultsSent, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: RoundLate, run: RunState) -> RunState:
+def on_round_late(fact: RoundLate, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     coded = _in_round(replica, fact)
     if replica.phase != "run" or replica.generation != fact.generation or coded is None:
@@ -45,7 +45,7 @@ def _in_round(replica: ReplicaState, fact: ResultsSent | RoundLate) -> CodedStep
 
 
 @handles
-def _(fact: CloseRound, run: RunState) -> RunState:
+def on_close_round(fact: CloseRound, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     coded = coded_step(replica)
     assert coded is not None, "a round is closed in a coded step"

@@ -15,22 +15,22 @@ from planaria.exchange.robust.suspicion import byzantine_bound
 
 def excluded_replicas(run: RunState) -> dict[int, str]:
     """Return the replicas excluded from rounds because of repeated invalid updates, with reasons."""
-    return Exclusions(invalid=run.suspicion.exclusions(run.rule).invalid).left_out
+    return Exclusions(invalid=run.suspicion.exclusions(run.exchange).invalid).left_out
 
 
 def left_out(run: RunState) -> dict[int, str]:
     """Return the replicas excluded from the current or next all-reduced step, with reasons."""
-    return run.suspicion.exclusions(run.rule).left_out if run.rule.interval == 0 else {}
+    return run.suspicion.exclusions(run.exchange).left_out if run.exchange.interval == 0 else {}
 
 
 def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish | None:
     """After all finished their part of an all-reduced step, compare the gradients they used."""
     if not replica.received:
         return None
-    exclusions = run.suspicion.examine(_received_in_step(replica), run.rule)
+    exclusions = run.suspicion.examine(_received_in_step(replica), run.exchange)
     if not exclusions.min_byzantine:
         return None
-    if wrong := run.suspicion.raised(exclusions.all).why_impossible(run.rule):
+    if wrong := run.suspicion.raised(exclusions.all).why_impossible(run.exchange):
         return d.Finish(outcome="failed", reason=wrong)
     return d.LeaveOut(
         replica=replica.number,
@@ -51,7 +51,7 @@ def _received_in_step(replica: ReplicaState) -> Received:
 
 def equivocating_replicas(run: RunState, members: Collection[int]) -> Exclusions:
     """Return the equivocating replicas among those about to settle a round together."""
-    if not run.rule.detects_equivocation(len(members)):
+    if not run.exchange.detects_equivocation(len(members)):
         return Exclusions()
     received = {}
     for number in members:
@@ -61,7 +61,7 @@ def equivocating_replicas(run: RunState, members: Collection[int]) -> Exclusions
             by_node.setdefault(node, {})[member] = digest
         nodes = (replica.arrangement.nodes(stage)[0] for stage in replica.arrangement.stages)
         received[number] = joined(by_node.get(node, {}) for node in nodes)
-    return findings(received, members, byzantine_bound(run.rule))
+    return findings(received, members, byzantine_bound(run.exchange))
 
 
 Coefficients = dict[int, dict[int, float]]
@@ -70,7 +70,7 @@ Rivals = dict[str, dict[int, float]]
 
 def settle_weights(run: RunState, round: int, members: Sequence[int]) -> tuple[Coefficients, Rivals]:
     """Return the weights in :class:`~planaria.control.facts.members.Settle` for a ``round`` that ``members`` settle."""
-    weighing = run.rule.weighing
+    weighing = run.exchange.weighing
     if weighing is None or len(members) < 2:
         return {}, {}
     members = sorted(members)
