@@ -307,7 +307,7 @@ def test_an_invalid_folder_is_refused(
     damage, complaint = INVALID[kind]
     shutil.copytree(home / "theirs", tmp_path / "unfit")
     damage(tmp_path / "unfit")
-    monkeypatch.setattr(training, "execute_run", lambda *_: pytest.fail("training began"))
+    monkeypatch.setattr(training, "RunExecution", lambda *_: pytest.fail("training began"))
     words = ["train", str(home / "child.toml"), "--quiet", "--out", str(tmp_path / "runs"), "--engine", "fleet"]
     line = refused(capsys, *words, "--model.family", "llama", "--train.start", tmp_path / "unfit")
     assert "unfit" in line and re.search(complaint, line), line

@@ -40,7 +40,7 @@ from planaria.control.formation import (
     hand_over_stages,
 )
 from planaria.control.rounds import decide_round, is_round_due, next_block, stale_replicas
-from planaria.control.slow_parts import relieve_slow_worker, reroute
+from planaria.control.slow_parts import hand_over_slow_stage, reroute
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import (
@@ -95,33 +95,48 @@ def _decide_for(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Return a replica's next decision that does not involve others."""
     cannot_cancel = replica.phase in ("commit", "settle", "save")
     stops = run.stops_before_repair and replica.whole
-    if not (stops or replica.unrecoverable_reason or cannot_cancel):
-        if run.overdue:
-            return end_overdue_wait(run, replica)
-        if replica.attempts >= MAX_ATTEMPTS:
-            reason = f"{replica.attempts} generations in a row did not get step {replica.step} committed"
-            last = f"; the last error: {replica.last_edge_failure}" if replica.last_edge_failure else ""
-            return end_replica(run, replica, reason + last, [])
-    if replica.phase == "run" and not replica.waiting:
-        if (different := disagreement(run, replica)) is not None:
-            return different
-        progress = run.settings.progress(run.allotment.in_progress[replica.number])
-        return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
-    if replica.phase == "run" and replica.progress is not None:
-        return next_feature_decision(run, replica)
+    may_give_up = not (stops or replica.unrecoverable_reason or cannot_cancel)
+    if may_give_up and run.overdue:
+        return end_overdue_wait(run, replica)
+    if may_give_up and replica.attempts >= MAX_ATTEMPTS:
+        return _end_after_attempts(run, replica)
+    if replica.phase == "run":
+        return _decide_running(run, replica)
     if replica.phase != "idle" or has_leaving_workers(run, replica):
         return None
     if replica.unrecoverable_reason:
         return save_survivors(run, replica)
     unfilled = replica.skipped & set(replica.vacant) and count_suitable_spares(run)
+    if (replica.broken or unfilled) and not stops:
+        link = None if run.unreachable_relays else stuck_link(run, replica)
+        return link or form_generation(run, replica)
     if replica.broken or unfilled:
-        if stops:
-            return _decide_idle(run, replica)
-        return (None if run.unreachable_relays else stuck_link(run, replica)) or form_generation(run, replica)
-    about_slowness = diagnose(run, replica) or relieve_slow_worker(run, replica) or reroute(run, replica)
+        return _decide_idle(run, replica)
     return (
-        about_slowness or exclude_member(run, replica) or hand_over_stages(run, replica) or _decide_idle(run, replica)
+        diagnose(run, replica)
+        or hand_over_slow_stage(run, replica)
+        or reroute(run, replica)
+        or exclude_member(run, replica)
+        or hand_over_stages(run, replica)
+        or _decide_idle(run, replica)
     )
+
+
+def _end_after_attempts(run: RunState, replica: ReplicaState) -> d.Decision:
+    """Return the end of a replica that repeatedly fails to commit its step."""
+    reason = f"{replica.attempts} generations in a row did not get step {replica.step} committed"
+    last = f"; the last error: {replica.last_edge_failure}" if replica.last_edge_failure else ""
+    return end_replica(run, replica, reason + last, [])
+
+
+def _decide_running(run: RunState, replica: ReplicaState) -> d.Decision | None:
+    """Return the next decision of a replica in a step: its commit, once all stages are ready."""
+    if not replica.waiting:
+        if (exclusion := disagreement(run, replica)) is not None:
+            return exclusion
+        progress = run.settings.progress(run.allotment.in_progress[replica.number])
+        return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
+    return None if replica.progress is None else next_feature_decision(run, replica)
 
 
 def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:

@@ -149,7 +149,7 @@ MIN_S_BETWEEN_HANDOVERS = 30.0
 """seconds of training between two actions"""
 
 
-def relieve_slow_worker(run: RunState, replica: ReplicaState) -> d.HandOverSlowStage | None:
+def hand_over_slow_stage(run: RunState, replica: ReplicaState) -> d.HandOverSlowStage | None:
     """Return the next slow worker that should hand its stage to a spare."""
     if run.settings.diagnose != "act" or run.stopping or run.allotment.done or replica.open_round:
         return None

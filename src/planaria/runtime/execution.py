@@ -68,7 +68,7 @@ class Callbacks:
         return self.stop is not None and self.stop.is_set()
 
     @property
-    def of_data(self) -> Notify | None:
+    def data_notify(self) -> Notify | None:
         return self.notify if self.progress else None
 
 
@@ -78,7 +78,7 @@ def display_of(callbacks: Callbacks) -> NoProgress:
     return display if callbacks.on_step is None else StepListener(display, callbacks.on_step)
 
 
-def mirror_of(config: RunConfig, folder: Path, again: bool = False) -> Mirror | None:
+def mirror_of(config: RunConfig, folder: Path, may_exist: bool = False) -> Mirror | None:
     """Return the store of the run's checkpoints; None if the recipe names none.
 
     :raises UserError: if it cannot be written to, or holds another run of that name.
@@ -86,7 +86,7 @@ def mirror_of(config: RunConfig, folder: Path, again: bool = False) -> Mirror | 
     if config.checkpoint.store is None:
         return None
     mirror = Mirror(config.checkpoint.store, folder.name)
-    mirror.claim(folder, again)
+    mirror.claim(folder, may_exist)
     return mirror
 
 
@@ -107,73 +107,97 @@ class Succession:
         return self.run.last_t - self.failover.silent_since
 
 
-def execute_run(
-    prepared: PreparedRun,
-    folder: Path,
-    origin: Origin,
-    mirror: Mirror | None,
-    callbacks: Callbacks,
-    succession: Succession | None = None,
-) -> Run:
-    """Train in ``folder``, whose lock the caller holds; then report the outcome.
+@dataclass(frozen=True)
+class RunExecution:
+    """A run to be trained in ``folder``, whose lock the caller holds."""
 
-    :param succession: continue a run whose controller was lost
-    """
-    config, before = prepared.config, run_folders.log_size(folder)
-    if succession is None:
-        run_folders.write_run_files(folder, config, prepared.dataset, prepared.trace)
-        _show_table(config, folder, origin, callbacks)
-    display = display_of(callbacks) if succession is None else succession.run.account.progress
-    with leading(config, folder, None if succession is None else succession.leadership) as leadership:
-        ending, watch = _train(prepared, folder, origin, mirror, callbacks, display, succession, leadership)
-    trained = succession is not None or run_folders.has_trained(folder, before)
-    _report_end(prepared, folder, ending, watch, trained, callbacks)
-    if isinstance(display, StepListener) and display.error is not None:
-        raise display.error
-    if ending.outcome == "finished" or ending.reason == REQUEST:
-        return require_complete(folder)
-    raise _failure(prepared, folder, ending, watch)
+    prepared: PreparedRun
+    folder: Path
+    origin: Origin
+    mirror: Mirror | None
+    callbacks: Callbacks
+    succession: Succession | None = None
+    """of a run whose controller was lost"""
 
+    def execute(self) -> Run:
+        """Train, then report the outcome.
 
-def _train(
-    prepared: PreparedRun,
-    folder: Path,
-    origin: Origin,
-    mirror: Mirror | None,
-    callbacks: Callbacks,
-    display: NoProgress,
-    succession: Succession | None,
-    leadership: Leadership | None,
-) -> tuple[Finish, RunWatch]:
-    """Train to the end of the run; return how it ended, and its observer."""
-    config = prepared.config
-    followers = trackers(config.observe)
-    about = About(identity(folder), reported_settings(config)) if followers else None
-    offset_s = 0.0 if succession is None else succession.clock_offset_s
-    tokens_per_step = config.samples * config.model.context
-    account = None if succession is None else succession.run.account
-    watch = RunWatch(folder, tokens_per_step, display, followers, about, leadership, offset_s, account)
+        :raises RunStopped: if the run ends early; a LeadershipLost if another machine leads it.
+        """
+        config, folder = self.prepared.config, self.folder
+        size_before = run_folders.log_size(folder)
+        if self.succession is None:
+            run_folders.write_run_files(folder, config, self.prepared.dataset, self.prepared.trace)
+            _show_table(config, folder, self.origin, self.callbacks)
+            display, elected = display_of(self.callbacks), None
+        else:
+            display, elected = self.succession.run.account.progress, self.succession.leadership
+        with leading(config, folder, elected) as leadership:
+            ending, watch = self._train(display, leadership)
+        trained = self.succession is not None or run_folders.has_trained(folder, size_before)
+        _report_end(self.prepared, folder, ending, watch, trained, self.callbacks)
+        if isinstance(display, StepListener) and display.error is not None:
+            raise display.error
+        if ending.outcome == "finished" or ending.reason == REQUEST:
+            return require_complete(folder)
+        raise _failure(self.prepared, folder, ending, watch)
 
-    def listening(address: str) -> None:
-        if callbacks.progress and (command := join_command(config.fleet, folder, address)):
-            callbacks.notify(f"join with     {command}")
+    def _train(self, display: NoProgress, leadership: Leadership | None) -> tuple[Finish, RunWatch]:
+        """Train to the end of the run; return how it ended, and its observer."""
+        config, folder, callbacks = self.prepared.config, self.folder, self.callbacks
+        watch = self._watch(display, leadership)
 
-    def asked() -> bool:
-        return callbacks.stopped() or (isinstance(display, StepListener) and display.error is not None)
+        def stop_requested() -> bool:
+            return callbacks.stopped() or (isinstance(display, StepListener) and display.error is not None)
 
-    try:
-        if succession is not None:
-            watch.resume()
         standby = (
             closing(StandbyProcess(folder, callbacks.progress, process_engine.preload_for(config)))
             if config.fleet.standby == "auto"
             else nullcontext()
         )
-        failover = None if succession is None else succession.failover
-        with mirrored(mirror, folder, MIRRORED, callbacks.notify), callbacks.context(folder), standby:
-            return _engine(prepared, folder, watch, origin, asked, failover, listening), watch
-    finally:
-        watch.close()
+        try:
+            if self.succession is not None:
+                watch.resume()
+            with mirrored(self.mirror, folder, MIRRORED, callbacks.notify), callbacks.context(folder), standby:
+                return self._run_engine(watch, stop_requested), watch
+        finally:
+            watch.close()
+
+    def _watch(self, display: NoProgress, leadership: Leadership | None) -> RunWatch:
+        config = self.prepared.config
+        active_trackers = trackers(config.observe)
+        about = About(identity(self.folder), reported_settings(config)) if active_trackers else None
+        tokens_per_step = config.samples * config.model.context
+        offset_s, account = 0.0, None
+        if self.succession is not None:
+            offset_s, account = self.succession.clock_offset_s, self.succession.run.account
+        return RunWatch(self.folder, tokens_per_step, display, active_trackers, about, leadership, offset_s, account)
+
+    def _run_engine(self, watch: RunWatch, stop_requested: Callable[[], bool]) -> Finish:
+        """Run the engine of the recipe until the run ends.
+
+        :raises UserError: if the run cannot start, or there is not enough memory.
+        """
+        prepared, folder = self.prepared, self.folder
+        failover = None if self.succession is None else self.succession.failover
+        try:
+            with logs.about(lambda: {"run": folder.name}):
+                return process_engine.train(
+                    prepared, folder, watch, self.origin, stop_requested, failover, self._print_join_command
+                )
+        except (OSError, MemoryError, UserError):
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
+                raise UserError(f"out of memory: {error}; choose a smaller model or microbatch") from error
+            if not (detail := blame(error, own_classes(prepared.config))):
+                raise
+            return Finish(outcome="failed", reason=detail)
+
+    def _print_join_command(self, address: str) -> None:
+        """Print how machines join, once the controller listens."""
+        if self.callbacks.progress and (command := join_command(self.prepared.config.fleet, self.folder, address)):
+            self.callbacks.notify(f"join with     {command}")
 
 
 def _show_table(config: RunConfig, folder: Path, origin: Origin, callbacks: Callbacks) -> None:
@@ -204,14 +228,14 @@ def _report_end(
 
 def _failure(prepared: PreparedRun, folder: Path, ending: Finish, watch: RunWatch) -> UserError | RunStopped:
     """Return the error of a run that ended early."""
-    wrong: UserError | RunStopped
+    error: UserError | RunStopped
     if ending.outcome == "failed" or watch.trouble:
-        wrong = UserError(ending.reason)
+        error = UserError(ending.reason)
     else:
         reason = f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason
-        wrong = RunStopped("; ".join(filter(None, (reason, ending.detail, _remedy(prepared.run, ending)))))
-    wrong.folder = folder
-    return wrong
+        error = RunStopped("; ".join(filter(None, (reason, ending.detail, _remedy(prepared.run, ending)))))
+    error.folder = folder
+    return error
 
 
 def require_complete(folder: Path) -> Run:
@@ -234,33 +258,6 @@ def _remedy(run: ResolvedRun, ending: Finish) -> str:
         "to roll back to the newest checkpoint instead, add ', checkpoint': "
         f"--recovery.strategy '{run.config.recovery.strategy}, checkpoint'"
     )
-
-
-def _engine(
-    prepared: PreparedRun,
-    folder: Path,
-    watch: RunWatch,
-    origin: Origin,
-    requested: Callable[[], bool],
-    failover: FailoverState | None,
-    listening: Notify,
-) -> Finish:
-    """Run the engine of the recipe until the run ends.
-
-    :raises UserError: if the run cannot start, or there is not enough memory.
-    """
-    config = prepared.config
-    try:
-        with logs.about(lambda: {"run": folder.name}):
-            return process_engine.train(prepared, folder, watch, origin, requested, failover, listening)
-    except (OSError, MemoryError, UserError):
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
-            raise UserError(f"out of memory: {error}; choose a smaller model or microbatch") from error
-        if not (detail := blame(error, own_classes(config))):
-            raise
-        return Finish(outcome="failed", reason=detail)
 
 
 def conclude(config: RunConfig, folder: Path, notify: Notify) -> None:

@@ -33,8 +33,8 @@ from planaria.runtime.execution import (
     MIRRORED,
     Callbacks,
     FolderContext,
+    RunExecution,
     conclude,
-    execute_run,
     mirror_of,
     require_complete,
 )
@@ -115,7 +115,7 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
     If the start fails, the folder is removed to free its name.
     """
     trackers(config.observe)
-    prepared = prepare(config, callbacks.of_data)
+    prepared = prepare(config, callbacks.data_notify)
     for line in prepared.notes:
         callbacks.notify(line)
     config = with_measured_layers(config, prepared.dataset, callbacks.notify, callbacks.stopped)
@@ -206,7 +206,7 @@ def _lead_waiting_workers(folder: Path, changes: Settings, callbacks: Callbacks)
 def _train_on(folder: Path, resumption: Resumption, callbacks: Callbacks) -> Run:
     """Train the steps that are left."""
     config, saved, origin = resumption.config, resumption.saved, resumption.origin
-    prepared = prepare(config, callbacks.of_data, begins=False, samples=origin.total_samples(config))
+    prepared = prepare(config, callbacks.data_notify, begins=False, samples=origin.total_samples(config))
     require_same_data(folder, prepared)
     for line in prepared.notes:
         callbacks.notify(line)
@@ -231,7 +231,7 @@ def _lead(prepared: PreparedRun, folder: Path, origin: Origin, mirror: Mirror | 
     :raises LeadershipLost: if another machine leads the run, and this one is not one of ``fleet.standby_at``.
     """
     try:
-        return execute_run(prepared, folder, origin, mirror, callbacks)
+        return RunExecution(prepared, folder, origin, mirror, callbacks).execute()
     except LeadershipLost as lost:
         return stand_by_again(lost, prepared.config, folder, callbacks)
 

@@ -74,7 +74,7 @@ def lose_machine(run: Live) -> None:
 
 
 def stop_until_replaced(run: Live, standby: Command, term: int) -> None:
-    """Stop a controller's process group until the standby leads, and let it go on."""
+    """Stop a controller's process group until the standby leads, then continue it."""
     os.killpg(run.process.pid, signal.SIGSTOP)
     while f"continuing as term {term}" not in standby.line():
         pass

@@ -1,4 +1,4 @@
-"""Partitions of a run whose log is at a quorum of holders: only one side commits, and the run continues by itself."""
+"""Partitions of a run whose log is at a quorum of holders: one side commits, and the run continues without help."""
 
 from __future__ import annotations
 

@@ -221,7 +221,8 @@ def test_a_run_without_standby_has_nothing_to_take_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [["--workers", "2"], ["--patience", "5"], ["--no-inbound"], ["--cache", "somewhere"]])
 def test_flags_of_workers_are_refused_for_a_standby(tmp_path: Path, flags: list[str]) -> None:
     output = planaria("join", tmp_path, "--standby", *flags)
-    assert output.returncode == 2 and f"{' '.join(flags)} has no effect with --standby" in output.stderr
+    assert output.returncode == 2 and f"planaria: {flags[0]}" in output.stderr
+    assert "has no effect with --standby" in output.stderr
 
 
 def until_ready(folder: Path, other_than: int | None = None) -> int:

@@ -265,7 +265,7 @@ def pack(path: Path) -> None:
 
 
 def keep_first(path: Path, lines: int) -> None:
-    """Remove all lines of the log ``path`` after its first ``lines``; nobody may write to it.
+    """Remove all lines of the log ``path`` after its first ``lines``; no process may write to it.
 
     :raises UserError: as :func:`read`.
     """

@@ -24,7 +24,7 @@ from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import PreparedRun, prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
-from planaria.runtime.execution import Callbacks, Succession, conclude, display_of, execute_run, mirror_of
+from planaria.runtime.execution import Callbacks, RunExecution, Succession, conclude, display_of, mirror_of
 from planaria.runtime.fleet.process import activity
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
 from planaria.runtime.run import MODEL, Run
@@ -67,7 +67,7 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
         if not has_supervisor(folder):
             raise UserError(f"{folder}: no workers are left; `planaria train --resume {folder}`")
         succession = Succession(failover, run)
-        return execute_run(prepared, folder, START, mirror_of(config, folder), callbacks, succession)
+        return RunExecution(prepared, folder, START, mirror_of(config, folder), callbacks, succession).execute()
 
 
 def _conclude_ended_run(

@@ -28,7 +28,7 @@ from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
-from planaria.runtime.execution import Callbacks, Succession, display_of, execute_run, mirror_of
+from planaria.runtime.execution import Callbacks, RunExecution, Succession, display_of, mirror_of
 from planaria.runtime.run import Run
 from planaria.runtime.standby.followed_run import FollowedRun
 from planaria.runtime.standby.leadership import SHARED_FILES, Leadership, opened
@@ -132,7 +132,7 @@ class Candidate:
             failover = replace(failover, has_checkpoint=self._has_checkpoint(failover))
             succession = Succession(failover, run, leadership)
             mirror = mirror_of(self._config, folder)
-            return execute_run(self._prepared, folder, START, mirror, self._callbacks, succession)
+            return RunExecution(self._prepared, folder, START, mirror, self._callbacks, succession).execute()
 
     def step_down(self, lost: LeadershipLost) -> SharedPosition:
         """Give up what this machine has done that is not in the shared log; return the end of the log that it keeps."""
