@@ -150,7 +150,7 @@ MIN_S_BETWEEN_HANDOVERS = 30.0
 
 
 def hand_over_slow_stage(run: RunState, replica: ReplicaState) -> d.HandOverSlowStage | None:
-    """Return the next slow worker that should hand its stage to a spare."""
+    """Return the decision that the next slow worker hands its stage to a spare; None if no handover pays off."""
     if run.settings.diagnose != "act" or run.stopping or run.allotment.done or replica.open_round:
         return None
     gauges = run.gauges.of(replica.holders)
@@ -218,12 +218,12 @@ def remaining_share(gauges: Mapping[int, NodeGauge], nodes: Sequence[int]) -> fl
     """
     others = {node: gauge for node, gauge in gauges.items() if node not in nodes}
     usual = median([gauge.busy_s for gauge in others.values() if gauge.last.stage] or [0.0])
-    relieved = []
+    busy_s_after = []
     for gauge in (gauges[node] for node in nodes):
         share = gauge.past_s / gauge.pass_s if gauge.pass_s > 0 else 1.0
-        relieved.append(gauge.busy_s * share if share < 1 / SLOW_FACTOR else usual)
+        busy_s_after.append(gauge.busy_s * share if share < 1 / SLOW_FACTOR else usual)
     busiest = max(gauge.busy_s for gauge in gauges.values())
-    busiest_after = max(*relieved, *(gauge.busy_s for gauge in others.values()))
+    busiest_after = max(*busy_s_after, *(gauge.busy_s for gauge in others.values()))
     return min(1.0, busiest_after / busiest) if busiest > 0 else 1.0
 
 

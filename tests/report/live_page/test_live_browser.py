@@ -149,8 +149,8 @@ def test_two_runs_side_by_side(tab: Tab, tmp_path: Path) -> None:
     assert not tab.trouble, tab.trouble
 
 
-def sent_away_in(path: Path) -> Path:
-    """Two replicas of two stages. One worker of replica 0 is slow; those of replica 1 are sent away at 3, one later."""
+def excluded_in(path: Path) -> Path:
+    """Two replicas of two stages. One worker of replica 0 is slow; those of replica 1 are excluded at 3, one later."""
     log = RunLog(folder(path))
     about = {"replicas": 2, "columns": [[0, 1], [2, 3]], "routes": [[0, 1, 0]], "samples_per_step": 4}
     log.event(50.0, e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=0, wall_time=0.0, **about))
@@ -182,21 +182,21 @@ def sent_away_in(path: Path) -> Path:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_slow_workers_are_marked_and_excluded_ones_are_not_dead(tab: Tab, tmp_path: Path, dark: bool) -> None:
-    with served([sent_away_in(tmp_path / "run")]) as client:
+    with served([excluded_in(tmp_path / "run")]) as client:
         tab.open(f"{client.url}#at=3.15", dark=dark, still=True)
         tab.until(OPENED)
-        tab.until("document.querySelector('#verdicts .deed').textContent === 'Nothing is done about it.'")
+        tab.until("document.querySelector('#verdicts .action').textContent === 'Nothing is done about it.'")
         ends = "getComputedStyle(document.querySelector('.node.slow.ends .seg')).stroke"
         orange = "getComputedStyle(document.querySelector('#verdicts li')).borderLeftColor"
         assert tab.run(ends) == tab.run(orange), "the same colour, at the ends too"
         tab.until("document.querySelector('#recovery .sum').textContent === 'Replica 1 stands still.'")
-        assert "sent away" in tab.run("document.querySelector('.docked.dead .what').textContent")
+        assert "excluded" in tab.run("document.querySelector('.docked.dead .what').textContent")
         tab.open(f"{client.url}#at=9", dark=dark, still=True)
         tab.until("document.querySelector('#recovery .sum').textContent.startsWith('No worker takes over')")
         assert tab.run("document.querySelector('#recovery .title').textContent").startswith("Recovery 1: stages 0, 1")
         assert tab.run("document.querySelectorAll('.phases .now').length") == 0
         rows = tab.run("[...document.querySelectorAll('#workers tbody tr')].map(r => r.children[1].textContent)")
-        assert rows == ["slow", "working", "sent away", "dead (exit)"]
+        assert rows == ["slow", "working", "excluded", "dead (exit)"]
     assert not tab.trouble, tab.trouble
 
 

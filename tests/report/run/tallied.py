@@ -11,9 +11,9 @@ def tally_of(record: RunRecord) -> RunTally:
     """Return the totals of a complete record."""
     tally = RunTally(naming_of(record))
     for _, work in record.worked:
-        tally.worked(work)
+        tally.take_work_report(work)
     for t, fact in record.history:
         tally.take(t, fact)
     for metric in record.metrics:
-        tally.measured(metric)
+        tally.take_metric(metric)
     return tally

@@ -35,11 +35,11 @@ def shown(*facts: e.Event | d.Decision) -> LogFold:
 def test_the_timeline_counts_exclusions_and_ignores_byzantine_faults() -> None:
     record = r.record(r.timed([*BEGIN, *REBUILT]))
     (timing,) = recoveries(record)
-    assert timing.causes == ("sent away", "sent away") and timing.deaths == 0
+    assert timing.causes == ("excluded", "excluded") and timing.deaths == 0
     assert timing.workers == ("c", "d") and timing.new_workers == {2: "f", 3: "g"}
     assert timing.fault_t is None and timing.notice is None, "training continued meanwhile"
     found = faults_summary(record)
-    assert (found.deaths, found.sent_away, found.spares_lost) == (0, 2, 0)
+    assert (found.deaths, found.excluded, found.spares_lost) == (0, 2, 0)
 
 
 def test_a_later_death_under_an_excluded_workers_name_counts() -> None:
@@ -50,27 +50,27 @@ def test_a_later_death_under_an_excluded_workers_name_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("deaths", "away", "summary"),
+    ("deaths", "excluded", "summary"),
     [
-        (0, 1, "1 worker was sent away; outcome"),
-        (0, 2, "2 workers were sent away; outcome"),
-        (1, 2, "1 worker died and 2 workers were sent away; outcome"),
+        (0, 1, "1 worker was excluded; outcome"),
+        (0, 2, "2 workers were excluded; outcome"),
+        (1, 2, "1 worker died and 2 workers were excluded; outcome"),
         (0, 0, "No worker died, but connections broke; outcome"),
     ],
 )
-def test_the_verdict_on_a_run_counts_deaths_and_exclusions(deaths: int, away: int, summary: str) -> None:
-    facts = RunFacts("finished", 9, 9, 1.0, deaths=deaths, sent_away=away, outcomes={"recovered": 1})
+def test_the_verdict_on_a_run_counts_deaths_and_exclusions(deaths: int, excluded: int, summary: str) -> None:
+    facts = RunFacts("finished", 9, 9, 1.0, deaths=deaths, excluded=excluded, outcomes={"recovered": 1})
     assert summary in verdict(facts).summary
 
 
 def test_an_exclusion_is_in_the_caption_the_workers_and_the_recovery() -> None:
     state = shown(*BEGIN[:-2]).state
-    caption = "The updates of replica 1 were invalid in 2 rounds: its workers are sent away."
+    caption = "The updates of replica 1 were invalid in 2 rounds: its workers are excluded."
     assert state["caption"] == {"tone": "loss", "text": caption}
-    assert [worker for worker, info in state["workers"].items() if info.get("away")] == ["c", "d"]
-    assert shown(*BEGIN, *REBUILT).state["recoveries"]["1"]["causes"] == ["sent away", "sent away"]
+    assert [worker for worker, info in state["workers"].items() if info.get("excluded")] == ["c", "d"]
+    assert shown(*BEGIN, *REBUILT).state["recoveries"]["1"]["causes"] == ["excluded", "excluded"]
     state = shown(*BEGIN, *REBUILT, d.Spawn(worker="c", incarnation=2)).state
-    assert "away" not in state["workers"]["c"], "another process of that name"
+    assert "excluded" not in state["workers"]["c"], "another process of that name"
 
 
 def test_a_disbanded_replica_leaves_its_workers_as_spares() -> None:
@@ -92,21 +92,21 @@ def test_verdicts_have_captions() -> None:
 DATA = d.SlowPartFound(
     replica=0, step=11, fault="slow data", nodes=[0], workers=["a"], seconds=0.5, initial_s=0.01, peer_median_s=0.0
 )
-DEED = d.HandOverSlowStage(replica=0, step=12, node=1, worker="b", step_s=0.4, predicted_s=0.2, cost_s=1.0)
-SLOW: list[e.Event | d.Decision] = [*r.joined("ab"), r.slow_worker(), DATA, DEED]
+HANDOVER = d.HandOverSlowStage(replica=0, step=12, node=1, worker="b", step_s=0.4, predicted_s=0.2, cost_s=1.0)
+SLOW: list[e.Event | d.Decision] = [*r.joined("ab"), r.slow_worker(), DATA, HANDOVER]
 
 
 def slow_page(*facts: e.Event | d.Decision) -> LogFold:
     return r.folded([r.started(1), *facts])
 
 
-def test_a_verdict_is_shown_with_its_evidence_and_its_deed_until_it_is_cleared() -> None:
+def test_a_verdict_is_shown_with_its_evidence_and_its_action_until_it_is_cleared() -> None:
     slow = slow_page(*SLOW).state["slow"]
     assert list(slow) == ["slow worker 1", "slow data 0"]
     assert slow["slow worker 1"]["what"] == "stage 1 (b) is 3.0 times slower than its peers"
     assert slow["slow worker 1"]["evidence"].startswith("a microbatch's passes take 60.0 ms, 20.0 ms at first")
-    assert "b hands it to a spare" in slow["slow worker 1"]["deed"]
-    assert "deed" not in slow["slow data 0"], "the deed was about the worker"
+    assert "b hands it to a spare" in slow["slow worker 1"]["action"]
+    assert "action" not in slow["slow data 0"], "the action was about the worker"
     cleared = d.Cleared(replica=0, step=20, fault="slow worker", nodes=[1])
     assert list(slow_page(*SLOW, cleared).state["slow"]) == ["slow data 0"]
     assert slow_page(*SLOW, r.started(1)).state["slow"] == {}, "another part of the run begins with none"
@@ -119,6 +119,6 @@ def test_metrics_show_slow_parts_and_count_verdicts_and_actions() -> None:
     assert 'planaria_slow_times{run="mine",class="slow data",nodes="0",workers="a"} 50.0' in printed
     assert 'planaria_verdicts_total{run="mine",class="slow worker"} 1' in printed
     assert 'planaria_verdicts_total{run="mine",class="slow host"} 0' in printed
-    assert 'planaria_deeds_total{run="mine",deed="hand_over_slow_stage"} 1' in printed
+    assert 'planaria_slowness_actions_total{run="mine",action="hand_over_slow_stage"} 1' in printed
     tally.take(99.0, d.Cleared(replica=0, step=20, fault="slow worker", nodes=[1]))
     assert 'class="slow worker",nodes' not in prometheus.exposition({"mine": tally})

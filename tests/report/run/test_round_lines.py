@@ -7,7 +7,7 @@ import synthetic_replicas as r
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.report.run.replica_report import by_round, replica_section, rounds_together, spreads, waited
+from planaria.report.run.replica_report import by_round, distance_by_round, replica_section, rounds_together, waited
 from planaria.report.run.report import _facts
 from planaria.report.run.round_history import settled_rounds, totals
 from planaria.report.run.summary import summary
@@ -78,7 +78,7 @@ def test_later_reports_of_workers_belong_to_the_round() -> None:
     together, alone = settled_rounds(r.record(WHOLE))
     assert (together.blocking_bytes, together.prefetched_bytes) == ({0: 30, 2: 70}, {0: 3, 2: 12})
     assert together.spreads == [3.0, 1.0, 3.0, 1.0] and alone.spreads == []
-    assert spreads(by_round([together, alone])) == [(1.0, math.sqrt(5.0))]
+    assert distance_by_round(by_round([together, alone])) == [(1.0, math.sqrt(5.0))]
 
 
 def test_alone_by_the_draw_differs_from_alone_without_others() -> None:

@@ -93,5 +93,5 @@ def test_joining_and_leaving_machines_have_lines() -> None:
         "machine g1 takes no more workers: leaves (SIGTERM)",
         "stage 0 of replica 0 handed over unchanged by a to f",
         "worker g left",
-        "machine g1 turned away: its disk is full",
+        "machine g1 rejected: its disk is full",
     ]

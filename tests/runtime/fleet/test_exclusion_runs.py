@@ -51,8 +51,8 @@ def test_spares_replace_a_replica_with_repeated_invalid_updates(tmp_path: Path) 
     assert set(gone.workers) == {fact.worker for fact in facts(record, e.WorkerLost)}, "nobody else"
     last = [fact for fact in facts(record, d.Settle) if fact.round == 5]
     assert [fact.members for fact in last] == [[0, 1, 2, 3]]
-    reported = [line.text for _, line in story(record) if "sent away" in line.text]
-    assert reported == [f"replica 1 sent away: {gone.reason}; workers that leave: {', '.join(gone.workers)}"]
+    reported = [line.text for _, line in story(record) if "excluded" in line.text]
+    assert reported == [f"replica 1 excluded: {gone.reason}; workers that leave: {', '.join(gone.workers)}"]
 
 
 @pytest.mark.slow

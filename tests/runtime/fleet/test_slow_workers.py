@@ -34,19 +34,19 @@ def test_a_slow_worker_hands_its_stage_to_the_spare_once(tmp_path: Path) -> None
     (blamed,) = (fact for fact in facts(record, d.SlowPartFound) if fact.fault == "slow worker")
     assert blamed.nodes == [SLOW_STAGE]
     assert ONSET < blamed.step <= ONSET + 12
-    (relieve,) = facts(record, d.HandOverSlowStage)
-    assert relieve.node == SLOW_STAGE
-    assert relieve.worker == blamed.workers[0]
+    (decision,) = facts(record, d.HandOverSlowStage)
+    assert decision.node == SLOW_STAGE
+    assert decision.worker == blamed.workers[0]
     (form,) = (form for form in facts(record, d.Form) if form.outcome == "handed over")
-    assert form.holders[SLOW_STAGE] != relieve.worker
+    assert form.holders[SLOW_STAGE] != decision.worker
     assert not facts(record, e.WorkerLost)
-    (deed,) = diagnosis_of(record).deeds
-    assert deed.measured_s is not None
-    assert deed.measured_s < 0.7 * relieve.step_s
+    (handover,) = diagnosis_of(record).handovers
+    assert handover.measured_s is not None
+    assert handover.measured_s < 0.7 * decision.step_s
     assert "Actions</h3>" in "".join(section(record))
     reported = diagnose(record.folder)
     assert "Nothing is slow at present." in reported
-    assert f"stage {SLOW_STAGE} ({relieve.worker}) is " in reported
+    assert f"stage {SLOW_STAGE} ({decision.worker}) is " in reported
 
 
 @pytest.mark.slow

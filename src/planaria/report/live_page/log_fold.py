@@ -80,7 +80,7 @@ class LogFold:
             self._origin = t
         self.latest = max(self.latest, t) if not isinstance(entry, e.RunStarted) else t
         if isinstance(entry, StepMetric | ValidationMetric):
-            self.tally.measured(entry)
+            self.tally.take_metric(entry)
             return self._frame(t, {"loss": _loss(entry)} if isinstance(entry, StepMetric) else _validation(entry))
         if isinstance(entry, e.WorkReport):
             return self._worked(t, entry)
@@ -110,7 +110,7 @@ class LogFold:
         return self._frame(t, after, story, routine=False)
 
     def _worked(self, t: float, worked: e.WorkReport) -> StateChange | None:
-        self.tally.worked(worked)
+        self.tally.take_work_report(worked)
         self._scene.take(worked)
         patch: Json = {"links": self._scene.links()}
         if worked.worker in self.state.get("workers", {}):
@@ -134,7 +134,7 @@ class LogFold:
 
     def _all(self, t: float, fact: e.Event | d.Decision) -> Json:
         """Return everything that a fact other than a step's routine may change."""
-        after = self._scene.look() | {"replicas": self._replicas(t, fact), "rounds": self._meeting(fact)}
+        after = self._scene.snapshot() | {"replicas": self._replicas(t, fact), "rounds": self._meeting(fact)}
         after |= self._recovered(routine=False)
         if isinstance(fact, e.RunStarted):
             after |= {"over": "", "run": self.state["run"] | _started(fact), "recoveries": {}}
@@ -277,7 +277,7 @@ def _verdict_shown(verdict: SlowVerdict, naming: Naming) -> Json:
         "what": label,
         "evidence": evidence,
     }
-    return summary | ({} if verdict.deed is None else {"deed": verdict_line(verdict.deed, naming)})
+    return summary | ({} if verdict.action is None else {"action": verdict_line(verdict.action, naming)})
 
 
 class MicrobatchRoutes:

@@ -60,7 +60,7 @@ class PageState:
                 self._about(fact.worker)["leaving"] = True
             case d.ExcludeMember():
                 for worker in fact.workers:
-                    self._about(worker)["away"] = True
+                    self._about(worker)["excluded"] = True
             case e.WorkerLost():
                 self._about(fact.worker)["cause"] = fact.cause
                 self._lost += fact.worker not in self._members.released | self._members.unstarted
@@ -120,7 +120,7 @@ class PageState:
 
     # ---- the shown state
 
-    def look(self) -> Json:
+    def snapshot(self) -> Json:
         """Return nodes, workers, machines and links."""
         return {
             "nodes": {str(node): self._node(node) for node in self._nodes()},

@@ -161,8 +161,8 @@ FAMILIES = (
            _slow),
     MetricFamily("planaria_verdicts_total", "counter", "Verdicts of the diagnosis, by class.",
            lambda tally: _by("class", tally.verdicts.blamed, get_args(Fault))),
-    MetricFamily("planaria_deeds_total", "counter", "Actions against slow workers and links.",
-           lambda tally: _by("deed", tally.verdicts.deeds, ("hand_over_slow_stage", "reroute"))),
+    MetricFamily("planaria_slowness_actions_total", "counter", "Actions against slow workers and links.",
+           lambda tally: _by("action", tally.verdicts.actions, ("hand_over_slow_stage", "reroute"))),
     MetricFamily("planaria_checkpoint_step", "gauge", "Step of the newest checkpoint.",
            lambda tally: _known(tally.checkpoint)),
 )  # fmt: skip

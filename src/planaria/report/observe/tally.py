@@ -40,7 +40,7 @@ class SlowVerdict:
     """A current verdict of slowness."""
 
     blamed: d.SlowPartFound
-    deed: d.HandOverSlowStage | d.Reroute | None = None
+    action: d.HandOverSlowStage | d.Reroute | None = None
     """latest action against it"""
 
     @property
@@ -58,8 +58,8 @@ class SlowVerdicts:
         """current verdicts"""
         self.blamed: Counter[str] = Counter()
         """number of verdicts by class"""
-        self.deeds: Counter[str] = Counter()
-        """number of actions by kind: relieve, reroute"""
+        self.actions: Counter[str] = Counter()
+        """number of actions by kind: hand_over_slow_stage, reroute"""
 
     def take(self, fact: e.Event | d.Decision) -> None:
         """Process a fact; the start of a run or of its resumption clears all verdicts."""
@@ -76,10 +76,10 @@ class SlowVerdicts:
             case d.Reroute():
                 self._act(fact, [key for key in self.current if key[0] == "slow link"])
 
-    def _act(self, deed: d.HandOverSlowStage | d.Reroute, keys: list[Key]) -> None:
-        self.deeds[deed.kind] += 1
+    def _act(self, action: d.HandOverSlowStage | d.Reroute, keys: list[Key]) -> None:
+        self.actions[action.kind] += 1
         for key in keys:
-            self.current[key] = replace(self.current[key], deed=deed)
+            self.current[key] = replace(self.current[key], action=action)
 
 
 def _key(fact: d.SlowPartFound | d.Cleared) -> Key:
@@ -159,19 +159,19 @@ class RunTally:
                 over += self._fold.close()
         return self._count(over)
 
-    def measured(self, metric: Metric) -> None:
+    def take_metric(self, metric: Metric) -> None:
         """Process the metrics of a committed step or a validation."""
         if isinstance(metric, ValidationMetric):
             self.validation_loss = metric.val_loss
         else:
             self.loss, self.tokens_per_s = metric.loss, metric.tokens_per_s
 
-    def worked(self, work: e.WorkReport) -> list[RecoveryTiming]:
+    def take_work_report(self, work: e.WorkReport) -> list[RecoveryTiming]:
         """Process a work report; return the recoveries it completes."""
         replica = self._naming.replica if self._naming else self.members.replica
         for peer, sent in work.sent_bytes.items():
             self.sent["stages" if replica(peer) == replica(work.node) else "replicas"] += sent
-        return self._count(self._fold.worked(work, replica(work.node)))
+        return self._count(self._fold.take_work_report(work, replica(work.node)))
 
     @property
     def steps(self) -> int:

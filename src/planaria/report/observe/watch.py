@@ -150,7 +150,7 @@ class RunWatch:
         t += self._offset
         for when, kept in self._sample.take(t, worked, self._naming.replica(worked.node)):
             self._note(partial(self._log.worked, when, kept))
-        self._recovered(self._tally.worked(worked))
+        self._recovered(self._tally.take_work_report(worked))
 
     def secure(self) -> None:
         if self._shared is not None:
@@ -207,7 +207,7 @@ class RunWatch:
             return
         self._note(partial(self._log.metric, metric))
         self._progress.on_metric(metric)
-        self._tally.measured(metric)
+        self._tally.take_metric(metric)
         scalars = {name: value for name, value in metric if isinstance(value, float) and name != "t"}
         if isinstance(metric, StepMetric):
             scalars |= self._tally.counts

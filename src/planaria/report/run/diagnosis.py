@@ -19,8 +19,8 @@ from planaria.report.theme import BLUE, PAPER, figure
 
 JUDGED = 24
 """steps after an action over which its effect is measured"""
-HEAD = ["from step", "to step", "what", "now", "at first", "elsewhere"]
-DEEDS = ["step", "what", "a step took", "predicted", "measured"]
+FINDING_COLUMNS = ["from step", "to step", "what", "now", "at first", "elsewhere"]
+ACTION_COLUMNS = ["step", "what", "a step took", "predicted", "measured"]
 
 
 @dataclass
@@ -36,7 +36,7 @@ class SlownessFinding:
 class StageHandover:
     """Handover of a stage from a slow worker."""
 
-    relieve: d.HandOverSlowStage
+    decision: d.HandOverSlowStage
     measured_s: float | None = None
     """median seconds per step afterwards; None without any"""
 
@@ -46,7 +46,7 @@ class Diagnosis:
     """Diagnosis of a whole run."""
 
     findings: list[SlownessFinding]
-    deeds: list[StageHandover]
+    handovers: list[StageHandover]
     now: Mapping[int, NodeGauge]
     """node → its worker's last measurements"""
 
@@ -77,7 +77,7 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
                     ):
                         finding.until = fact.step
             case d.HandOverSlowStage():
-                diagnosis.deeds.append(StageHandover(fact))
+                diagnosis.handovers.append(StageHandover(fact))
                 after.append([])
             case e.WorkerMeasurements():
                 before = now.get(fact.node)
@@ -85,10 +85,10 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
                 now[fact.node] = (
                     before.with_report(fact) if before and same else NodeGauge(fact.worker, (fact,), (fact,))
                 )
-                for handover, seconds in zip(diagnosis.deeds, after, strict=True):
-                    if fact.stage == 0 and fact.steps < fact.step - handover.relieve.step <= JUDGED:
+                for handover, seconds in zip(diagnosis.handovers, after, strict=True):
+                    if fact.stage == 0 and fact.steps < fact.step - handover.decision.step <= JUDGED:
                         seconds.append(fact.seconds / fact.steps)
-    for handover, seconds in zip(diagnosis.deeds, after, strict=True):
+    for handover, seconds in zip(diagnosis.handovers, after, strict=True):
         handover.measured_s = median(seconds) if seconds else None
     diagnosis.now = now
     return diagnosis
@@ -105,10 +105,10 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
         times = f"{len(same)} times " if len(same) > 1 else ""
         label = sentence(same[0].blamed, naming).partition(":")[0]
         yield f"slow          {times}from step {same[0].blamed.step} {until}: {label}"
-    for handover in diagnosed.deeds:
+    for handover in diagnosed.handovers:
         after = "" if handover.measured_s is None else f", then {ms(handover.measured_s)}"
-        handover_text = f"{naming.name([handover.relieve.node])} handed over by {handover.relieve.worker}"
-        before, predicted = ms(handover.relieve.step_s), ms(handover.relieve.predicted_s)
+        handover_text = f"{naming.name([handover.decision.node])} handed over by {handover.decision.worker}"
+        before, predicted = ms(handover.decision.step_s), ms(handover.decision.predicted_s)
         yield f"              {handover_text}: a step took {before}{after} ({predicted} predicted)"
 
 
@@ -118,7 +118,7 @@ def section(record: RunRecord) -> Iterator[str]:
     if not diagnosed.now:
         return
     measured = any(gauge.last.flows for gauge in diagnosed.now.values())
-    blocks = [page.chart(matrix(diagnosed, naming), "ways")] if measured else []
+    blocks = [page.chart(matrix(diagnosed, naming), "link-latency")] if measured else []
     if diagnosed.findings:
         rows = [
             [f"{f.blamed.step}", "–" if f.until is None else f"{f.until}", sentence(f.blamed, naming).partition(":")[0],
@@ -126,14 +126,14 @@ def section(record: RunRecord) -> Iterator[str]:
              ms(f.blamed.peer_median_s) if f.blamed.peer_median_s else "–"]
             for f in diagnosed.findings
         ]  # fmt: skip
-        blocks.append(page.table("slow", HEAD, rows, numbers_from=3))
-    if diagnosed.deeds:
+        blocks.append(page.table("slow", FINDING_COLUMNS, rows, numbers_from=3))
+    if diagnosed.handovers:
         rows = [
-            [f"{m.relieve.step}", f"{naming.name([m.relieve.node])} handed over by {m.relieve.worker}",
-             ms(m.relieve.step_s), ms(m.relieve.predicted_s), "–" if m.measured_s is None else ms(m.measured_s)]
-            for m in diagnosed.deeds
+            [f"{m.decision.step}", f"{naming.name([m.decision.node])} handed over by {m.decision.worker}",
+             ms(m.decision.step_s), ms(m.decision.predicted_s), "–" if m.measured_s is None else ms(m.measured_s)]
+            for m in diagnosed.handovers
         ]  # fmt: skip
-        blocks += [page.subheading("Actions"), page.table("relieved", DEEDS, rows, numbers_from=2)]
+        blocks += [page.subheading("Actions"), page.table("slowness-actions", ACTION_COLUMNS, rows, numbers_from=2)]
     text = (
         "Verdicts from the workers' measurements: a worker is judged by its passes, compared with its first steps and "
         "its peers; a link by the time from sending to arrival of activations. The matrix shows the last reports."
@@ -143,18 +143,18 @@ def section(record: RunRecord) -> Iterator[str]:
 
 def matrix(diagnosis: Diagnosis, naming: Naming) -> go.Figure:
     """Draw the last measured transfer times of activations, from node to node."""
-    options: dict[Pair, float] = {
+    latency_ms: dict[Pair, float] = {
         (peer, node): 1e3 * flow.low_s
         for node, gauge in diagnosis.now.items()
         for peer, flow in gauge.last.flows.items()
     }
-    nodes = sorted({node for pair in options for node in pair})
+    nodes = sorted({node for pair in latency_ms for node in pair})
     names = [naming.row(node) for node in nodes]
     drawn = figure(120 + 34 * len(nodes))
     drawn.add_heatmap(
         x=names,
         y=names,
-        z=[[options.get((source, target)) for target in nodes] for source in nodes],
+        z=[[latency_ms.get((source, target)) for target in nodes] for source in nodes],
         colorscale=[[0, PAPER], [1, BLUE]],
         zmin=0,
         texttemplate="%{z:.2f}",

@@ -283,9 +283,9 @@ class Narrator:
             return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")
         if isinstance(fact, d.ExcludeMember):
             lost = ", ".join(fact.workers)
-            return self._line("loss", f"replica {fact.member} sent away: {fact.reason}; workers that leave: {lost}")
+            return self._line("loss", f"replica {fact.member} excluded: {fact.reason}; workers that leave: {lost}")
         if isinstance(fact, d.RemoveMachine):
-            return self._line("loss", f"machine {fact.host} turned away: {fact.reason}")
+            return self._line("loss", f"machine {fact.host} rejected: {fact.reason}")
         return None
 
     def _sealed(self, seal: d.Seal) -> EventLine | None:

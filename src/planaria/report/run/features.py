@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planaria.control.log.run_record import RunRecord
-from planaria.exchange.compress import compression_report as compression
-from planaria.exchange.robust import robust_report as trust
+from planaria.exchange.compress import compression_report
+from planaria.exchange.robust import robust_report
 
 
 def sections(record: RunRecord) -> Iterator[str]:
     """Yield the features' sections as HTML."""
     if record.config.exchange.coded:
-        from planaria.exchange.coded import coded_report as coding  # imports torch
+        from planaria.exchange.coded import coded_report  # imports torch
 
-        yield from coding.section(record)
-    yield from trust.section(record)
-    yield from compression.section(record)
+        yield from coded_report.section(record)
+    yield from robust_report.section(record)
+    yield from compression_report.section(record)
 
 
 def lines(record: RunRecord) -> Iterator[str]:
     """Yield the features' lines of text."""
     if record.config.exchange.coded:
-        from planaria.exchange.coded import coded_report as coding  # imports torch
+        from planaria.exchange.coded import coded_report  # imports torch
 
-        yield from coding.summary_lines(record)
-    yield from compression.summary_lines(record)
+        yield from coded_report.summary_lines(record)
+    yield from compression_report.summary_lines(record)

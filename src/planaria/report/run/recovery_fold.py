@@ -11,7 +11,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming
-from planaria.report.run.recovery_timing import SENT_AWAY, Outcome, RecoveryTiming
+from planaria.report.run.recovery_timing import EXCLUDED, Outcome, RecoveryTiming
 
 
 class Recoveries:
@@ -22,38 +22,38 @@ class Recoveries:
 
     def __init__(self, remembers: bool = False) -> None:
         """``remembers``: keep the work reports from outside recoveries; unbounded in a live run."""
-        self._known, self._remembers = _Known(), remembers
+        self._shared, self._remembers = _SharedState(), remembers
         self._done: list[RecoveryTiming] = []
-        self._scans = [_Scan(self._known, 0, self._done)]
+        self._folds = [_ReplicaFold(self._shared, 0, self._done)]
 
     @property
     def members(self) -> Membership:
         """Current assignments."""
-        return self._known.members
+        return self._shared.members
 
     def take(self, t: float, fact: e.Event | d.Decision) -> list[RecoveryTiming]:
         """Process a fact; return the recoveries it completes."""
-        left = self._known.take(t, fact)
+        left = self._shared.take(t, fact)
         if isinstance(fact, e.RunStarted):
             self._close()
-            self._scans = [_Scan(self._known, replica, self._done) for replica in range(fact.most_replicas)]
-        for replica in _concerned(fact, left, self._known.members):
-            self._scans[replica].take(t, fact, left)
+            self._folds = [_ReplicaFold(self._shared, replica, self._done) for replica in range(fact.most_replicas)]
+        for replica in _concerned(fact, left, self._shared.members):
+            self._folds[replica].take(t, fact, left)
         return self._over()
 
-    def worked(self, work: e.WorkReport, replica: int) -> list[RecoveryTiming]:
+    def take_work_report(self, work: e.WorkReport, replica: int) -> list[RecoveryTiming]:
         """Process a work report of a replica; return the recoveries it completes."""
-        if not self._remembers and (replica >= len(self._scans) or not self._scans[replica].open):
+        if not self._remembers and (replica >= len(self._folds) or not self._folds[replica].open):
             return []
-        self._known.work(work, replica)
+        self._shared.take_work_report(work, replica)
         if not self._remembers:
-            self._scans[replica].look()
+            self._folds[replica].close_if_finished()
         return self._over()
 
     @property
     def latest(self) -> dict[int, RecoveryTiming]:
         """Replica → its latest recovery in this part of the run, complete or not."""
-        timings = {replica: scan.latest for replica, scan in enumerate(self._scans)}
+        timings = {replica: fold.latest for replica, fold in enumerate(self._folds)}
         return {replica: timing for replica, timing in timings.items() if timing is not None}
 
     def close(self) -> list[RecoveryTiming]:
@@ -62,16 +62,16 @@ class Recoveries:
         return self._over()
 
     def _close(self) -> None:
-        for scan in self._scans:
-            scan.close()
+        for fold in self._folds:
+            fold.close()
 
     def _over(self) -> list[RecoveryTiming]:
         if not self._done:
             return []
         over = list(self._done)
         self._done.clear()
-        if not self._remembers and not any(scan.open for scan in self._scans):
-            self._known.forget()
+        if not self._remembers and not any(fold.open for fold in self._folds):
+            self._shared.forget()
         return over
 
 
@@ -84,7 +84,7 @@ def _concerned(fact: e.Event | d.Decision, left: list[int], members: Membership)
     return [members.replica(fact.node)] if isinstance(fact, e.EdgeBroken | e.Linked) else []
 
 
-class _Known:
+class _SharedState:
     """State shared by all replicas' recoveries: assignments, injected faults and completed microbatches."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class _Known:
         """worker → time of its injected fault"""
         self._ends: dict[tuple[int, int, str], list[float]] = defaultdict(list)
 
-    def work(self, work: e.WorkReport, replica: int) -> None:
+    def take_work_report(self, work: e.WorkReport, replica: int) -> None:
         """Record the microbatches that a replica completed."""
         for span in work.spans if work.stage == 0 else ():
             # In validations, the head's forward is a microbatch's last action.
@@ -124,10 +124,10 @@ class _Known:
 
 
 @dataclass
-class _Open:
+class _OpenRecovery:
     """A recovery in progress."""
 
-    known: _Known
+    shared: _SharedState
     replica: int
     step: int
     lost_t: float
@@ -171,7 +171,7 @@ class _Open:
         if not self.forms:
             return None
         t, form = self.forms[-1]
-        return self.known.finished(t, self.replica, form.generation, self.mode or "train")
+        return self.shared.finished(t, self.replica, form.generation, self.mode or "train")
 
     def timing(self) -> RecoveryTiming:
         formed_t, form = self.forms[-1] if self.forms else (None, None)
@@ -204,16 +204,16 @@ class _Open:
         )
 
 
-class _Scan:
+class _ReplicaFold:
     """Broken edges and the open recovery of one replica."""
 
-    def __init__(self, facts: _Known, replica: int, done: list[RecoveryTiming]) -> None:
+    def __init__(self, shared: _SharedState, replica: int, done: list[RecoveryTiming]) -> None:
         """``done`` receives completed recoveries."""
         self._done = done
-        self._known = facts
+        self._shared = shared
         self._replica = replica
-        self._naming = facts.naming
-        self._open: _Open | None = None
+        self._naming = shared.naming
+        self._open: _OpenRecovery | None = None
         self._last: RecoveryTiming | None = None
         self._broken: list[tuple[float, e.EdgeBroken]] = []
 
@@ -255,7 +255,7 @@ class _Scan:
         """The current recovery, else the last one."""
         return self._open.timing() if self._open else self._last
 
-    def look(self) -> None:
+    def close_if_finished(self) -> None:
         """Close the recovery if its first microbatch has completed."""
         if self._open and self._open.whole and self._open.finished_t is not None:
             self.close()
@@ -269,14 +269,14 @@ class _Scan:
     def _lost(self, t: float, fact: e.WorkerLost, node: int) -> None:
         self._close_if_over(t)
         self._open = self._open or self._begin(t)
-        fault_t = self._known.injected.pop(fact.worker, None)
-        if fact.worker in self._known.members.released:  # training continued after its fault until now
-            self._open.add(fact.worker, SENT_AWAY, node, None)
+        fault_t = self._shared.injected.pop(fact.worker, None)
+        if fact.worker in self._shared.members.released:  # training continued after its fault until now
+            self._open.add(fact.worker, EXCLUDED, node, None)
         else:
             self._open.add(fact.worker, fact.cause, node, fault_t)
 
-    def _begin(self, t: float) -> _Open:
-        return _Open(self._known, self._replica, self._known.members.own_step(self._replica), t, self._naming)
+    def _begin(self, t: float) -> _OpenRecovery:
+        return _OpenRecovery(self._shared, self._replica, self._shared.members.own_step(self._replica), t, self._naming)
 
     def _form(self, t: float, form: d.Form) -> None:
         self._close_if_over(t)

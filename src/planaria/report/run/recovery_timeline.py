@@ -24,7 +24,7 @@ def _recoveries(record: RunRecord) -> list[RecoveryTiming]:
     fold = Recoveries(remembers=True)
     naming = naming_of(record)
     for _, work in record.worked:
-        fold.worked(work, naming.replica(work.node))
+        fold.take_work_report(work, naming.replica(work.node))
     done: list[RecoveryTiming] = []
     part: list[RecoveryTiming] = []
     for t, fact in record.turns:
@@ -42,8 +42,8 @@ class FaultsSummary:
     """injected faults, harmless ones included"""
     deaths: int
     """members that died"""
-    sent_away: int
-    """members dismissed because their replica's updates were invalid"""
+    excluded: int
+    """members excluded because their replica's updates were invalid"""
     spares_lost: int
     zombies: int
     outcomes: Mapping[Outcome, int]
@@ -58,7 +58,7 @@ def faults_summary(record: RunRecord) -> FaultsSummary:
     return FaultsSummary(
         injected=facts[e.FaultInjected],
         deaths=deaths,
-        sent_away=missing - deaths,
+        excluded=missing - deaths,
         spares_lost=facts[e.WorkerLost] - missing,
         zombies=facts[e.ZombieIgnored],
         outcomes=Counter(timing.outcome for timing in timings),

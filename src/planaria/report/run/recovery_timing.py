@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-SENT_AWAY = "sent away"
-"""cause of workers that were dismissed because their replica's updates were invalid"""
+EXCLUDED = "excluded"
+"""cause of workers that were excluded because their replica's updates were invalid"""
 Outcome = Literal[
     "recovered", "rolled back", "recalled", "relinked", "handed over", "skipping", "cannot", "disbanded", "unfinished"
 ]
@@ -37,7 +37,7 @@ class RecoveryTiming:
     stage_of_worker: tuple[int, ...]
     """stage of each lost worker"""
     causes: tuple[str, ...]
-    """how each worker's death was noticed, or SENT_AWAY"""
+    """how each worker's death was noticed, or EXCLUDED"""
     outcome: Outcome
     generation: int | None
     resumed_step: int | None
@@ -62,8 +62,8 @@ class RecoveryTiming:
 
     @property
     def deaths(self) -> int:
-        """Number of workers that died; dismissed ones do not count."""
-        return sum(cause != SENT_AWAY for cause in self.causes)
+        """Number of workers that died; excluded ones do not count."""
+        return sum(cause != EXCLUDED for cause in self.causes)
 
     @property
     def notice(self) -> float | None:

@@ -49,17 +49,17 @@ def replica_section(record: RunRecord) -> Iterator[str]:
     if histories:
         text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(totals_lines(totals(histories)))}."
         blocks += _rounds(histories, count)
-    table = page.table("each-replica", HEAD, _rows(record, histories, count), numbers_from=2)
-    yield page.section("Replicas", text, *blocks, page.subheading("Each replica"), page.note(KEY), table)
+    table = page.table("each-replica", REPLICA_COLUMNS, _rows(record, histories, count), numbers_from=2)
+    yield page.section("Replicas", text, *blocks, page.subheading("Each replica"), page.note(COLUMNS_EXPLAINED), table)
 
 
 def _validations(record: RunRecord) -> list[str]:
     validations = sorted({m.step: m for m in record.validated if m.val_losses}.items())  # few points
     if not validations:
         return []
-    several = sorted({replica for _, look in validations for replica in look.val_losses})
-    each = {r: [(step, look.val_losses.get(r)) for step, look in validations] for r in several}
-    fig = curves(each, [(step, look.val_loss) for step, look in validations], "mean over replicas")
+    several = sorted({replica for _, validation in validations for replica in validation.val_losses})
+    each = {r: [(step, validation.val_losses.get(r)) for step, validation in validations] for r in several}
+    fig = draw_losses(each, [(step, validation.val_loss) for step, validation in validations], "mean over replicas")
     return [page.subheading("Validation loss of each replica, after equal numbers of steps"),
             page.chart(fig, "replicas")]  # fmt: skip
 
@@ -67,14 +67,14 @@ def _validations(record: RunRecord) -> list[str]:
 def _rounds(histories: Sequence[RoundHistory], count: int) -> list[str]:
     rounds = by_round(histories)
     charts, many = [], len(rounds) > ROUNDS_DRAWN
-    if points := spreads(rounds):
+    if points := distance_by_round(rounds):
         charts += [
             page.subheading("Distance of replicas when they met"),
             page.note(
                 "RMS distance of weights from their mean before each round, estimated from the groups that met; "
                 "stages count equally."
             ),
-            page.chart(spread(points), "spread"),
+            page.chart(draw_distances(points), "spread"),
         ]
     return [
         *charts,
@@ -83,9 +83,9 @@ def _rounds(histories: Sequence[RoundHistory], count: int) -> list[str]:
             "From a replica's last work to its new weights. Bars are means over replicas; a diamond marks the longest "
             "wait." + (f" Of {len(rounds)} rounds, the {ROUNDS_DRAWN} with the longest waits." if many else "")
         ),
-        page.chart(waits({number: waited(of_round) for number, of_round in rounds.items()}), "waits"),
+        page.chart(draw_waits({number: waited(of_round) for number, of_round in rounds.items()}), "waits"),
         page.subheading("Rounds settled by each pair of replicas; on the diagonal, alone"),
-        page.chart(heat(rounds_together(histories, count), alone=True), "meetings"),
+        page.chart(draw_pair_counts(rounds_together(histories, count), alone=True), "meetings"),
     ]
 
 
@@ -100,7 +100,7 @@ def by_round(histories: Sequence[RoundHistory]) -> dict[int, list[RoundHistory]]
     return dict(sorted(rounds.items()))
 
 
-def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
+def distance_by_round(rounds: dict[int, list[RoundHistory]]) -> Points:
     """Return (mean of the members' steps, RMS of ``spreads`` over all nodes) per round of several replicas."""
     points = []
     for of_round in rounds.values():
@@ -128,9 +128,9 @@ def rounds_together(histories: Sequence[RoundHistory], count: int) -> list[list[
     return [[alone[a] if a == b else pairs[min(a, b), max(a, b)] for b in range(count)] for a in range(count)]
 
 
-HEAD = ["replica", "presence", "steps", "deaths", "rounds", "drawn alone", "timed out alone", "missed",
+REPLICA_COLUMNS = ["replica", "presence", "steps", "deaths", "rounds", "drawn alone", "timed out alone", "missed",
         "for others", "for updates", "late", "ahead"]  # fmt: skip
-KEY = (
+COLUMNS_EXPLAINED = (
     "Rounds settled; of these drawn alone (or after the rest of its group left), or alone since others timed out or "
     "were not received. Missed: others settled without it. Seconds waited for others to join, and for their "
     "updates. Megabytes sent late, while another replica waited, and ahead."
@@ -169,7 +169,7 @@ def _attendance(record: RunRecord, replica: int) -> str:
     return ", ".join(stays) or "throughout"
 
 
-def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Figure:
+def draw_losses(replicas: Mapping[int, Points], together: Points, name: str) -> go.Figure:
     """Draw validation loss over steps: a line per replica, and a thick line ``name`` for all."""
     fig = figure(320, x="step", y="validation loss, nats per token")
     line = {"color": GREY, "width": 9}
@@ -184,7 +184,7 @@ def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Fi
     return integer_x_axis(fig, [step for points in (together, *replicas.values()) for step, _ in points])
 
 
-def spread(points: Points) -> go.Figure:
+def draw_distances(points: Points) -> go.Figure:
     """Draw the RMS distance of weights from their mean over steps."""
     fig = figure(260, x="step", y="RMS distance of weights")
     style = {"line": {"color": GREEN, "width": 2}, "marker": {"size": 5}}
@@ -193,7 +193,7 @@ def spread(points: Points) -> go.Figure:
     return integer_x_axis(fig, [step for step, _ in points])
 
 
-def heat(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figure:
+def draw_pair_counts(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figure:
     """Draw how often each pair of replicas met; with ``alone``, the diagonal counts rounds alone."""
     count = len(table)
     fig = figure(120 + 26 * count)
@@ -222,7 +222,7 @@ def heat(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figur
     return fig
 
 
-def waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figure:
+def draw_waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figure:
     """Draw the waits of each round in milliseconds, from (for others, for updates, longest, its replica) in seconds.
 
     Shows the :data:`ROUNDS_DRAWN` rounds with the longest waits.

@@ -203,7 +203,7 @@ def _fault_facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[t
         "deaths",
         f"{faults.deaths}",
         f"{counted(faults.injected, 'fault')} injected; {counted(faults.spares_lost, 'spare')} lost"
-        + (f"; {counted(faults.sent_away, 'worker')} sent away" if faults.sent_away else ""),
+        + (f"; {counted(faults.excluded, 'worker')} excluded" if faults.excluded else ""),
     )
     lasted = [t.total for t in timings if t.total is not None]
     counts = ", ".join(f"{count} {name}" for name, count in faults.outcomes.items())

@@ -38,7 +38,7 @@ class RunFacts:
     validation: float | None = None
     tokens_per_s: float | None = None
     deaths: int = 0
-    sent_away: int = 0
+    excluded: int = 0
     spares_lost: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict)
     """recoveries by outcome"""
@@ -75,7 +75,7 @@ def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
         validation=last.validation.val_loss if last.validation else None,
         tokens_per_s=last.tokens_per_s,
         deaths=faults.deaths,
-        sent_away=faults.sent_away,
+        excluded=faults.excluded,
         spares_lost=faults.spares_lost,
         outcomes={str(name): count for name, count in faults.outcomes.items()},
         recovery_s=[t.total for t in timings if t.total is not None],
@@ -122,11 +122,11 @@ def _failures(facts: RunFacts) -> str:
         spares = f" except {counted(facts.spares_lost, 'spare')}" if facts.spares_lost else ""
         return f"No worker was lost{spares}." if spares else "Nothing failed."
     died = [f"{counted(facts.deaths, 'worker')} died"] if facts.deaths else []
-    were = "was" if facts.sent_away == 1 else "were"
-    sent = [f"{counted(facts.sent_away, 'worker')} {were} sent away"] if facts.sent_away else []
-    subject = listed([*died, *sent]) or "No worker died, but connections broke"
-    routes = listed([f"{count} {name}" for name, count in facts.outcomes.items()])
-    return f"{subject}; outcome: {routes}."
+    were = "was" if facts.excluded == 1 else "were"
+    excluded = [f"{counted(facts.excluded, 'worker')} {were} excluded"] if facts.excluded else []
+    subject = listed([*died, *excluded]) or "No worker died, but connections broke"
+    outcomes = listed([f"{count} {name}" for name, count in facts.outcomes.items()])
+    return f"{subject}; outcome: {outcomes}."
 
 
 def _together(facts: RunFacts) -> list[str]:

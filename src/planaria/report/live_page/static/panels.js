@@ -74,8 +74,8 @@ export function recovery(card, found, t, state, number) {
   }
   const several = Object.keys(state.replicas ?? {}).length > 1;
   const where = found.where + (several && !found.where.includes("replica") ? ` of replica ${found.replica}` : "");
-  const away = found.causes.includes("sent away") ? ", sent away" : "";
-  say($(".title", card), `Recovery ${number}: ${where}${away}`);
+  const excluded = found.causes.includes("excluded") ? ", excluded" : "";
+  say($(".title", card), `Recovery ${number}: ${where}${excluded}`);
   const over = moments(found, t);
   const left = found.outcome === "disbanded" && !state.replicas?.[found.replica];
   let open = !left;
@@ -169,7 +169,7 @@ export function verdicts(card, state) {
     el("b", {}, el("span", { class: "sign", "aria-hidden": "true" }, one.class.includes("link") ? "⇄ " : "≋ "), one.class),
     el("span", { class: "when" }, `found in step ${one.step}`),
     el("p", {}, one.what), el("p", { class: "evidence" }, one.evidence),
-    el("p", { class: "deed" }, one.deed ?? "Nothing is done about it."))));
+    el("p", { class: "action" }, one.action ?? "Nothing is done about it."))));
 }
 
 /** Nodes that are found to be slow, but for links. */
@@ -182,7 +182,7 @@ export function workers(table, state, choose) {
   const slow = slowNodes(state);
   const rows = Object.entries(state.workers ?? {}).map(([name, w]) => {
     const node = w.node === undefined ? "–" : state.nodes?.[w.node] ? stageOf(state, w.node) : w.node;
-    const is = { member: w.struck ?? (w.leaving ? "leaving" : slow.has(w.node) ? "slow" : "working"), dead: w.away ? "sent away" : `dead (${w.cause ?? "?"})`, released: w.away ? "sent away" : "leaving" }[w.status] ?? w.status;
+    const is = { member: w.struck ?? (w.leaving ? "leaving" : slow.has(w.node) ? "slow" : "working"), dead: w.excluded ? "excluded" : `dead (${w.cause ?? "?"})`, released: w.excluded ? "excluded" : "leaving" }[w.status] ?? w.status;
     return [name, is, node, w.machine || "the run's own", bytes(w.device_peak ?? w.peak)];
   });
   fill(table, rows, (name) => choose("worker", name));

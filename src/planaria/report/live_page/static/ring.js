@@ -275,7 +275,7 @@ export class Fleet {
   }
 }
 
-function statusOf(info) { return info.away ? "sent away" : STATUS[info.status]; }
+function statusOf(info) { return info.excluded ? "excluded" : STATUS[info.status]; }
 
 function rank(info) { return ["spare", "starting", "released", "dead"].indexOf(info.status); }
 
