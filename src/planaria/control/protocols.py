@@ -46,7 +46,7 @@ class Observer(Protocol):
 
 
 class FaultSource(Protocol):
-    """Fault injection: observes decisions, events and the clock, strikes workers, and reports the faults."""
+    """Fault injection: observes decisions, events and the clock; injects faults and reports them."""
 
     def on_decision(self, decision: d.Decision, state: RunState) -> list[e.FaultInjected]:
         """Called before the orders of ``decision`` go out."""
@@ -58,7 +58,7 @@ class FaultSource(Protocol):
         """Add a fault to inject at the next opportunity."""
         ...
 
-    def strike(self, t: float) -> None: ...
+    def resume_due(self, t: float) -> None: ...
 
     def next_due(self) -> float | None: ...
 

@@ -26,8 +26,10 @@ def failure_domain_of(name: str | None) -> FailureDomain | None:
     return cast(FailureDomain | None, name)
 
 
-def failure_groups(domain: FailureDomain, struck: Collection[int], stages: int, machine: int) -> list[tuple[int, ...]]:
-    """Return the sets of stages that fail together, restricted to ``struck``, of block stages 1..``stages`` and stage
+def failure_groups(
+    domain: FailureDomain, eligible: Collection[int], stages: int, machine: int
+) -> list[tuple[int, ...]]:
+    """Return the sets of stages that fail together, restricted to ``eligible``, of block stages 1..``stages`` and stage
     0.
 
     ``machine`` consecutive stages share a machine.
@@ -35,13 +37,13 @@ def failure_groups(domain: FailureDomain, struck: Collection[int], stages: int, 
     >>> failure_groups("machine", {1, 2, 3, 4, 5}, 5, 2)
     [(1, 2), (3, 4), (5,)]
     """
-    ring = [*range(1, stages + 1), *([0] if 0 in struck else [])]
+    ring = [*range(1, stages + 1), *([0] if 0 in eligible else [])]
     if domain == "adjacent":
-        sets: Sequence[Sequence[int]] = list(pairwise([*ring, 1] if 0 in struck else ring))
+        sets: Sequence[Sequence[int]] = list(pairwise([*ring, 1] if 0 in eligible else ring))
     else:
         size = {"stage": 1, "machine": machine, "region": -(-len(ring) // 2)}[domain]
         sets = [ring[n : n + size] for n in range(0, len(ring), size)]
-    groups = (tuple(stage for stage in members if stage in struck) for members in sets)
+    groups = (tuple(stage for stage in members if stage in eligible) for members in sets)
     return [members for members in groups if members]
 
 

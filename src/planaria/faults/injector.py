@@ -18,7 +18,7 @@ from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
 from planaria.runtime.fleet.base import Fleet
 
-Struck = tuple[str, int]
+WorkerProcess = tuple[str, int]
 """worker, incarnation"""
 
 
@@ -26,8 +26,8 @@ class TraceChaos:
     """Announces faults to the workers at the nodes (as stages) of a trace.
 
     A fault waits for the first step at or after its own that has its moment, so a rolled-back or repeated step is
-    struck once. Kills in one replica's step follow each other by moment, each after recovery from the last; those of
-    the same moment and offset strike together. So the same trace hits the same actions in every run.
+    injected once. Kills in one replica's step follow each other by moment, each after recovery from the last; those of
+    the same moment and offset are injected together. So the same trace hits the same actions in every run.
     """
 
     def __init__(self, trace: Trace, fleet: Fleet, checkpoints: Path, first_step: int = 0) -> None:
@@ -36,16 +36,16 @@ class TraceChaos:
         numbered = [(number, fault) for number, fault in enumerate(trace.faults) if is_pending(fault, first_step)]
         self._waiting = sorted(numbered, key=_sort_key)
         self._next = len(trace.faults)
-        self._armed: dict[int, tuple[Fault, Struck]] = {}
-        """number → fault, and the worker that has not met it yet"""
+        self._armed: dict[int, tuple[Fault, WorkerProcess]] = {}
+        """number → fault, and the worker at which it is not injected yet"""
         self._simultaneous: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
-        """number of a kill → kills that strike with it"""
-        self._resumptions: list[tuple[float, Struck]] = []
+        """number of a kill → kills injected with it"""
+        self._resumptions: list[tuple[float, WorkerProcess]] = []
         self._slow_hosts: list[tuple[str, d.InjectFault, float]] = []
         """machine, fault of its workers, and its end (monotonic seconds)"""
 
     def add(self, fault: Fault) -> None:
-        """Add a fault, to strike at the next occasion."""
+        """Add a fault, to be injected at the next occasion."""
         self._wait(self._next, fault)
         self._next += 1
 
@@ -73,22 +73,22 @@ class TraceChaos:
         return []
 
     def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]:
-        """Kill the mates of a worker that struck itself; re-queue the faults of a worker that was lost otherwise."""
+        """Kill the mates of a worker that injected its fault; re-queue the faults of a worker lost otherwise."""
         if isinstance(event, e.FaultInjected) and event.number in self._armed:
-            fault, struck = self._armed.pop(event.number)
+            fault, target = self._armed.pop(event.number)
             if fault.signal == "stop" and fault.resume_after_s is not None:
-                self._resumptions.append((t + fault.resume_after_s, struck))
+                self._resumptions.append((t + fault.resume_after_s, target))
             return [self._kill(*mate, event.step, state) for mate in self._simultaneous.pop(event.number, ())]
         if isinstance(event, e.WorkerJoined):
             self._slow_newcomer(event.worker, state)
         if isinstance(event, e.WorkerLost):
-            for number, (fault, struck) in list(self._armed.items()):
-                if struck == (event.worker, event.incarnation):
+            for number, (fault, target) in list(self._armed.items()):
+                if target == (event.worker, event.incarnation):
                     del self._armed[number]
                     self._wait(number, fault)
         return []
 
-    def strike(self, t: float) -> None:
+    def resume_due(self, t: float) -> None:
         """Resume stopped workers whose time has come."""
         for due in [due for due in self._resumptions if due[0] <= t]:
             self._resumptions.remove(due)
@@ -106,7 +106,7 @@ class TraceChaos:
             if entry[1].step <= step and entry[1].moment in moments and entry[1].stage in holders
         ]
         done = []
-        killing = [fault for fault, struck in self._armed.values() if fault.signal == "kill"]
+        killing = [fault for fault, _ in self._armed.values() if fault.signal == "kill"]
         first: tuple[int, Fault] | None = None
         for number, fault in due:
             if fault.signal == "flip":
@@ -155,7 +155,7 @@ class TraceChaos:
         self._fleet.send(worker, injection.model_dump_json().encode())
 
     def _kill(self, number: int, fault: Fault, step: int, state: RunState) -> e.FaultInjected:
-        """Kill the current worker of the fault's node, at the moment at which another has met its fault."""
+        """Kill the current worker of the fault's node, when a simultaneous fault is injected at another worker."""
         worker = state.holders[fault.stage]
         self._fleet.signal(worker, state.workers[worker].incarnation, signal.SIGKILL)
         return e.FaultInjected(
@@ -187,10 +187,10 @@ class TraceChaos:
             file.seek(index // 8)
             file.write(bytes([byte ^ (1 << index % 8)]))
         self._waiting.remove((number, fault))
-        struck = e.FaultInjected(
+        injected = e.FaultInjected(
             worker=worker, node=fault.stage, signal="flip", step=step, moment=fault.moment, number=number
         )
-        return [struck]
+        return [injected]
 
 
 def _sort_key(entry: tuple[int, Fault]) -> tuple[int, tuple[bool, str, float], int]:

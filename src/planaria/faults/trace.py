@@ -51,7 +51,7 @@ class Fault(Section):
     all neighbours; disk_full, disk_slow: writes fail, or block; flip: a bit of its stage in the newest checkpoint
     flips; lie: its next update to replicas is corrupted, or all of them up to ``until``"""
     moment: Literal["any", "forward", "backward", "commit", "transfer", "save", "settle", "link"] = "any"
-    """the action at which the fault strikes (transfer: sending or receiving a state; settle: a round of the exchange,
+    """the action at which the fault occurs (transfer: sending or receiving a state; settle: a round of the exchange,
     or a step's gradients once all replicas' have arrived; link: connecting in a new generation), or any action of the
     step"""
     offset: Fraction = 0.0
@@ -190,7 +190,7 @@ def before_commit(agreed: bool) -> tuple[str, ...]:
 
 
 def order(fault: Fault) -> tuple[bool, str, float]:
-    """Return a fault's sort key: fatal faults of one step strike in this order, each after recovery; equal ones
+    """Return a fault's sort key: fatal faults of one step are injected in this order, each after recovery; equal ones
     together."""
     return (fault.moment not in BEFORE_COMMIT, fault.moment, fault.offset)
 

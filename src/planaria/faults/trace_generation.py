@@ -79,16 +79,16 @@ def generate(
 def _faults(origin: TraceArguments) -> tuple[Fault, ...]:
     """Return all faults that ``origin`` generates, in order."""
     stages, p = origin.stages, per_step_probability(origin.hourly, origin.step_s)
-    struck = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
+    eligible = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
     drawn: dict[tuple[int, int], float] = {}
     if origin.failure_domain != "stage":
         p *= share(origin.failure_domain)
-        drawn = _with_groups(origin, struck, p)
+        drawn = _with_groups(origin, eligible, p)
     else:
-        for stage in struck:
+        for stage in eligible:
             drawn |= _drawn(f"planaria trace {origin.seed} stage {stage}", stage, origin.steps, p)
     if origin.adjacent_probability:
-        drawn = _with_bursts(drawn, origin, struck)
+        drawn = _with_bursts(drawn, origin, eligible)
     faults: list[Fault] = []
     for (step, stage), u in sorted(drawn.items()):
         failed_now = {fault.stage for fault in faults[-stages:] if fault.step == step}
@@ -98,10 +98,10 @@ def _faults(origin: TraceArguments) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def _with_groups(origin: TraceArguments, struck: set[int], p: float) -> dict[tuple[int, int], float]:
+def _with_groups(origin: TraceArguments, eligible: set[int], p: float) -> dict[tuple[int, int], float]:
     """Draw failure groups with probability ``p``; a stage taken by two in one step is lost with the first."""
     failures: dict[tuple[int, int], float] = {}
-    for stages in failure_groups(origin.failure_domain, struck, origin.stages, origin.machine):
+    for stages in failure_groups(origin.failure_domain, eligible, origin.stages, origin.machine):
         first, *others = stages
         for (step, _), u in _drawn(
             f"planaria trace {origin.seed} {origin.failure_domain} {stages}", first, origin.steps, p
@@ -118,7 +118,7 @@ def _drawn(name: str, stage: int, steps: int, p: float) -> dict[tuple[int, int],
 
 
 def _with_bursts(
-    drawn: dict[tuple[int, int], float], origin: TraceArguments, struck: set[int]
+    drawn: dict[tuple[int, int], float], origin: TraceArguments, eligible: set[int]
 ) -> dict[tuple[int, int], float]:
     """Return ``drawn`` plus the stages that these failures take with them, with the number (so the moment) of their
     cause."""
@@ -126,7 +126,7 @@ def _with_bursts(
     for (step, stage), u in sorted(drawn.items()):
         stream = random.Random(f"planaria trace {origin.seed} burst {step} {stage}")
         following = (stage + 1) % (origin.stages + 1)
-        while stream.random() < origin.adjacent_probability and following in struck and (step, following) not in lost:
+        while stream.random() < origin.adjacent_probability and following in eligible and (step, following) not in lost:
             lost[step, following] = u
             following = (following + 1) % (origin.stages + 1)
     return lost

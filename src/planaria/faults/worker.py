@@ -1,4 +1,4 @@
-"""Faults injected into a worker, which strikes itself at the exact action that a trace names.
+"""Faults of a worker, which injects them itself at the exact action that a trace names.
 
 An external signal cannot hit an exact action. A worker that knows its fault in advance kills itself there: the SIGKILL
 is real, and the same trace hits the same action in every run. A worker imports this module on its first fault.
@@ -33,7 +33,7 @@ _ACTIVITIES = {
 }
 """moment of a fault → the main thread's activity; other moments are actions of the step's plan"""
 _AT_FILE_OPEN = ("kill", "stop", "disk_slow", "disk_full")
-"""faults that strike when the file of a save is opened, in any thread"""
+"""faults injected when the file of a save is opened, in any thread"""
 _SLOW_FACTOR = 5.0
 """default slowdown of a slow worker's actions"""
 _BATCH_DELAY_S = 0.1
@@ -52,7 +52,7 @@ Target = tuple[str, int, int]
 class WorkerFaults:
     """Faults scheduled for this worker, and those in effect.
 
-    The thread that receives orders calls ``add``, a writer thread may call ``strike_matching``, and the main thread all
+    The thread that receives orders calls ``add``, a writer thread may call ``inject_matching``, and the main thread all
     methods but ``add``.
     """
 
@@ -61,13 +61,13 @@ class WorkerFaults:
         config: RunConfig,
         links: WorkerLinks,
         outer: OuterState,
-        struck: Callable[[str, InjectFault], None],
+        on_inject: Callable[[str, InjectFault], None],
         end: Callable[[signal.Signals], None] = signal.raise_signal,
     ) -> None:
-        """``struck`` is called before each strike with the fault's log name; ``end`` kills or stops the worker."""
+        """``on_inject`` is called before each injection, with the fault's log name; ``end`` ends the worker."""
         self._config = config
         self._outer = outer
-        self._on_strike = struck
+        self._on_inject = on_inject
         self._send_signal = end
         self._edges = _Edges(links)
         self._byzantine: Byzantine | None = None
@@ -85,7 +85,7 @@ class WorkerFaults:
         self._waiting.append(injection)
 
     def start_step(self, actions: Sequence[Action]) -> None:
-        """Begin a step with these actions: choose the action of each fault that strikes at one, and start whole-step
+        """Begin a step with these actions: choose the action of each fault injected at one, and start whole-step
         faults."""
         for injection in [b for b in self._waiting if b.signal in _WHOLE_STEP and b.moment not in _ACTIVITIES]:
             self._inject(injection)
@@ -125,20 +125,20 @@ class WorkerFaults:
         if self._disk_full_until and time.monotonic() > self._disk_full_until:
             resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
             self._disk_full_until = 0.0
-        self.strike_matching(doing, microbatch, hop)
+        self.inject_matching(doing, microbatch, hop)
 
-    def strike_matching(self, doing: str, microbatch: int = -1, hop: int = -1) -> None:
-        """Strike with the faults that target this action, of the main thread or of a background writer."""
+    def inject_matching(self, doing: str, microbatch: int = -1, hop: int = -1) -> None:
+        """Inject the faults that target this action, of the main thread or of a background writer."""
         for injection in [b for b in self._waiting if self._matches(b, doing, microbatch, hop)]:
             self._inject(injection)
 
     def _inject(self, injection: InjectFault) -> None:
         self._waiting.remove(injection)
-        self._on_strike(SIGNALS.get(injection.signal, injection.signal), injection)
+        self._on_inject(SIGNALS.get(injection.signal, injection.signal), injection)
         self._apply(injection)
 
     def _matches(self, injection: InjectFault, doing: str, microbatch: int, hop: int) -> bool:
-        if doing == "copy":  # faults of a save, but not of its file, strike here
+        if doing == "copy":  # faults of a save, but not of its file, are injected here
             return injection.moment == "save" and injection.signal not in _AT_FILE_OPEN
         if injection.moment in _ACTIVITIES:
             return doing in _ACTIVITIES[injection.moment]
@@ -169,7 +169,7 @@ class WorkerFaults:
                 )
                 self._byzantine = self._outer.publisher = Byzantine(self._config.exchange, misbehaviour)
             case _:
-                self._edges.strike(injection.signal, injection, lasts_s)
+                self._edges.inject(injection.signal, injection, lasts_s)
 
 
 class _Edges:
@@ -180,7 +180,7 @@ class _Edges:
         self._held: dict[int | None, tuple[float, float]] = {}
         """sending node, or None for all → delay of each frame, and its end (monotonic seconds)"""
 
-    def strike(self, kind: str, injection: InjectFault, lasts_s: float) -> None:
+    def inject(self, kind: str, injection: InjectFault, lasts_s: float) -> None:
         match kind:
             case "reset":
                 edges = list(self._links.edges.values())[:1]  # the first neighbour, unless one is named

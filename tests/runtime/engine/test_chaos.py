@@ -178,9 +178,9 @@ def test_a_frozen_worker_resumes_in_time() -> None:
     made.on_decision(run(0), STATE)
     made.on_event(10.0, struck(0, 2, "SIGSTOP"), STATE)
     assert made.next_due() == 11.5
-    made.strike(11.4)
+    made.resume_due(11.4)
     assert not fleet.signals
-    made.strike(11.5)
+    made.resume_due(11.5)
     assert fleet.signals == [("w2", 3, signal.SIGCONT)]
     assert made.next_due() is None
 

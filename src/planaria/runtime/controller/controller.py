@@ -107,7 +107,7 @@ class Controller:
                 self._handle(notice)
             now = time.monotonic()
             self._observer.check()
-            self._chaos.strike(now)
+            self._chaos.resume_due(now)
             if self._planner is not None and (answer := self._planner.answer()):
                 self._process_event(answer)
             self._report_expired_waits(now)
@@ -179,8 +179,9 @@ class Controller:
     def _patience(self) -> float:
         """Return the seconds until the next deadline."""
         due = [*self._waits.due, *self._broken_edges.due]
-        strike = self._chaos.next_due()
-        until_due = min([*due, *([] if strike is None else [strike])], default=math.inf) - time.monotonic()
+        if (resumption := self._chaos.next_due()) is not None:
+            due.append(resumption)
+        until_due = min(due, default=math.inf) - time.monotonic()
         planning = any(replica.phase == "replan" for replica in self.state.replicas.values())
         longest = PLANNING_S if self._planner is not None and planning else self._config.fleet.heartbeat_s
         return min(max(0.0, until_due), longest)

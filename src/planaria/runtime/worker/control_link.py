@@ -59,7 +59,7 @@ class InjectedFaults(Protocol):
 
     def set_activity(self, doing: str, microbatch: int, hop: int) -> None: ...
 
-    def strike_matching(self, doing: str) -> None: ...
+    def inject_matching(self, doing: str) -> None: ...
 
 
 class ControlLink:
@@ -132,7 +132,7 @@ class ControlLink:
     def inject_in_background(self, doing: str) -> None:
         """Inject a fault that is scheduled for this action of another thread."""
         if self.faults is not None:
-            self.faults.strike_matching(doing)
+            self.faults.inject_matching(doing)
 
     def next(self, deadline: float | None = None) -> Any:
         """Return the next item of the inbox; None after ``deadline`` (monotonic seconds).
