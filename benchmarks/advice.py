@@ -64,7 +64,7 @@ def learn(results: ComparisonResults, source: str, size: int) -> list[Observatio
     observed = []
     for arm in results.arms:
         by, first = _first(arm)
-        unharmed = next((score for score in calm if score.alike == arm.alike), None)
+        unharmed = next((score for score in calm if score.other_changes == arm.other_changes), None)
         if arm.faults and unharmed and not first.exact and not first.control:
             strategy = strategy_of(by, first)
             observed += [_observation(strategy, size, arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
@@ -196,7 +196,7 @@ def _raced_hours(course: ArmCourse, ticks: float, clock: ArmClock, scale: float,
     unsaved = clock.seconds(course.model_copy(update={"saved": []}), ticks, scale)
     if interval is None:
         return unsaved / 3600
-    rolled = sum(1 for met in course.met if met.rolled_back and met.tick < ticks)
+    rolled = sum(1 for met in course.loss_events if met.rolled_back and met.tick < ticks)
     more = rolled * max(0.0, (interval - FALLBACK) / 2)
     return (unsaved + more * clock.step_s + (ticks + more) / interval * clock.save_s) / 3600
 
@@ -344,7 +344,7 @@ def lesson(
     ticks = ticks_to(course.points, target)
     if ticks is None:
         return None
-    met = [one for one in course.met if one.tick < ticks]
+    met = [one for one in course.loss_events if one.tick < ticks]
     repaired = [one for one in met if not one.rolled_back]
     useful = ticks - sum(one.steps_lost for one in met)
     alone = steps * (learnt.swapped.mean if "plus" in name else 1.0)
@@ -490,7 +490,7 @@ def size(found: ComparisonResults, count: int, pair: tuple[str, str], of: str) -
 
 def compared(races: Sequence[ComparisonResults]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Return the measures, and the pairs of arms in all races."""
-    first, *others = ([arm.name for arm in race.contestants if not arm.alike] for race in races)
+    first, *others = ([arm.name for arm in race.contestants if not arm.other_changes] for race in races)
     names = [name for name in first if all(name in other for other in others)]
     return ((of, pair) for of in OF for pair in combinations(names, 2))
 

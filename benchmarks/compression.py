@@ -177,7 +177,7 @@ def least_squares(seed: int, n: int, d: int, zeta: float, sigma: float) -> tuple
 
 
 COMPRESSION_NAME = "compression"
-LESSONS = ROOT / "src" / "planaria" / "lab" / "compare" / "compression.json"
+EXPERIENCE = ROOT / "src" / "planaria" / "lab" / "compare" / "compression.json"
 CODING, CODED = "7: coding top-1 % of 16 M numbers, s", 1 << 24
 
 
@@ -261,8 +261,8 @@ def coding(repeats: int) -> list[Row]:
     ]
 
 
-def lessons(comparison: str) -> CompressionExperience:
-    """Return the lessons of a comparison (JSON) and of this benchmark's saved results."""
+def experience_of(comparison: str) -> CompressionExperience:
+    """Return the experience from a comparison (JSON) and of this benchmark's saved results."""
     found = ComparisonResults.model_validate_json(comparison)
     config, free = load(shipped.find(found.name), {})[1][0].config, found.arms[0].runs
     timed = saved(COMPRESSION_NAME)
@@ -297,7 +297,7 @@ def run_compression(given: Namespace) -> Measurement:
     memory.
     """
     if given.learn:
-        write(LESSONS, lessons(json.dumps(saved("compression_race"))).model_dump_json(indent=1) + "\n")
+        write(EXPERIENCE, experience_of(json.dumps(saved("compression_race"))).model_dump_json(indent=1) + "\n")
         return 0
     return [*coding(given.repeats), *compression_quadratics(given.seeds), *with_noise(given.seeds)]
 

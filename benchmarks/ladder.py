@@ -41,7 +41,7 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.lab.compare.race import ValidationPoint
 from planaria.lab.compare.race_results import smoothed, ticks_to
-from planaria.lab.compare.race_spec import SMOOTHED
+from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
 from planaria.lab.inline.engine import InlineEngine
 from planaria.models.family import Pipelined
 from planaria.models.llama_stages import Llama, global_name, parameter_count
@@ -256,7 +256,7 @@ def steps_ratio(full: list[ValidationPoint], swapped: list[ValidationPoint]) -> 
     "edges",
     seeds=[1, 2, 3],
     steps=500,
-    every=Flag(25, f"steps between validations; {SMOOTHED} make one loss"),
+    every=Flag(25, f"steps between validations; {SMOOTHING_WINDOW} make one loss"),
     stages=Flag(6, "block stages of two layers each"),
     dim=Flag(64, "width of the model; 64 is 0.6 million parameters"),
     samples=Flag(20, "in one step, of 96 bytes each"),
@@ -273,9 +273,10 @@ def run_edges(given: Namespace) -> Measurement:
     The last stage's claim is doubtful: other sizes, seeds and rates gave 0.37 to 1.06, because losing it does little
     harm (0.1 to 0.3 nats). The first stage's claim needs two layers per stage: with one, trials gave 0.15 to 0.54.
     """
-    if given.steps < SMOOTHED * given.every:
+    if given.steps < SMOOTHING_WINDOW * given.every:
         raise UserError(
-            f"--steps {given.steps}: a loss is the mean of {SMOOTHED} validations; lower --every or raise --steps"
+            f"--steps {given.steps}: a loss is the mean of {SMOOTHING_WINDOW} validations; lower --every or raise "
+            "--steps"
         )
     prepare(edges_recipe(given, 0, "full").data, VOCAB, print)
     arms = list(product(given.seeds, ("full", "swapped")))

@@ -131,7 +131,7 @@ def real_row(given: Namespace, every: int, seed: int) -> Row:
     course = race(config, prepare(config.data, config.model.vocab), lost, lambda tick, loss: None)
     ticks = [point.tick for point in course.points if point.step == given.real][:1]
     print(f"every {every}, seed {seed}: {ticks or 'not'} of {foreseen.ticks} foreseen ticks", flush=True)
-    met = [met for met in course.met if met.tick < foreseen.ticks]
+    met = [met for met in course.loss_events if met.tick < foreseen.ticks]
     beside = {"each trace": f"rollbacks {len(met)}, steps lost {sum(m.steps_lost for m in met)}"}
     over = [tick / foreseen.ticks for tick in ticks]
     return Row(f"trained, every {every}, seed {seed}", over, "the simulation: 1", REAL, beside)

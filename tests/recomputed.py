@@ -30,40 +30,40 @@ def reached(course: Json, target: float) -> float | None:
 
 def hours(arm: Json, course: Json, ticks: float) -> float:
     """Return the hours of steps, checkpoints, and losses (repeated work, a replacement, state) before the target."""
-    given = arm["given"]
+    inputs = arm["inputs"]
     total = ticks * arm["step_s"] + arm["save_s"] * len([tick for tick in course["saved"] if tick <= ticks])
-    for met in course["met"]:
-        if met["tick"] < ticks:
-            moved = given["scale"] * met["moved_bytes"] / (given["bandwidth"] or float("inf"))
-            state = given["load_s"] if met["rolled_back"] else moved
-            total += given["again"] * arm["step_s"] + given["replacement_s"] + state
+    for loss in course["loss_events"]:
+        if loss["tick"] < ticks:
+            moved = inputs["scale"] * loss["moved_bytes"] / (inputs["bandwidth"] or float("inf"))
+            state = inputs["load_s"] if loss["rolled_back"] else moved
+            total += inputs["repeated_steps"] * arm["step_s"] + inputs["replacement_s"] + state
     return float(total / 3600)
 
 
 def traffic(arm: Json) -> float:
     """Return the bytes per step of copies over those of activations and their gradients."""
-    given, changes = arm["given"], arm["changes"]
-    sample = given["context"] * given["dim"] * given["wire_bytes"] * given["microbatch_size"]
-    passed = given["replicas"] * 2 * (given["stages"] + 1) * given["microbatches"] * sample
+    inputs, changes = arm["inputs"], arm["changes"]
+    sample = inputs["context"] * inputs["dim"] * inputs["wire_bytes"] * inputs["microbatch_size"]
+    passed = inputs["replicas"] * 2 * (inputs["stages"] + 1) * inputs["microbatches"] * sample
     chain = [name.strip() for name in changes.get("recovery.strategy", "checkfree").split(",")] if arm["faults"] else []
     sent = 0.0
     if "echo" in chain:
         bits, every = (
             int(changes.get(f"recovery.options.{name}", usual)) for name, usual in (("bits", 8), ("every", 4))
         )
-        groups = [-(-count // GROUP) for count in given["parameters"]]
+        groups = [-(-count // GROUP) for count in inputs["parameters"]]
         sent += sum(groups) * (SCALE + GROUP * bits // 8) / every
     if "redundant" in chain:
-        sent += FP32 * sum(given["parameters"])
+        sent += FP32 * sum(inputs["parameters"])
     if "checkfree_plus" in chain:  # embedding, norm and head, each at the stage that it feeds
-        sent += FP32 * given["parameters"][0]
-    state = 3 * FP32 * sum(given["parameters"])  # weights and both moments
+        sent += FP32 * inputs["parameters"][0]
+    state = 3 * FP32 * sum(inputs["parameters"])  # weights and both moments
     if "snapshot" in chain:
         sent += state * int(changes.get("recovery.options.tolerate", 1))
     if "whole_copies" in chain:
         sent += state / int(changes["recovery.options.every"])
-    if given["replicas"] > 1:  # gradients in a ring, of all replicas
-        sent += 2 * (given["replicas"] - 1) * FP32 * sum(given["parameters"])
+    if inputs["replicas"] > 1:  # gradients in a ring, of all replicas
+        sent += 2 * (inputs["replicas"] - 1) * FP32 * sum(inputs["parameters"])
     return sent / passed
 
 

@@ -98,9 +98,9 @@ def test_a_race_rolls_back_to_the_predicted_step(tmp_path: Path, dataset: Datase
     struck = {3: [1], 8: [2], 9: [1]}
     course: ArmCourse = race(raced, dataset, struck, lambda tick, loss: None, behind)
     assert course.points, "the race was validated"
-    reached = 14 - sum(met.steps_lost for met in course.met)
+    reached = 14 - sum(met.steps_lost for met in course.loss_events)
     done = rollback(reached, 2, struck, behind=behind)
-    assert (done.ticks, done.rollbacks) == (14, len(course.met)) and done.saves == len(course.saved)
+    assert (done.ticks, done.rollbacks) == (14, len(course.loss_events)) and done.saves == len(course.saved)
 
 
 def test_uploads_that_take_time_need_steps_that_take_time() -> None:
@@ -112,5 +112,5 @@ def test_uploads_that_take_time_need_steps_that_take_time() -> None:
 
 def test_hours_include_copies_but_not_uploads() -> None:
     clock = ArmClock(10.0, 1.0, 100.0, 0.0, 0.0, 1e9, write_s=95.0)
-    course = ArmCourse(points=[], met=[], ticks=20, saved=[10, 20])
+    course = ArmCourse(points=[], loss_events=[], ticks=20, saved=[10, 20])
     assert clock.behind == 10 and clock.seconds(course, 20, 1.0) == 202.0

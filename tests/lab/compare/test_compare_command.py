@@ -58,9 +58,9 @@ def test_a_dry_run_rejects_what_a_run_rejects(tmp_path: Path) -> None:
 def test_lost_replaces_the_recipe_s_rule_of_failures(tmp_path: Path, lost: str) -> None:
     recipe = recipe_of(tmp_path)
     laid = trace_overrides(None, lost)  # type: ignore[arg-type]
-    comparison, _ = load(recipe, {"train.eval_every": "1"}, laid=laid)
+    comparison, _ = load(recipe, {"train.eval_every": "1"}, trace_overrides=laid)
     assert (comparison.trace.failure_domain, comparison.trace.forbid_adjacent) == (lost, False)
-    race, _ = load(shipped.find("recovery"), {}, laid=laid)
+    race, _ = load(shipped.find("recovery"), {}, trace_overrides=laid)
     assert race.trace.failure_domain == lost and not race.trace.forbid_adjacent, "the recipe forbids neighbours"
 
 
@@ -120,7 +120,7 @@ def test_a_comparison_with_controls_a_search_and_files_for_a_paper(
     ).results
     oracle, free = (next(arm for arm in found.arms if arm.name == name) for name in ("oracle", "fault-free"))
     for one, other in zip(oracle.courses, free.courses, strict=True):
-        assert one.points == other.points and one.met and not other.met, "bit for bit, through failures"
+        assert one.points == other.points and one.loss_events and not other.loss_events, "bit for bit, through failures"
     cells = recomputed(json.loads((tmp_path / "runs" / "tiny-compare" / "comparison.json").read_text()))
     for row in rows(found):
         printed = dict(zip(columns(found), row, strict=True))
@@ -129,5 +129,5 @@ def test_a_comparison_with_controls_a_search_and_files_for_a_paper(
         same = ("× fault-free", "traffic") if missed else own.keys() & printed.keys()
         assert {column: own[column] for column in same} == {column: printed[column] for column in same}, printed["arm"]
     assert float(cells["echo"]["traffic"].removesuffix(" %")) > 0, "echoes send something"
-    assert {len(met.stages) for met in oracle.courses[0].met} <= {1, 2}
+    assert {len(met.stages) for met in oracle.courses[0].loss_events} <= {1, 2}
     assert (tmp_path / "runs" / "tiny-compare" / "oracle.1.json").is_file()

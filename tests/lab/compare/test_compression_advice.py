@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.compression import lessons as learnt
+from benchmarks.compression import experience_of
 from benchmarks.harness import saved
 
 from planaria import cli
 from planaria.config import shipped
 from planaria.config.recipe import load
 from planaria.config.schema import RunConfig
-from planaria.lab.commands.advise_compress import lessons
+from planaria.lab.commands.advise_compress import shipped_experience
 from planaria.lab.compare.clock import clock_of
-from planaria.lab.compare.compression_advice import CLOSE, CompressionArm, advise, weigh_scheme
+from planaria.lab.compare.compression_advice import MIN_SPEEDUP, CompressionArm, advise, weigh_scheme
 from planaria.lab.compare.experience import Range
 
 
@@ -42,15 +42,15 @@ def arm(name: str, steps: float | None, **changes: str) -> CompressionArm:
 DENSE = arm("dense", 1.0)
 
 
-def test_shipped_lessons_are_those_of_the_saved_race_and_benchmark() -> None:
-    assert learnt(json.dumps(saved("compression_race"))) == lessons()
-    known = {each.name: each for each in lessons().arms}
+def test_the_shipped_experience_is_that_of_the_saved_race_and_benchmark() -> None:
+    assert experience_of(json.dumps(saved("compression_race"))) == shipped_experience()
+    known = {each.name: each for each in shipped_experience().arms}
     assert known["dense"].loss.mean == 1.0 and known["top1-ef21"].loss.low > 1.4 and known["top1-ef21"].missed == 3
     assert known["noloco-7"].missed == 2 and known["noloco-7"].steps is None, "no mean over some seeds only"
 
 
 def test_seconds_are_the_clock_s_and_coding_counts_only_where_measured() -> None:
-    known = lessons()
+    known = shipped_experience()
     by_name = {each.name: weigh_scheme(recipe(), each, known.coding) for each in known.arms}
     eight = clock_of(recipe(compress="ef14:8bits")).step_s
     assert (by_name["8-bits"].step_s, by_name["8-bits"].coding_s) == (eight, None)
@@ -63,7 +63,7 @@ def test_seconds_are_the_clock_s_and_coding_counts_only_where_measured() -> None
 
 
 def test_compression_pays_off_below_the_break_even_only() -> None:
-    known = lessons()
+    known = shipped_experience()
     found = advise(recipe(), known)
     assert found.best is not None and found.best.arm.name == "8-bits" and found.break_even is not None
     for factor, pays in ((0.99, True), (1.01, False)):
@@ -74,25 +74,25 @@ def test_compression_pays_off_below_the_break_even_only() -> None:
 
 def test_a_scheme_that_missed_the_loss_is_never_advised() -> None:
     quick = arm("less", None, compress="top1%")
-    known = lessons().model_copy(update={"arms": [DENSE, quick]})
+    known = shipped_experience().model_copy(update={"arms": [DENSE, quick]})
     found = advise(recipe(1e4), known)
-    assert found.best is None and found.break_even is None and found.choices[0].arm is quick
+    assert found.best is None and found.break_even is None and found.schemes[0].arm is quick
     slower = known.model_copy(update={"arms": [DENSE, arm("slow", 50.0, compress="8bits")]})
     assert advise(recipe(), slower).best is None, "fewer bytes, and many more steps"
-    nearly = advise(recipe(1e9), lessons())
-    assert nearly.best is None and nearly.dense.step_s < CLOSE * min(
-        way.step_s for way in nearly.choices if way.arm.steps
+    nearly = advise(recipe(1e9), shipped_experience())
+    assert nearly.best is None and nearly.dense.step_s < MIN_SPEEDUP * min(
+        scheme.step_s for scheme in nearly.schemes if scheme.arm.steps
     )
 
 
 def test_the_numbers_in_the_documentation_are_reproduced() -> None:
     """docs/replicas.md, of four replicas of the recipe demo."""
     demo = load(shipped.find("demo"), {"exchange.replicas": "4"}, "train")
-    fast = advise(demo, lessons())
+    fast = advise(demo, shipped_experience())
     assert fast.best is None and fast.break_even == pytest.approx(1.5e9, rel=0.03)
     network = demo.network.model_copy(update={"bandwidth": 12.5e6})
-    slow = advise(demo.model_copy(update={"network": network}), lessons())
-    assert slow.best is not None and slow.best.how == "ef14:4bits" and slow.best.arm.steps is not None
+    slow = advise(demo.model_copy(update={"network": network}), shipped_experience())
+    assert slow.best is not None and slow.best.label == "ef14:4bits" and slow.best.arm.steps is not None
     assert slow.best.step_s / slow.dense.step_s == pytest.approx(0.675, abs=5e-4)
     assert slow.best.arm.steps.mean == pytest.approx(1.010, abs=5e-4)
 

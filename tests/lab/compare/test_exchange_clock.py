@@ -9,7 +9,7 @@ import pytest
 
 from planaria.config import shipped
 from planaria.config.schema import NetworkConfig, RunConfig
-from planaria.lab.compare.clock import activation_bytes, clock_of, exchanged_bytes, of_weights, waiting_s
+from planaria.lab.compare.clock import activation_bytes, clock_of, exchanged_bytes, traffic_per_weight_byte, waiting_s
 from planaria.lab.compare.race_spec import load
 from planaria.models.families import stage_parameters
 
@@ -74,15 +74,15 @@ def test_activations_count_all_replicas_for_every_exchange() -> None:
 
 
 def test_shares_of_weights_match_manual_calculations() -> None:
-    assert of_weights(recipe(4, kind="allreduce")) == 3.0, "each gradient to three others"
-    assert of_weights(recipe(4, kind="diloco", every=20)) == pytest.approx(3 / 20)
-    assert of_weights(recipe(4, kind="noloco", every=20)) == pytest.approx(1 / 20)
-    assert of_weights(recipe(4, kind="local")) == of_weights(recipe(1)) == 0.0
+    assert traffic_per_weight_byte(recipe(4, kind="allreduce")) == 3.0, "each gradient to three others"
+    assert traffic_per_weight_byte(recipe(4, kind="diloco", every=20)) == pytest.approx(3 / 20)
+    assert traffic_per_weight_byte(recipe(4, kind="noloco", every=20)) == pytest.approx(1 / 20)
+    assert traffic_per_weight_byte(recipe(4, kind="local")) == traffic_per_weight_byte(recipe(1)) == 0.0
 
 
 def test_the_documented_table_of_exchanges_has_the_shares_of_its_recipe() -> None:
     page = (Path(__file__).parents[3] / "docs" / "replicas.md").read_text()
     printed = [line.split("|")[-2].strip() for line in page.splitlines() if line.count("|") == 6 and " % |" in line]
     _, arms = load(shipped.find("exchange"), {})
-    known = {f"{100 * of_weights(arm.config):.3g} %" for arm in arms}
+    known = {f"{100 * traffic_per_weight_byte(arm.config):.3g} %" for arm in arms}
     assert len(printed) == 5 and set(printed) <= known

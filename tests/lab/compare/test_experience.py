@@ -16,7 +16,7 @@ from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise import experience
 from planaria.lab.compare.advice import advise, unknown_strategies, weigh_strategies
-from planaria.lab.compare.experience import BEYOND, FEWEST, Curve, Observation, fit
+from planaria.lab.compare.experience import MAX_RATE_FACTOR, MIN_RACES, Curve, Observation, fit
 from planaria.lab.compare.race_results import ComparisonResults
 from planaria.models.families import parameters
 
@@ -39,7 +39,7 @@ def with_spread(low: float, high: float, races: int, most: float) -> Curve:
 def test_races_on_a_curve_give_that_curve_without_doubt(scale: float, power: float) -> None:
     curve = fit([seen(rate, scale * rate**power) for rate in RATES])
     assert curve.power == pytest.approx(power) and curve.scale == pytest.approx(scale)
-    assert max(-curve.low, curve.high) < 1e-9 and not curve.doubt(0.02)
+    assert max(-curve.low, curve.high) < 1e-9 and not curve.why_rate_not_covered(0.02)
 
 
 @given(st.lists(st.tuples(st.sampled_from(RATES), st.floats(-0.1, 0.3)), min_size=4, max_size=12))
@@ -67,10 +67,10 @@ def test_without_failures_the_cost_is_exactly_zero() -> None:
 
 
 def test_high_rates_and_few_races_are_doubted() -> None:
-    curve = with_spread(low=0.0, high=0.0, races=FEWEST, most=0.04)
-    assert not curve.doubt(BEYOND * 0.04)
-    assert "0.06 failures a step, raced with up to 0.04" in curve.doubt(0.06)
-    assert f"at least {FEWEST}" in curve.model_copy(update={"races": FEWEST - 1}).doubt(0.02)
+    curve = with_spread(low=0.0, high=0.0, races=MIN_RACES, most=0.04)
+    assert not curve.why_rate_not_covered(MAX_RATE_FACTOR * 0.04)
+    assert "0.06 failures a step, raced with up to 0.04" in curve.why_rate_not_covered(0.06)
+    assert f"at least {MIN_RACES}" in curve.model_copy(update={"races": MIN_RACES - 1}).why_rate_not_covered(0.02)
 
 
 def test_models_far_from_the_raced_sizes_are_doubted() -> None:

@@ -58,9 +58,14 @@ def test_a_lost_stage_is_copied_from_its_twin(tmp_path: Path, dataset: Dataset) 
     undisturbed = raced(arm(tmp_path, 2), dataset)
     struck = {2: [1], 5: [FIRST_OF_TWIN], 6: [0, 2, FIRST_OF_TWIN + 1], 9: [FIRST_OF_TWIN + 2]}
     course = raced(arm(tmp_path, 2), dataset, struck)
-    assert [met.outcome for met in course.met] == ["1: peer", "3: peer", "0: peer, 2: peer, 4: peer", "5: peer"]
-    assert [met.stages for met in course.met] == list(struck.values())
-    assert all(met.moved_bytes > 0 and not met.steps_lost for met in course.met)
+    assert [loss.outcome for loss in course.loss_events] == [
+        "1: peer",
+        "3: peer",
+        "0: peer, 2: peer, 4: peer",
+        "5: peer",
+    ]
+    assert [loss.stages for loss in course.loss_events] == list(struck.values())
+    assert all(loss.moved_bytes > 0 and not loss.steps_lost for loss in course.loss_events)
     assert (course.points, course.ticks, course.stopped) == (undisturbed.points, STEPS, "")
     assert raced(arm(tmp_path, 2), dataset, struck) == course
 
@@ -68,12 +73,12 @@ def test_a_lost_stage_is_copied_from_its_twin(tmp_path: Path, dataset: Dataset) 
 def test_a_stage_lost_in_both_replicas_is_left_to_the_chain(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
     both = {6: [1, 2, FIRST_OF_TWIN + 1]}
     back = raced(arm(tmp_path, 2), dataset, both)
-    (met,) = back.met
-    assert (met.outcome, met.rolled_back, met.steps_lost) == ("all: step 4", True, 2)
+    (loss,) = back.loss_events
+    assert (loss.outcome, loss.rolled_back, loss.steps_lost) == ("all: step 4", True, 2)
     undisturbed = losses(raced(arm(tmp_path, 2), dataset))
     assert losses(back) == undisturbed[:6] + undisturbed[4 : STEPS - 2], "two steps are repeated"
     rebuilt = raced(arm(tmp_path, 2, "checkfree, random"), dataset, both)
-    assert rebuilt.met[0].outcome == "1: random, 2: peer, 4: random" and not rebuilt.met[0].rolled_back
+    assert rebuilt.loss_events[0].outcome == "1: random, 2: peer, 4: random" and not rebuilt.loss_events[0].rolled_back
     stuck = raced(arm(tmp_path, 2, "checkfree"), dataset, {6: [0, FIRST_OF_TWIN]})
     assert stuck.stopped.startswith("tick 6: checkfree cannot") and stuck.ticks == 6
 
@@ -97,13 +102,16 @@ def test_further_traces_affect_their_replicas_nodes_and_the_identity(
     dataset: Dataset,  # noqa: F811
 ) -> None:
     plain = one(tmp_path, dataset)
-    assert plain.struck() == {3: [1]}
+    assert plain.lost_nodes_by_tick() == {3: [1]}
     twin = [Trace(faults=(Fault(step=3, stage=1), Fault(step=4, stage=0)))]
-    hot = plain.model_copy(update={"further": twin})
-    assert hot.struck() == {3: [1, FIRST_OF_TWIN + 1], 4: [FIRST_OF_TWIN]}
+    hot = plain.model_copy(update={"replica_traces": twin})
+    assert hot.lost_nodes_by_tick() == {3: [1, FIRST_OF_TWIN + 1], 4: [FIRST_OF_TWIN]}
     assert hot.identity() != plain.identity()
     spared = plain.model_copy(update={"faults": False})
-    assert spared.model_copy(update={"further": twin}).identity() == spared.identity() and not spared.struck()
+    assert (
+        spared.model_copy(update={"replica_traces": twin}).identity() == spared.identity()
+        and not spared.lost_nodes_by_tick()
+    )
 
 
 def test_a_step_takes_half_the_microbatches_plus_the_wait_for_the_twin() -> None:
@@ -116,7 +124,7 @@ def test_a_step_takes_half_the_microbatches_plus_the_wait_for_the_twin() -> None
 
 def test_machine_hours_are_hours_times_machines() -> None:
     course = ArmCourse(
-        points=[ValidationPoint(tick=n, step=n, loss=9.0 - n) for n in (1, 2, 3, 4)], met=[], ticks=4, saved=[]
+        points=[ValidationPoint(tick=n, step=n, loss=9.0 - n) for n in (1, 2, 3, 4)], loss_events=[], ticks=4, saved=[]
     )
     alone, twins = (
         ArmClock(step_s, 0.0, 0.0, 0.0, 0.0, 1.0, workers=count) for step_s, count in ((3600.0, 7), (1800.0, 14))
@@ -144,7 +152,7 @@ def test_the_clock_counts_microbatches_in_proportion(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["recovery", "pareto", "exchange", "bursts"])
 def test_every_arm_of_a_shipped_comparison_is_supported(name: str) -> None:
     path = shipped.find(name)
-    comparison, arms = load(path, {}, laid={"adjacent_probability": 0.25})
+    comparison, arms = load(path, {}, trace_overrides={"adjacent_probability": 0.25})
     assert comparison.trace.adjacent_probability == 0.25
     ready, clocks = resolve_arms(path, comparison, arms)
     assert [each.name for each in ready] == list(clocks) and len(ready) > 3

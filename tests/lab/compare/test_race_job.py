@@ -116,7 +116,7 @@ def test_another_trace_repeats_all_arms_with_failures(tmp_path: Path, dataset: D
         "1/2 runs: kept from before",
         "2/2 runs: echo, seed 0",
     ]
-    assert courses[1].met[0].tick == 4
+    assert courses[1].loss_events[0].tick == 4
 
 
 @pytest.mark.slow

@@ -30,7 +30,9 @@ def points(*losses: float, every: int = 10) -> list[ValidationPoint]:
 def course(
     *losses: float, met: list[LossEvent] | None = None, saved: list[int] | None = None, stopped: str = ""
 ) -> ArmCourse:
-    return ArmCourse(points=points(*losses), met=met or [], ticks=10 * len(losses), saved=saved or [], stopped=stopped)
+    return ArmCourse(
+        points=points(*losses), loss_events=met or [], ticks=10 * len(losses), saved=saved or [], stopped=stopped
+    )
 
 
 def clock(step_s: float = 36.0) -> ArmClock:

@@ -22,7 +22,7 @@ def losses(slower: float, upto: int = STEPS) -> list[ValidationPoint]:
 def write_race(folder: Path, arm: str, seed: int, when: float, slower: float = 1.0, stopped: str = "") -> None:
     """The result of a race that was over ``when`` (seconds since 1970)."""
     met = [LossEvent(tick=9, stages=[2], outcome="2: echo", moved_bytes=1, rolled_back=False, steps_lost=0)]
-    course = ArmCourse(points=losses(slower), met=met, ticks=STEPS, saved=[], stopped=stopped)
+    course = ArmCourse(points=losses(slower), loss_events=met, ticks=STEPS, saved=[], stopped=stopped)
     file = folder / f"{arm}.{seed}.json"
     CachedResult(file, ArmCourse, identity({"arm": arm})).write(course)
     os.utime(file, (when, when))

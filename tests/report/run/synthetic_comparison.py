@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from planaria.lab.compare.clock import ArmClock
 from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
 from planaria.lab.compare.race_results import (
-    ArmPrices,
+    ArmInputs,
     ArmScore,
     ComparisonResults,
     SeedTrace,
@@ -20,8 +20,9 @@ from planaria.lab.compare.race_results import (
 )
 
 SEEDS, STEPS, STAGES, EVERY = (1, 3, 4), 1000, 6, 20
-GIVEN = ArmPrices(
-    replacement_s=30.0, load_s=60.0, again=0.5, bandwidth=125e6, scale=250.0, replicas=1, stages=STAGES, context=1024,
+INPUTS = ArmInputs(
+    replacement_s=30.0, load_s=60.0, repeated_steps=0.5, bandwidth=125e6, scale=250.0, replicas=1, stages=STAGES,
+    context=1024,
     microbatches=16, microbatch_size=16, dim=1024, wire_bytes=4, parameters=[65_537_024, *[67_117_056] * STAGES],
 )  # fmt: skip
 MISSING = "redraw <b>&"
@@ -97,7 +98,7 @@ def course(manner: Manner, seed: int) -> ArmCourse:
         points.append(ValidationPoint(tick=tick, step=tick, loss=loss(progress, seed) + noise.gauss(0, 0.004)))
     return ArmCourse(
         points=points,
-        met=[
+        loss_events=[
             LossEvent(
                 tick=tick, stages=[2], outcome="2: x", moved_bytes=10**6, rolled_back=bool(manner.save), steps_lost=0
             )
@@ -134,7 +135,7 @@ def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compa
             control=manner.control,
             exact=manner.exact,
             computes_copies=manner.computes_copies,
-            given=GIVEN,
+            inputs=INPUTS,
             courses=list(courses[name].values()),
         )
         for name, manner in manners.items()

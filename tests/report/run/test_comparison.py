@@ -81,7 +81,7 @@ def test_machine_hours_are_shown_if_arms_differ_in_machines(
     assert not any("machine-hours" in line for line in table_of(found, capsys)) and 'id="machine-hours"' not in text
     twins = compared({**MANNERS, "hot": Manner({"exchange.replicas": "2"}, step_s=50.0, workers=14)})
     struck = SeedTrace(seed=3, digest="f" * 64, faults=[(5, 2), (9, 1)], replica=1)
-    twins = twins.model_copy(update={"further": [struck]})
+    twins = twins.model_copy(update={"replica_failures": [struck]})
     lines = table_of(twins, capsys)
     assert max(map(len, lines)) <= WIDE and any("machine-hours" in line for line in lines)
     hours, both = twins.arms[-1].spread("hours"), twins.arms[-1].spread("machine_hours")

@@ -46,11 +46,11 @@ def test_lost_moments_are_compared_with_an_arm_that_differs_in_nothing_else() ->
     }
     found = compared({**HELD, **more})
     by = {arm.name: arm for arm in found.arms}
-    alone = found.alone(by["reset-95"])
+    alone = found.reset_cost(by["reset-95"])
     assert alone is not None and alone.mean == pytest.approx(1.0, abs=0.02)
-    assert (own := found.alone(by["reset"])) is not None and own.mean == pytest.approx(0.95, abs=0.02)
+    assert (own := found.reset_cost(by["reset"])) is not None and own.mean == pytest.approx(0.95, abs=0.02)
     without = found.model_copy(update={"arms": [arm for arm in found.arms if arm.name != "calm-95"]})
-    assert without.alone(by["reset-95"]) is None
+    assert without.reset_cost(by["reset-95"]) is None
 
 
 def test_an_arm_that_missed_has_no_ratio_to_reset(held: ComparisonResults) -> None:

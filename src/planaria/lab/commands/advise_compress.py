@@ -8,10 +8,9 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.lab.compare.advice import require_costs
+from planaria.lab.compare.advice import BREAK_EVEN_SEARCH_FACTOR, require_costs
 from planaria.lab.compare.compression_advice import (
-    CLOSE,
-    SPAN,
+    MIN_SPEEDUP,
     CompressionAdvice,
     CompressionExperience,
     WeighedCompression,
@@ -21,11 +20,11 @@ from planaria.lab.compare.experience import Range
 from planaria.lab.trials.spread import Spread, seeds_shown, shown
 from planaria.report.tables import Table, show
 
-LIKE = "if your run resembles the race's: replicas, model, optimizer, steps"
-HEAD = ["how", "MB a step", "s a step", "of dense", "coding, ms", "loss at the end, of dense", "steps, of dense"]
+IF_SIMILAR = "if your run resembles the race's: replicas, model, optimizer, steps"
+COLUMNS = ["how", "MB a step", "s a step", "of dense", "coding, ms", "loss at the end, of dense", "steps, of dense"]
 
 
-def lessons() -> CompressionExperience:
+def shipped_experience() -> CompressionExperience:
     """Return the measurements that ship with planaria."""
     return CompressionExperience.model_validate_json((files("planaria.lab.compare") / "compression.json").read_bytes())
 
@@ -36,12 +35,12 @@ def advise_compress(config: RunConfig, path: Path) -> int:
     :raises UserError: when the recipe has no gradients to compress, or lacks prices.
     """
     _require(config, path)
-    known = lessons()
-    advice = advise(config, known)
-    rows = [_row(choice, advice.dense, known) for choice in advice.choices]
+    experience = shipped_experience()
+    advice = advise(config, experience)
+    rows = [_row(scheme, advice.dense, experience) for scheme in advice.schemes]
     title = f"{config.name}: {config.exchange.replicas} replicas, {config.network.bandwidth:.3g} bytes/s"
-    show([Table(title, HEAD, rows, numbers_from=1)])
-    for line in _conclusions(config, advice, known):
+    show([Table(title, COLUMNS, rows, numbers_from=1)])
+    for line in _conclusions(config, advice, experience):
         print(line)
     return 0
 
@@ -59,48 +58,50 @@ def _require(config: RunConfig, path: Path) -> None:
     require_costs(network, path, "forward_s", "backward_s", "bandwidth")
 
 
-def _row(choice: WeighedCompression, dense: WeighedCompression, known: CompressionExperience) -> list[str]:
-    missed = f"missed by {choice.arm.missed} of {len(known.seeds)}"
-    steps = missed if choice.arm.steps is None else _shown(choice.arm.steps)
-    coding = "–" if choice.coding_s is None else f"{1e3 * choice.coding_s:.3g}"
+def _row(scheme: WeighedCompression, dense: WeighedCompression, experience: CompressionExperience) -> list[str]:
+    missed = f"missed by {scheme.arm.missed} of {len(experience.seeds)}"
+    steps = missed if scheme.arm.steps is None else _shown(scheme.arm.steps)
+    coding = "–" if scheme.coding_s is None else f"{1e3 * scheme.coding_s:.3g}"
     size, seconds, share = (
-        f"{choice.step_bytes / 1e6:.3g}",
-        f"{choice.step_s:.4g}",
-        f"{choice.step_s / dense.step_s:.3f}",
+        f"{scheme.step_bytes / 1e6:.3g}",
+        f"{scheme.step_s:.4g}",
+        f"{scheme.step_s / dense.step_s:.3f}",
     )
-    return [choice.how, size, seconds, share, coding, _shown(choice.arm.loss), steps]
+    return [scheme.label, size, seconds, share, coding, _shown(scheme.arm.loss), steps]
 
 
 def _shown(of: Range) -> str:
     return shown(Spread(of.mean, of.low, of.high))
 
 
-def _conclusions(config: RunConfig, advice: CompressionAdvice, known: CompressionExperience) -> Iterator[str]:
+def _conclusions(config: RunConfig, advice: CompressionAdvice, experience: CompressionExperience) -> Iterator[str]:
     yield from _advised(advice)
     yield f"break-even    {_break_even(config, advice)}"
-    yield from _quicker(advice, known)
-    if etas := [f"{choice.eta:.3g} ({choice.how})" for choice in advice.choices if choice.eta is not None]:
+    yield from _quicker(advice, experience)
+    if etas := [f"{scheme.eta:.3g} ({scheme.label})" for scheme in advice.schemes if scheme.eta is not None]:
         yield f"eta           econtrol takes delta / 2: {', '.join(etas)}"
     yield (
         "step size     EF21-W's larger one is for SGD with known smoothness (arXiv 2402.10774); with optim.kind = "
         f"{config.optim.kind!r} nothing is proved"
     )
     yield f"how sure      {_sure(advice)}"
-    coding = known.coding
+    coding = experience.coding
     yield (
         f"coding        top-k's once a step, no less: {coding.seconds.mean:.3g} s for {coding.numbers:,} numbers "
         f"({coding.source}); others' was not measured, and does not count"
     )
-    yield f"experience    {known.source}, {seeds_shown(known.seeds)}: {known.setting}; [ … ] is their range"
+    seeds = seeds_shown(experience.seeds)
+    yield f"experience    {experience.source}, {seeds}: {experience.setting}; [ … ] is their range"
 
 
 def _advised(advice: CompressionAdvice) -> Iterator[str]:
     best, dense = advice.best, advice.dense
     if best is None:
-        yield f"advice        none: nothing that reaches dense gradients' loss saves more than {CLOSE - 1:.0%}"
+        yield f"advice        none: nothing that reaches dense gradients' loss saves more than {MIN_SPEEDUP - 1:.0%}"
         return
     command = " ".join(f"--{name} {setting}" for name, setting in best.arm.changes.items())
-    yield f"advice        {best.how}: {best.step_s:.4g} s a step, {best.step_s / dense.step_s:.3f} of dense ({command})"
+    share = best.step_s / dense.step_s
+    yield f"advice        {best.label}: {best.step_s:.4g} s a step, {share:.3f} of dense ({command})"
     assert best.arm.steps is not None, "only measured arms are advised"
     yield (
         f"its price     {_shown(best.arm.loss)} of the dense loss at the end, {_shown(best.arm.steps)} of the steps to "
@@ -116,27 +117,27 @@ def _break_even(config: RunConfig, advice: CompressionAdvice) -> str:
             "lower: the time of coding in few bits is not known"
         )
     if advice.best is not None:
-        return f"none up to {SPAN:g} times {now}: compressing pays there too"
-    return f"none down to 1/{SPAN:g} of {now}: compressing does not pay there either"
+        return f"none up to {BREAK_EVEN_SEARCH_FACTOR:g} times {now}: compressing pays there too"
+    return f"none down to 1/{BREAK_EVEN_SEARCH_FACTOR:g} of {now}: compressing does not pay there either"
 
 
-def _quicker(advice: CompressionAdvice, known: CompressionExperience) -> Iterator[str]:
+def _quicker(advice: CompressionAdvice, experience: CompressionExperience) -> Iterator[str]:
     """Name the scheme with the lowest loss among those with quicker steps than the advised one."""
     limit = (advice.best or advice.dense).step_s
-    quicker = [choice for choice in advice.choices if choice.step_s * CLOSE < limit and choice.arm.steps is None]
+    quicker = [scheme for scheme in advice.schemes if scheme.step_s * MIN_SPEEDUP < limit and scheme.arm.steps is None]
     if quicker:
-        least = min(quicker, key=lambda choice: choice.arm.loss.mean)
+        least = min(quicker, key=lambda scheme: scheme.arm.loss.mean)
         yield (
-            f"quicker       {least.how}: {least.step_s:.4g} s a step, at {_shown(least.arm.loss)} of the dense loss; "
-            f"{least.arm.missed} of {len(known.seeds)} seeds did not reach in {known.steps} steps what dense gradients "
-            f"had after {known.target:.0f}"
+            f"quicker       {least.label}: {least.step_s:.4g} s a step, at {_shown(least.arm.loss)} of the dense loss; "
+            f"{least.arm.missed} of {len(experience.seeds)} seeds did not reach in {experience.steps} steps what dense "
+            f"gradients had after {experience.target:.0f}"
         )
 
 
 def _sure(advice: CompressionAdvice) -> str:
     if advice.best is None:
-        return f"of the clock's seconds; of losses, {LIKE}"
+        return f"of the clock's seconds; of losses, {IF_SIMILAR}"
     worst = advice.best.seconds("high")
     if worst is not None and worst < advice.dense.step_s:
-        return f"its worst seed is ahead of dense gradients too, {LIKE}"
+        return f"its worst seed is ahead of dense gradients too, {IF_SIMILAR}"
     return "not very: with its worst seed dense gradients are as quick"

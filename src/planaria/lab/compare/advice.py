@@ -132,11 +132,11 @@ def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
         ("network.memory_bandwidth", network.memory_bandwidth),
         ("network.replacement_s", network.replacement_s or None),
     ]
-    breaks = []
+    break_evens = []
     for label, setting in varied_settings:
         if setting is not None:
-            breaks += _break_evens(config, experience, best.name, label, setting)
-    return StrategyAdvice(ranked, rivals, breaks)
+            break_evens += _break_evens(config, experience, best.name, label, setting)
+    return StrategyAdvice(ranked, rivals, break_evens)
 
 
 def may_be_as_good(rival: Range, best: Range) -> bool:
@@ -211,7 +211,7 @@ def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experi
         if not strategy.exact and strategy_of(name, strategy) not in experience.curves:
             return "not measured yet"
     used = _used(config, _stage_recoveries(config, failures.affected_stages), failures.rate, experience)
-    return next((why for curve, met in used if (why := curve.doubt(met))), "")
+    return next((why for curve, strategy_rate in used if (why := curve.why_rate_not_covered(strategy_rate))), "")
 
 
 def why_size_not_covered(config: RunConfig, failures: FailureRate, experience: Experience, size: int) -> str:
@@ -258,16 +258,17 @@ def predict(
     hours = {}
     for side in ("mean", "low", "high"):
         swap = getattr(experience.swapped, side) if config.routing.kind == "swapped" else 1.0
-        extra = sum(curve.extra(met, side) for curve, met in used)
+        extra = sum(curve.extra(strategy_rate, side) for curve, strategy_rate in used)
         ticks = config.train.steps * swap * max(0.5, 1.0 + extra)
         saves = 0.0
         if chance and interval:
             ticks *= rollback_mean(interval, chance, behind=clock.behind)
             saves = ticks / interval
-        struck = ticks * failures.rate
+        failures_per_stage = ticks * failures.rate
         moved = clock.load_s * len(rolled) + clock.donated_s * len(rebuilt)
-        down = struck * (len(recoveries) * (clock.mean_repeated_steps * clock.step_s + clock.replacement_s) + moved)
-        hours[side] = (ticks * clock.step_s + saves * clock.save_s + down) / 3600
+        restart_s = clock.mean_repeated_steps * clock.step_s + clock.replacement_s
+        downtime_s = failures_per_stage * (len(recoveries) * restart_s + moved)
+        hours[side] = (ticks * clock.step_s + saves * clock.save_s + downtime_s) / 3600
     certain = not used and config.routing.kind != "swapped"
     return Prediction(name, Range(**hours), interval if chance else None, certain)
 

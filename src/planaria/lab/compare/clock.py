@@ -48,19 +48,19 @@ class ArmClock:
         """Steps from a save until it is durable and the next can begin."""
         return math.ceil(self.write_s / self.step_s) if self.write_s else 0
 
-    def recovery_s(self, met: LossEvent, scale: float) -> float:
+    def recovery_s(self, loss: LossEvent, scale: float) -> float:
         """Return the seconds of one recovery: :attr:`mean_repeated_steps` steps, a replacement, then the state, from
         donors or the store.
 
         ``scale`` converts bytes of the raced model to those of the clock's model.
         """
-        state = self.load_s if met.rolled_back else scale * met.moved_bytes / self.bandwidth
+        state = self.load_s if loss.rolled_back else scale * loss.moved_bytes / self.bandwidth
         return self.mean_repeated_steps * self.step_s + self.replacement_s + state
 
     def seconds(self, course: ArmCourse, ticks: float, scale: float) -> float:
         """Return the time of the first ``ticks`` ticks of a course."""
         saves = sum(1 for tick in course.saved if tick <= ticks)
-        lost = sum(self.recovery_s(met, scale) for met in course.met if met.tick < ticks)
+        lost = sum(self.recovery_s(loss, scale) for loss in course.loss_events if loss.tick < ticks)
         return ticks * self.step_s + saves * self.save_s + lost
 
 
@@ -92,8 +92,8 @@ def clock_of(config: RunConfig) -> ArmClock:
             "network.forward_s and network.backward_s"
         )
     workers = config.exchange.replicas * (pipeline.stages + 1)
-    again = 0.0 if recovery(config.recovery, pipeline.stages).control else 0.5
-    return ArmClock(step, pause, moved, donated, network.replacement_s, bandwidth, upload, workers, again)
+    repeated_steps = 0.0 if recovery(config.recovery, pipeline.stages).control else 0.5
+    return ArmClock(step, pause, moved, donated, network.replacement_s, bandwidth, upload, workers, repeated_steps)
 
 
 def activation_bytes(config: RunConfig) -> int:
@@ -101,7 +101,7 @@ def activation_bytes(config: RunConfig) -> int:
     return config.exchange.replicas * sum(link_bytes(config).values())
 
 
-def of_weights(config: RunConfig) -> float:
+def traffic_per_weight_byte(config: RunConfig) -> float:
     """Return the bytes a replica sends to others in one step over the bytes of its weights in fp32."""
     replicas = config.exchange.replicas
     return exchanged_bytes(config) / (replicas * FP32_BYTES * parameter_count(config.model))
@@ -114,8 +114,8 @@ def _fullest(copies: Sequence[tuple[Copy, CopyCost]], step: SimulatedStep) -> fl
 
 
 def _carried(link: tuple[int, int], copies: Sequence[tuple[Copy, CopyCost]]) -> float:
-    given = ((copy, cost) for copy, cost in copies if cost.in_background and copy.host == link[1] != link[0])
-    return sum(cost.step_bytes for copy, cost in given if link[0] in copy.sources)
+    carried = ((copy, cost) for copy, cost in copies if cost.in_background and copy.host == link[1] != link[0])
+    return sum(cost.step_bytes for copy, cost in carried if link[0] in copy.sources)
 
 
 def _copying(config: RunConfig, copied: float) -> float:

@@ -12,15 +12,13 @@ from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.compress.estimates import EControl
 from planaria.exchange.compress.sparse import TopK
 from planaria.exchange.registry import exchange
-from planaria.lab.compare.advice import first_change
+from planaria.lab.compare.advice import BREAK_EVEN_SEARCH_FACTOR, first_change
 from planaria.lab.compare.clock import clock_of, exchanged_bytes
 from planaria.lab.compare.experience import Range
 from planaria.models.families import stage_parameters
 
-CLOSE = 1.01
+MIN_SPEEDUP = 1.01
 """minimum ratio of dense seconds to compressed seconds that counts as a gain"""
-SPAN = 100.0
-"""break-even bandwidths are searched within this factor of the recipe's own, both ways"""
 
 
 class CompressionArm(Record):
@@ -66,7 +64,7 @@ class WeighedCompression:
     """One compression scheme under a recipe's conditions."""
 
     arm: CompressionArm
-    how: str
+    label: str
     """short description"""
     step_bytes: float
     """mean bytes that one replica sends per step"""
@@ -86,40 +84,40 @@ class WeighedCompression:
 class CompressionAdvice:
     """All schemes, the fewest seconds per step first."""
 
-    choices: Sequence[WeighedCompression]
+    schemes: Sequence[WeighedCompression]
     dense: WeighedCompression
     best: WeighedCompression | None
     """the fastest scheme known to reach dense gradients' loss; None if none is worthwhile"""
     break_even: float | None
-    """the bandwidth below which one is worthwhile; None if there is none within :data:`SPAN`"""
+    """the bandwidth below which one is worthwhile; None if there is none within :data:`BREAK_EVEN_SEARCH_FACTOR`"""
 
 
-def advise(config: RunConfig, lessons: CompressionExperience) -> CompressionAdvice:
+def advise(config: RunConfig, experience: CompressionExperience) -> CompressionAdvice:
     """Weigh all schemes, and search the bandwidth at which compression starts to pay off."""
-    strategies = [weigh_scheme(config, arm, lessons.coding) for arm in lessons.arms]
-    known = [arm for arm in lessons.arms if arm.steps is not None]
+    schemes = [weigh_scheme(config, arm, experience.coding) for arm in experience.arms]
+    known = [arm for arm in experience.arms if arm.steps is not None]
     own = config.network.bandwidth
     assert own is not None, "checked before: the recipe has a bandwidth"
 
     def pays(bandwidth: float) -> str:
         network = config.network.model_copy(update={"bandwidth": bandwidth})
         variant = config.model_copy(update={"network": network})
-        return str(_best([weigh_scheme(variant, arm, lessons.coding) for arm in known]) is not None)
+        return str(_best([weigh_scheme(variant, arm, experience.coding) for arm in known]) is not None)
 
-    best = _best(strategies)
-    far = own * SPAN if best is not None else own / SPAN
+    best = _best(schemes)
+    far = own * BREAK_EVEN_SEARCH_FACTOR if best is not None else own / BREAK_EVEN_SEARCH_FACTOR
     at = first_change(pays, str(best is not None), own, far)
-    return CompressionAdvice(sorted(strategies, key=lambda choice: choice.step_s), strategies[0], best, at)
+    return CompressionAdvice(sorted(schemes, key=lambda scheme: scheme.step_s), schemes[0], best, at)
 
 
-def _best(strategies: Sequence[WeighedCompression]) -> WeighedCompression | None:
-    """Return the scheme that reaches dense gradients' loss (``strategies[0]``) fastest; None if none saves time."""
-    dense = strategies[0].step_s
-    known = {choice.arm.name: seconds for choice in strategies[1:] if (seconds := choice.seconds("mean")) is not None}
+def _best(schemes: Sequence[WeighedCompression]) -> WeighedCompression | None:
+    """Return the scheme that reaches dense gradients' loss (``schemes[0]``) fastest; None if none saves time."""
+    dense = schemes[0].step_s
+    known = {scheme.arm.name: seconds for scheme in schemes[1:] if (seconds := scheme.seconds("mean")) is not None}
     fastest = min(known, key=known.__getitem__, default=None)
-    if fastest is None or known[fastest] * CLOSE >= dense:
+    if fastest is None or known[fastest] * MIN_SPEEDUP >= dense:
         return None
-    return next(choice for choice in strategies if choice.arm.name == fastest)
+    return next(scheme for scheme in schemes if scheme.arm.name == fastest)
 
 
 def weigh_scheme(config: RunConfig, arm: CompressionArm, coding: CodingTimes) -> WeighedCompression:
@@ -128,14 +126,14 @@ def weigh_scheme(config: RunConfig, arm: CompressionArm, coding: CodingTimes) ->
     changed = recipe.overlay(config.model_copy(update={"exchange": plain}), arm.changes, "the race")
     made, stages = exchange(changed.exchange), range(config.pipeline.stages + 1)
     largest = max(stage_parameters(config.model, config.pipeline.stages, stage) for stage in stages)
-    how, coding_s, eta = arm.name, None, None
+    label, coding_s, eta = arm.name, None, None
     if isinstance(made, AggregatingExchange) and not made.compression.exact:
-        how = arm.changes.get("exchange.compress", arm.name)
+        label = arm.changes.get("exchange.compress", arm.name)
         if isinstance(made.compression.compressor, TopK):
             coding_s = coding.seconds.mean / coding.numbers * largest / max(1, made.interval or 0)
         if isinstance(made.compression.feedback, EControl) and made.compression.compressor.guaranteed:
             eta = made.compression.compressor.delta(largest) / 2
     elif made.interval:
-        how = f"{changed.exchange.kind}, every {made.interval}"
+        label = f"{changed.exchange.kind}, every {made.interval}"
     sent = exchanged_bytes(changed) / config.exchange.replicas
-    return WeighedCompression(arm, how, sent, clock_of(changed).step_s + (coding_s or 0.0), coding_s, eta)
+    return WeighedCompression(arm, label, sent, clock_of(changed).step_s + (coding_s or 0.0), coding_s, eta)

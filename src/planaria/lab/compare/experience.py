@@ -11,13 +11,13 @@ from planaria.recovery.base import Recovery
 
 POWERS = [k / 20 for k in range(6, 25)]
 """candidate powers of a curve, 0.3 to 1.2"""
-WIDE = 2.0
+MIN_RATE_RATIO = 2.0
 """minimum ratio of rates that determines the power"""
-FEWEST = 4
+MIN_RACES = 4
 """minimum number of races for a curve"""
-BEYOND = 1.25
+MAX_RATE_FACTOR = 1.25
 """multiple of the highest raced rate up to which a curve is trusted"""
-SIZES = 2.0
+MAX_SIZE_FACTOR = 2.0
 """factor below the smallest or above the largest raced model within which experience applies"""
 
 
@@ -37,7 +37,7 @@ class SwappedSteps(Range):
 
     def why_size_not_covered(self, size: int) -> str:
         """See :meth:`Curve.why_size_not_covered`."""
-        return _far(size, self.parameters, self.parameters)
+        return _why_size_not_covered(size, self.parameters, self.parameters)
 
 
 class Observation(Record):
@@ -79,17 +79,17 @@ class Curve(Record):
         deviation = {"mean": 0.0, "low": self.low, "high": self.high}[side]
         return float(self.scale * rate**self.power + deviation * min(1.0, rate / self.min_rate) ** 0.5)
 
-    def doubt(self, rate: float) -> str:
+    def why_rate_not_covered(self, rate: float) -> str:
         """Return why the curve does not cover this rate; empty if it does."""
-        if self.races < FEWEST:
-            return f"{self.races} races, of which at least {FEWEST} are needed"
-        if rate > BEYOND * self.max_rate:
+        if self.races < MIN_RACES:
+            return f"{self.races} races, of which at least {MIN_RACES} are needed"
+        if rate > MAX_RATE_FACTOR * self.max_rate:
             return f"{rate:.2g} failures a step, raced with up to {self.max_rate:.2g}"
         return ""
 
     def why_size_not_covered(self, size: int) -> str:
         """Return why the curve does not cover a model of ``size`` parameters; empty if it does."""
-        return _far(size, self.min_parameters, self.max_parameters)
+        return _why_size_not_covered(size, self.min_parameters, self.max_parameters)
 
 
 class Experience(Record):
@@ -106,10 +106,10 @@ class Experience(Record):
         Models of all sizes share a curve, since races of one size are too few and noisy.
         """
         everything = [observation for observations in self.observed.values() for observation in observations]
-        options = dict.fromkeys(observation.strategy for observation in everything)
+        strategies = dict.fromkeys(observation.strategy for observation in everything)
         return {
             strategy: fit([observation for observation in everything if observation.strategy == strategy])
-            for strategy in options
+            for strategy in strategies
         }
 
 
@@ -124,21 +124,19 @@ def fit(observed: Sequence[Observation]) -> Curve:
     Its spread is the jackknife's: the deviation of each race from a curve fitted to all others.
     """
     scale, power = _least_squares(observed)
-    off = [0.0]
+    deviations = [0.0]
     for left_out in observed:
         others = [observation for observation in observed if observation is not left_out] or [left_out]
-        own, bent = _least_squares(others)
-        off.append(left_out.extra - own * left_out.rate**bent)
-    rates, of_size = (
-        [observation.rate for observation in observed],
-        Counter(observation.parameters for observation in observed),
-    )
-    sizes = [size for size, races in of_size.items() if races >= FEWEST] or [*of_size]
+        scale_without, power_without = _least_squares(others)
+        deviations.append(left_out.extra - scale_without * left_out.rate**power_without)
+    rates = [observation.rate for observation in observed]
+    races_of_size = Counter(observation.parameters for observation in observed)
+    sizes = [size for size, races in races_of_size.items() if races >= MIN_RACES] or [*races_of_size]
     return Curve(
         scale=scale,
         power=power,
-        low=min(off),
-        high=max(off),
+        low=min(deviations),
+        high=max(deviations),
         races=len(observed),
         min_rate=min(rates),
         max_rate=max(rates),
@@ -147,23 +145,23 @@ def fit(observed: Sequence[Observation]) -> Curve:
     )
 
 
-def _far(size: int, smallest: int, largest: int) -> str:
-    if smallest / SIZES <= size <= SIZES * largest:
+def _why_size_not_covered(size: int, smallest: int, largest: int) -> str:
+    if smallest / MAX_SIZE_FACTOR <= size <= MAX_SIZE_FACTOR * largest:
         return ""
     raced = " to ".join(dict.fromkeys(f"{bound / 1e6:.2g}" for bound in (smallest, largest)))
-    own = f"{size / 1e6:.3g} million" if size < 1e9 else f"{size / 1e9:.3g} billion"
-    return f"raced with {raced} million parameters, and this model has {own}"
+    size_shown = f"{size / 1e6:.3g} million" if size < 1e9 else f"{size / 1e9:.3g} billion"
+    return f"raced with {raced} million parameters, and this model has {size_shown}"
 
 
 def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
     """Return scale, not below 0, and power."""
     rates, extras = [observation.rate for observation in observed], [observation.extra for observation in observed]
-    powers = POWERS if max(rates) >= WIDE * min(rates) else [1.0]
+    powers = POWERS if max(rates) >= MIN_RATE_RATIO * min(rates) else [1.0]
     fits = []
     for power in powers:
         shape = [rate**power for rate in rates]
         scale = max(0.0, sum(s * e for s, e in zip(shape, extras, strict=True)) / sum(s * s for s in shape))
-        wrong = sum((scale * s - e) ** 2 for s, e in zip(shape, extras, strict=True))
-        fits.append((wrong, power, scale))
+        squared_error = sum((scale * s - e) ** 2 for s, e in zip(shape, extras, strict=True))
+        fits.append((squared_error, power, scale))
     _, power, scale = min(fits)
     return scale, power

@@ -1,6 +1,6 @@
 """One arm of a comparison with one seed, trained on the inline engine under the trace that all arms share.
 
-Time is counted in *ticks*, executed steps. A rollback undoes steps, never ticks: the same failures strike every arm
+Time is counted in *ticks*, executed steps. A rollback undoes steps, never ticks: the same failures occur in every arm
 after the same amount of work.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from planaria.common.documents import Record
+from planaria.common.documents import Record, former_names
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import PEER
 from planaria.data.shards import Data
@@ -48,8 +48,9 @@ class LossEvent(Record):
 class ArmCourse(Record):
     """The course of one arm with one seed."""
 
+    _former = former_names(loss_events="met")
     points: list[ValidationPoint]
-    met: list[LossEvent]
+    loss_events: list[LossEvent]
     ticks: int
     saved: list[int]
     """ticks after which all stages were saved"""
@@ -61,7 +62,8 @@ class _Race:
     """The engine, its checkpoints in memory, and the record of its course."""
 
     def __init__(self, config: RunConfig, dataset: Data, behind: int) -> None:
-        self.config, self._behind = config, PendingSave(behind)
+        self.config = config
+        self._pending_save = PendingSave(behind)
         train, validation = (
             Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")
         )
@@ -70,7 +72,7 @@ class _Race:
         """Committed steps → states, durable or being written."""
         self._durable = 0
         self.points: list[ValidationPoint] = []
-        self.met: list[LossEvent] = []
+        self.loss_events: list[LossEvent] = []
         self.saved: list[int] = []
         self.tick = 0
 
@@ -81,19 +83,20 @@ class _Race:
     def lose(self, nodes: Sequence[int]) -> str:
         """Lose nodes and recover as the recipe specifies; return why that is impossible; empty if it is possible."""
         before, step_before = self.engine.moved_bytes, self.engine.step
-        self._behind.give_up()
+        self._pending_save.give_up()
         plan = self.engine.lose(nodes, self._durable)
         if plan.reason:
             return f"tick {self.tick}: {plan.reason}"
-        came = {node: plan.rebuilt.get(self.engine.stage[node], (PEER, ()))[0] for node in nodes}
-        outcome, lost = ", ".join(f"{node}: {by}" for node, by in came.items()), 0
+        recovered_by = {node: plan.rebuilt.get(self.engine.stage[node], (PEER, ()))[0] for node in nodes}
+        outcome = ", ".join(f"{node}: {by}" for node, by in recovered_by.items())
+        lost = 0
         if plan.rollback == "disk":
             self.engine.step = self._durable
             self.engine.load_states(self._kept[self._durable])
         if plan.rollback:
             lost, outcome = step_before - self.engine.step, f"all: step {self.engine.step}"
         rolled_back = plan.rollback == "disk"
-        self.met.append(
+        self.loss_events.append(
             LossEvent(
                 tick=self.tick,
                 stages=list(nodes),
@@ -112,12 +115,12 @@ class _Race:
         step, every, save = self.engine.step, self.config.train.eval_every, self.config.checkpoint.every
         if step % every == 0:
             self.points.append(ValidationPoint(tick=self.tick, step=step, loss=self.engine.evaluate()))
-        assert save != "best", "to be settled before the race"
-        self._durable = self._behind.finished(self.tick, self._durable)
-        if save and self._behind.due(step, save, self._durable):
+        assert save != "best", "to be resolved before the race"
+        self._durable = self._pending_save.finished(self.tick, self._durable)
+        if save and self._pending_save.due(step, save, self._durable):
             self._kept[step] = self._states()
             self.saved.append(self.tick)
-            self._durable = self._behind.begin(self.tick, step, self._durable)
+            self._durable = self._pending_save.begin(self.tick, step, self._durable)
         self._kept = {step: states for step, states in self._kept.items() if step >= self._durable}
 
 
@@ -143,4 +146,4 @@ def race(
             run.run_tick()
             last = run.points[-1] if run.points else None
             report(run.tick, last.loss if last and last.tick == run.tick else None)
-    return ArmCourse(points=run.points, met=run.met, ticks=run.tick, saved=run.saved, stopped=stopped)
+    return ArmCourse(points=run.points, loss_events=run.loss_events, ticks=run.tick, saved=run.saved, stopped=stopped)

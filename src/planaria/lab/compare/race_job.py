@@ -38,7 +38,7 @@ class Race(Record):
     trace: Trace
     faults: bool
     """whether the trace applies"""
-    further: list[Trace] = Field(default_factory=list)
+    replica_traces: list[Trace] = Field(default_factory=list)
     """traces of the arm's replicas 1, 2, …, if faults apply"""
     behind: int = 0
     """ticks until a background checkpoint is durable"""
@@ -54,15 +54,15 @@ class Race(Record):
             "data": open_data(self.dataset).meta.model_dump(mode="json"),
             "trace": self.trace.model_dump(mode="json") if self.faults else None,
         }
-        further = [trace.model_dump(mode="json") for trace in self.further]
+        replica_traces = [trace.model_dump(mode="json") for trace in self.replica_traces]
         inputs |= {"behind": self.behind} if self.behind else {}
-        inputs |= {"further": further} if self.faults and further else {}
+        inputs |= {"further": replica_traces} if self.faults and replica_traces else {}
         return identity(inputs, code)
 
-    def struck(self) -> Mapping[int, Sequence[int]]:
+    def lost_nodes_by_tick(self) -> Mapping[int, Sequence[int]]:
         """Return tick → the nodes lost before it, those of replica 0 first."""
         nodes_by_tick, stages = defaultdict[int, list[int]](list), self.config.pipeline.stages
-        for replica, trace in enumerate([self.trace, *self.further] if self.faults else []):
+        for replica, trace in enumerate([self.trace, *self.replica_traces] if self.faults else []):
             for fault in trace.faults:
                 nodes_by_tick[fault.step].append(node_of(replica, fault.stage, stages))
         return nodes_by_tick
@@ -103,14 +103,14 @@ class _Work(Record):
 
     def run(self) -> None:
         """Run the race; write its course atomically."""
-        given = self.race
+        trial = self.race
         with self.file("ticks").open("w") as ticks:
             course = race(
-                given.config,
-                open_data(given.dataset),
-                given.struck(),
+                trial.config,
+                open_data(trial.dataset),
+                trial.lost_nodes_by_tick(),
                 lambda tick, loss: print(tick, "" if loss is None else repr(loss), file=ticks, flush=True),
-                given.behind,
+                trial.behind,
             )
         self.identity.require_current()
         self.kept.write(course)

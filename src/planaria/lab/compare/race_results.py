@@ -8,21 +8,21 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from planaria.common.documents import Record
+from planaria.common.documents import Record, former_names
 from planaria.lab.compare.clock import ArmClock
 from planaria.lab.compare.race import ArmCourse, ValidationPoint
-from planaria.lab.compare.race_spec import SMOOTHED
+from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
 from planaria.lab.trials.spread import Spread, bootstrap, spread
 
-ENOUGH = 5
+MIN_SEEDS = 5
 """minimum number of seeds for which an interval of their mean is reported"""
 
 
 def smoothed(points: Sequence[ValidationPoint]) -> list[tuple[float, float]]:
-    """Return (tick, loss): each validation as the mean of the last :data:`SMOOTHED` ones, where that many exist."""
+    """Return (tick, loss): each validation as the mean of the last :data:`SMOOTHING_WINDOW`, where that many exist."""
     means = []
-    for last in range(SMOOTHED, len(points) + 1):
-        window = points[last - SMOOTHED : last]
+    for last in range(SMOOTHING_WINDOW, len(points) + 1):
+        window = points[last - SMOOTHING_WINDOW : last]
         means.append((float(window[-1].tick), statistics.fmean(point.loss for point in window)))
     return means
 
@@ -80,15 +80,16 @@ class ArmRun(Record):
     stopped: str
 
 
-class ArmPrices(Record):
+class ArmInputs(Record):
     """Prices and sizes that determine an arm's hours and traffic, for recomputation.
 
     They are those of the clock's model and machines, except ``scale``.
     """
 
+    _former = former_names(repeated_steps="again")
     replacement_s: float
     load_s: float
-    again: float
+    repeated_steps: float
     """steps repeated after a loss"""
     bandwidth: float | None
     """bytes per second of a link; None: infinite"""
@@ -109,6 +110,7 @@ class ArmPrices(Record):
 class ArmScore(Record):
     """One arm over all seeds, and its costs without failures."""
 
+    _former = former_names(inputs="given", traffic_per_weight_byte="weights")
     name: str
     changes: dict[str, str]
     """the arm's changes of the recipe"""
@@ -127,7 +129,7 @@ class ArmScore(Record):
     """memory of copies over all stages' weights and moments"""
     curves: list[list[tuple[float, float]]]
     """for each seed, (hours, smoothed loss)"""
-    weights: float = 0.0
+    traffic_per_weight_byte: float = 0.0
     """bytes that a replica sends to others in a step over those of its weights"""
     workers: int = 0
     """machines that train; 0 in results of older versions"""
@@ -137,7 +139,7 @@ class ArmScore(Record):
     """whether all its strategies restore lost state exactly; None in results of older versions"""
     computes_copies: bool = False
     """whether workers also compute stages whose copies they hold (``CopyCost.forward``)"""
-    given: ArmPrices | None = None
+    inputs: ArmInputs | None = None
     """inputs of its numbers, with :attr:`courses`"""
     courses: list[ArmCourse] = Field(default_factory=list)
     """for each seed"""
@@ -159,10 +161,10 @@ class ArmScore(Record):
     def interval(self, of: str) -> tuple[float, float] | None:
         """Return the 95 % bootstrap interval of a number's mean; None if a seed lacks it or there are few."""
         numbers = [getattr(run, of) for run in self.runs]
-        return None if len(numbers) < ENOUGH or None in numbers else bootstrap(numbers)
+        return None if len(numbers) < MIN_SEEDS or None in numbers else bootstrap(numbers)
 
     @property
-    def alike(self) -> dict[str, str]:
+    def other_changes(self) -> dict[str, str]:
         """Its changes besides recovery; arms with equal values differ in recovery only."""
         return {k: v for k, v in self.changes.items() if not k.startswith(("recovery.", "checkpoint."))}
 
@@ -173,20 +175,20 @@ class ArmScore(Record):
 
 
 def against_reset(arms: Sequence[ArmScore]) -> list[ArmScore]:
-    """Return the arms with each struck arm's steps relative to those of the matching reset control."""
+    """Return the arms with the steps of each arm with failures relative to those of the matching reset control."""
     resets = [arm for arm in arms if arm.control == "reset"]
     compared = []
     for arm in arms:
-        own = next((reset for reset in resets if reset.alike == arm.alike), None)
+        own = next((reset for reset in resets if reset.other_changes == arm.other_changes), None)
         if own is None or not arm.faults or arm.control:
             compared.append(arm)
             continue
-        runs = [_over(run, reset_run.ticks) for run, reset_run in zip(arm.runs, own.runs, strict=True)]
+        runs = [_with_reset_ratio(run, reset_run.ticks) for run, reset_run in zip(arm.runs, own.runs, strict=True)]
         compared.append(arm.model_copy(update={"runs": runs}))
     return compared
 
 
-def _over(run: ArmRun, ticks: float | None) -> ArmRun:
+def _with_reset_ratio(run: ArmRun, ticks: float | None) -> ArmRun:
     ratio = run.ticks / ticks if run.ticks is not None and ticks else None
     return run.model_copy(update={"reset_ratio": ratio})
 
@@ -204,6 +206,7 @@ class SeedTrace(Record):
 class ComparisonResults(Record):
     """All results of a comparison; its report and table derive from this alone."""
 
+    _former = former_names(replica_failures="further", failure_domain="blows")
     version: int = 1
     name: str
     clock: str
@@ -213,13 +216,13 @@ class ComparisonResults(Record):
     target_at: float
     hourly: float
     failures: list[SeedTrace]
-    further: list[SeedTrace] = Field(default_factory=list)
-    """failures of further replicas, if an arm has several"""
+    replica_failures: list[SeedTrace] = Field(default_factory=list)
+    """failures of replicas 1, 2, …, if an arm has several"""
     arms: list[ArmScore]
     search: list[ArmScore] = Field(default_factory=list)
     """optimizer settings tried without failures; the best is the arm 'tuned'"""
-    blows: str = "stage"
-    """what a failure takes (``compare.trace.failure_domain``)"""
+    failure_domain: str = "stage"
+    """stages that one failure takes (``compare.trace.failure_domain``)"""
 
     @property
     def priced(self) -> bool:
@@ -232,18 +235,19 @@ class ComparisonResults(Record):
         return [arm for arm in self.arms if arm.faults and not arm.control]
 
     @property
-    def floor(self) -> ArmScore | None:
+    def oracle(self) -> ArmScore | None:
         """The arm that lost only the time of replacements (oracle), if raced with the recipe's other settings."""
-        return next((arm for arm in self.arms if arm.control == "oracle" and not arm.alike), None)
+        return next((arm for arm in self.arms if arm.control == "oracle" and not arm.other_changes), None)
 
-    def alone(self, reset: ArmScore) -> Spread | None:
+    def reset_cost(self, reset: ArmScore) -> Spread | None:
         """Return the steps of a control that loses moments alone over those of the matching fault-free arm.
 
         None if there is no such arm, or one of them missed the target.
         """
-        calm = next((arm for arm in self.arms if not arm.faults and arm.alike == reset.alike), None)
-        pairs = zip(reset.runs, calm.runs, strict=True) if calm else ()
-        return spread(_over(run, calm_run.ticks).reset_ratio for run, calm_run in pairs)
+        matching = (arm for arm in self.arms if not arm.faults and arm.other_changes == reset.other_changes)
+        fault_free = next(matching, None)
+        pairs = zip(reset.runs, fault_free.runs, strict=True) if fault_free else ()
+        return spread(_with_reset_ratio(run, fault_free_run.ticks).reset_ratio for run, fault_free_run in pairs)
 
     @property
     def machines_differ(self) -> bool:
@@ -289,7 +293,7 @@ def score(
         ticks, reference = ticks_to(own.points, target), ticks_to(reference_course.points, target)
         assert reference is not None, "the fault-free arm reaches its own loss"
         hours = None if ticks is None else clocks[1].seconds(own, ticks, scale) / 3600
-        fair = clocks[0].seconds(reference_course, reference, scale) / 3600
+        reference_hours = clocks[0].seconds(reference_course, reference, scale) / 3600
         until = own.ticks if ticks is None else ticks
         runs.append(
             ArmRun(
@@ -299,12 +303,12 @@ def score(
                 ticks=ticks,
                 hours=hours,
                 ratio=None if ticks is None else ticks / reference,
-                hours_ratio=None if hours is None else hours / fair if fair else None,
+                hours_ratio=None if hours is None else hours / reference_hours if reference_hours else None,
                 machine_hours=None if hours is None else hours * clocks[1].workers,
                 final=next((loss for _, loss in reversed(smoothed(own.points))), None),
                 saves=sum(1 for tick in own.saved if tick <= until),
-                failures=sum(1 for met in own.met if met.tick < until),
-                steps_lost=sum(met.steps_lost for met in own.met),
+                failures=sum(1 for loss in own.loss_events if loss.tick < until),
+                steps_lost=sum(loss.steps_lost for loss in own.loss_events),
                 stopped=own.stopped,
             )
         )
@@ -329,7 +333,7 @@ class RankedArm(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """The arms that failures struck and that reached the target with every seed, the first one first."""
+    """The arms with failures that reached the target with every seed, the first one first."""
 
     arms: list[RankedArm]
     unit: Literal["hours", "ticks"]
@@ -341,7 +345,7 @@ def ranking(results: ComparisonResults) -> Ranking:
     """Rank by mean hours, or by mean steps if they take no time."""
     unit: Literal["hours", "ticks"] = "hours" if results.priced else "ticks"
     ranked = [RankedArm(arm, arm_spread) for arm in results.finishers if (arm_spread := arm.spread(unit)) is not None]
-    return Ranking(ranked, unit, _certainty([index.arm for index in ranked], unit))
+    return Ranking(ranked, unit, _certainty([entry.arm for entry in ranked], unit))
 
 
 def failures(arm: ArmScore) -> int:

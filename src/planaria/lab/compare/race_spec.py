@@ -28,9 +28,9 @@ TUNED = "tuned"
 """the fault-free arm with the optimizer settings, found by a search, that reach the target soonest"""
 CONTROLS = ("oracle", "reset")
 """strategies that serve as references for others"""
-OFTEN = 20
-"""validations of a run whose recipe has no comparison, if it has too few"""
-SMOOTHED = 3
+DEFAULT_VALIDATIONS = 20
+"""validations of each arm if the recipe has no comparison and too few validations"""
+SMOOTHING_WINDOW = 3
 """validations averaged as the loss at the last of them"""
 RULES = ArmRules(
     "compare",
@@ -81,8 +81,8 @@ class TuningGrid(Section):
         tried = {name: grid for name, grid in (("lr", self.lr), ("beta2", self.beta2)) if grid}
         changes: dict[str, dict[str, Any]] = {}
         for point in product(*tried.values()) if tried else ():
-            given = dict(zip(tried, point, strict=True))
-            changes[", ".join(f"{name} {setting:g}" for name, setting in given.items())] = {"optim": given}
+            settings = dict(zip(tried, point, strict=True))
+            changes[", ".join(f"{name} {setting:g}" for name, setting in settings.items())] = {"optim": settings}
         return changes
 
 
@@ -117,33 +117,33 @@ def load(
     flags: Mapping[str, object],
     seeds: Sequence[int] | None = None,
     only: Sequence[str] | None = None,
-    laid: Mapping[str, object] | None = None,
+    trace_overrides: Mapping[str, object] | None = None,
 ) -> tuple[Comparison, list[Arm]]:
     """Return the comparison in the recipe ``path``, with ``flags`` applied to all arms; the fault-free arm is first.
 
-    ``seeds`` replace the recipe's, and ``laid`` overrides settings of compare.trace. ``only`` selects arms; names of
-    recovery strategies count as arms, raced in the routing that they require. With ``only``, a [compare] table is
-    optional, and neither controls nor a search are added.
+    ``seeds`` replace the recipe's, and ``trace_overrides`` replace settings of compare.trace. ``only`` selects arms;
+    names of recovery strategies count as arms, raced in the routing that they require. With ``only``, a [compare] table
+    is optional, and neither controls nor a search are added.
 
     :raises UserError: naming file, arm and key of an error, or of a change that is not allowed.
     """
     over: dict[str, Any] = {} if seeds is None else {"seeds": list(seeds)}
-    over |= {"trace": dict(laid)} if laid else {}
+    over |= {"trace": dict(trace_overrides)} if trace_overrides else {}
     comparison, tree = table_of(path, "compare", Comparison, "train", over, needed=only is None)
     chosen, points = _chosen(comparison, only, path)
     faults = {name: tables.get("faults", name not in points) for name, tables in chosen.items()}
-    for name, struck in faults.items():
-        if not isinstance(struck, bool):
-            raise UserError(f"{path}: compare.arms.{name}.faults = {struck!r} must be true or false")
+    for name, has_faults in faults.items():
+        if not isinstance(has_faults, bool):
+            raise UserError(f"{path}: compare.arms.{name}.faults = {has_faults!r} must be true or false")
     changes = {name: {key: t for key, t in tables.items() if key != "faults"} for name, tables in chosen.items()}
-    base, configs = _fair(tree, changes, flags, path)
-    if not comparison.arms and _validations(comparison, base) < SMOOTHED:  # the recipe has no comparison
-        flags = {**flags, "train.eval_every": str(max(1, base.train.steps // OFTEN))}
-        base, configs = _fair(tree, changes, flags, path)
-    if _validations(comparison, base) < SMOOTHED:
+    base, configs = _with_equal_samples(tree, changes, flags, path)
+    if not comparison.arms and _validations(comparison, base) < SMOOTHING_WINDOW:  # the recipe has no comparison
+        flags = {**flags, "train.eval_every": str(max(1, base.train.steps // DEFAULT_VALIDATIONS))}
+        base, configs = _with_equal_samples(tree, changes, flags, path)
+    if _validations(comparison, base) < SMOOTHING_WINDOW:
         raise UserError(
-            f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHED} validations within "
-            f"{comparison.target_at:g} of {base.train.steps} steps; validate more often"
+            f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHING_WINDOW} validations "
+            f"within {comparison.target_at:g} of {base.train.steps} steps; validate more often"
         )
     return comparison, _distinct_arms(base, configs, points, faults)
 
@@ -182,13 +182,13 @@ def _chosen(
 
 def _controls(comparison: Comparison, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the controls that a comparison of recovery strategies adds to its own arms."""
-    about = any("recovery" in tables and tables.get("faults", True) for tables in chosen.values())
-    if not (about and comparison.controls and comparison.trace.hourly):
+    compares_recovery = any("recovery" in tables and tables.get("faults", True) for tables in chosen.values())
+    if not (compares_recovery and comparison.controls and comparison.trace.hourly):
         return {}
     return {name: {"recovery": {"strategy": name}} for name in CONTROLS if name not in chosen}
 
 
-def _fair(
+def _with_equal_samples(
     tree: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], flags: Mapping[str, object], path: Path
 ) -> tuple[RunConfig, dict[str, RunConfig]]:
     """Return the recipe and its arms, which all use equally many samples per step."""
@@ -197,9 +197,9 @@ def _fair(
         if arm.samples == base.samples:
             continue
         count, each = arm.exchange.replicas, arm.pipeline.microbatches
-        fitting, left = divmod(base.samples, count * arm.pipeline.microbatch_size)
+        microbatches, left = divmod(base.samples, count * arm.pipeline.microbatch_size)
         most = base.samples // arm.pipeline.microbatch_size
-        fix = f"exchange.replicas that divide {most}" if left else f"pipeline.microbatches = {fitting}"
+        fix = f"exchange.replicas that divide {most}" if left else f"pipeline.microbatches = {microbatches}"
         raise UserError(
             f"{path}: compare.arms.{name}: exchange.replicas = {count} with pipeline.microbatches = {each} take "
             f"{arm.samples} samples a step, the recipe {base.samples}; give {fix}"

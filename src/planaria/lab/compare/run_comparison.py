@@ -21,11 +21,11 @@ from planaria.data.shards import Data, prepare
 from planaria.faults.failure_groups import failure_groups, share
 from planaria.faults.trace import Trace, digest, write
 from planaria.faults.trace_generation import hourly_of_all
-from planaria.lab.compare.clock import ArmClock, activation_bytes, clock_of, exchanged_bytes, of_weights
+from planaria.lab.compare.clock import ArmClock, activation_bytes, clock_of, exchanged_bytes, traffic_per_weight_byte
 from planaria.lab.compare.race import ArmCourse
 from planaria.lab.compare.race_job import Race, run_races
 from planaria.lab.compare.race_results import (
-    ArmPrices,
+    ArmInputs,
     ArmRun,
     ArmScore,
     ComparisonResults,
@@ -127,7 +127,7 @@ def _race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: M
         dataset=str(dataset.folder),
         trace=traces[0],
         faults=arm.faults,
-        further=list(traces[1 : config.exchange.replicas]),
+        replica_traces=list(traces[1 : config.exchange.replicas]),
         behind=clocks[arm.name].behind,
     )
 
@@ -166,10 +166,10 @@ def score_arms(
         target_at=comparison.target_at,
         hourly=comparison.trace.hourly,
         failures=[failures for failures in drawn if not failures.replica],
-        further=[failures for failures in drawn if failures.replica],
+        replica_failures=[failures for failures in drawn if failures.replica],
         arms=against_reset(scored),
         search=search,
-        blows=comparison.trace.failure_domain,
+        failure_domain=comparison.trace.failure_domain,
     )
 
 
@@ -217,25 +217,25 @@ def _scored(
         save_s=clock.save_s,
         step_bytes=sent,
         traffic=sent / activation_bytes(clocked),
-        weights=of_weights(clocked),
+        traffic_per_weight_byte=traffic_per_weight_byte(clocked),
         memory=memory,
         workers=clock.workers,
         curves=[curve(course, clock, scale) for course in courses],
         control=chain.control if arm.faults else "",
         exact=all(strategy.exact for strategy in chain.strategies.values()),
         computes_copies=any(cost.forward for _, cost in costs_of_copies(ResolvedRun(clocked))),
-        given=_given(clocked, clock, scale),
+        inputs=_inputs(clocked, clock, scale),
         courses=courses,
     )
 
 
-def _given(config: RunConfig, clock: ArmClock, scale: float) -> ArmPrices:
+def _inputs(config: RunConfig, clock: ArmClock, scale: float) -> ArmInputs:
     pipeline, stages = config.pipeline, config.pipeline.stages
     sample = config.model.context * config.model.dim * pipeline.microbatch_size
-    return ArmPrices(
+    return ArmInputs(
         replacement_s=clock.replacement_s,
         load_s=clock.load_s,
-        again=clock.mean_repeated_steps,
+        repeated_steps=clock.mean_repeated_steps,
         bandwidth=None if math.isinf(clock.bandwidth) else clock.bandwidth,
         scale=scale,
         replicas=config.exchange.replicas,
@@ -270,11 +270,11 @@ def resolve_arms(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tup
             raise UserError(f"{folder}: checkpoint.store: races keep their checkpoints in memory; leave it out")
     on_the_clock = {arm.name: clock_config(path, comparison, arm, arms[0].config) for arm in arms}
     clocks = {arm.name: _clock(path, arm, on_the_clock[arm.name]) for arm in arms}
-    settled = [_settled(comparison, arm, on_the_clock[arm.name], clocks[arm.name]) for arm in arms]
-    for arm in settled:
+    resolved_arms = [_with_best_interval(comparison, arm, on_the_clock[arm.name], clocks[arm.name]) for arm in arms]
+    for arm in resolved_arms:
         with of_arm(f"{path}: compare.arms.{arm.name}"):
             check(arm.config.model_copy(update={"engine": "inline"}))
-    return settled, clocks
+    return resolved_arms, clocks
 
 
 def _clock(path: Path, arm: Arm, config: RunConfig) -> ArmClock:
@@ -282,17 +282,17 @@ def _clock(path: Path, arm: Arm, config: RunConfig) -> ArmClock:
         return clock_of(config)
 
 
-def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: ArmClock) -> Arm:
+def _with_best_interval(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: ArmClock) -> Arm:
     """Return the arm with its best intervals as numbers of steps, by the clock and the trace's rate."""
     config, trace = arm.config.model_copy(update={"recovery": on_the_clock.recovery}), comparison.trace
     if config.checkpoint.every != "best":
         return arm.model_copy(update={"config": config})
-    struck = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)
+    eligible_stages = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)
     hourly = hourly_of_all(trace.hourly, trace.step_s, config.exchange.replicas)
-    blown = share(trace.failure_domain) * len(
-        failure_groups(trace.failure_domain, struck, config.pipeline.stages, trace.machine)
+    expected_failing_groups = share(trace.failure_domain) * len(
+        failure_groups(trace.failure_domain, eligible_stages, config.pipeline.stages, trace.machine)
     )
-    every = max(best_steps(hourly, blown, clock.step_s, clock.save_s), clock.behind)
+    every = max(best_steps(hourly, expected_failing_groups, clock.step_s, clock.save_s), clock.behind)
     checkpoint = config.checkpoint.model_copy(update={"every": every})
     return arm.model_copy(update={"config": config.model_copy(update={"checkpoint": checkpoint})})
 
@@ -309,7 +309,8 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) 
     if clock.pipeline.stages != arm.config.pipeline.stages:
         raise UserError(
             f"{path}: compare.clock = {comparison.clock!r} has {clock.pipeline.stages} block stages, "
-            f"this comparison {arm.config.pipeline.stages}; the same failures must mean the same"
+            f"this comparison {arm.config.pipeline.stages}; set pipeline.stages = {clock.pipeline.stages} in {path}, "
+            f"or pipeline.stages = {arm.config.pipeline.stages} in {recipe_file}"
         )
     product = clock.pipeline.microbatches * arm.config.pipeline.microbatches
     count, left = divmod(product, base.pipeline.microbatches)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planaria.lab.compare.race_results import (
-    ENOUGH,
     MIN_FAILURES,
+    MIN_SEEDS,
     ArmRun,
     ArmScore,
     ComparisonResults,
@@ -58,7 +58,7 @@ def _facts(results: ComparisonResults) -> Iterator[tuple[str, str, str]]:
     yield "without failures", "–" if free is None else _shown(free.mean, unit), f"{label} to target, mean over seeds"
     if (winner := results.winner()) and (spread := winner.spread(of)) is not None:
         yield "fastest with failures", _shown(spread.mean, unit), winner.name
-    if results.floor is not None and (least := results.floor.spread(of)) is not None:
+    if results.oracle is not None and (least := results.oracle.spread(of)) is not None:
         yield "floor", _shown(least.mean, unit), "failures that lose nothing but time"
     counts = [len(trace.faults) for trace in results.failures]
     yield "failures", f"{sum(counts) / len(counts):.3g}", f"in {counted(results.steps, 'step')}, mean over seeds"
@@ -111,12 +111,12 @@ def _races(results: ComparisonResults) -> Iterator[str]:
 def _controls(results: ComparisonResults) -> Iterator[str]:
     """Show the ratios to the fault-free arm and to the controls, with intervals; and the search."""
     with_reset = any(run.reset_ratio is not None for arm in results.arms for run in arm.runs)
-    if with_reset or len(results.failures) >= ENOUGH:
+    if with_reset or len(results.failures) >= MIN_SEEDS:
         yield page.section(
             "Comparison with the controls",
-            "Steps to the target. Reset loses a struck stage's moments and nothing else. Arms that rebuild a stage "
+            "Steps to the target. Reset loses a failed stage's moments and nothing else. Arms that rebuild a stage "
             "from weights alone lose them too; the effect is in their ratio to the fault-free arm, not in that to "
-            f"reset. The oracle loses nothing. 95 % bootstrap intervals, for {ENOUGH} seeds or more; for few seeds "
+            f"reset. The oracle loses nothing. 95 % bootstrap intervals, for {MIN_SEEDS} seeds or more; for few seeds "
             "they are too narrow.",
             page.table(
                 "controls",
@@ -172,12 +172,13 @@ def _winners(results: ComparisonResults) -> Iterator[str]:
 
 def _failures(results: ComparisonResults) -> Iterator[str]:
     strips = []
-    for number, trace in enumerate((*results.failures, *results.further)):
+    for number, trace in enumerate((*results.failures, *results.replica_failures)):
         title = f"{failures_label(trace)} · {trace.digest[:DIGEST]}"
         strips += [page.subheading(title), page.chart(failures_figure(results, trace), f"failures{number}")]
     text = "Each mark is a stage lost before a step, in every arm."
-    also = " Further replicas, where an arm has them, fail independently at the same rate." if results.further else ""
-    yield page.section("The failures", text + also, *strips)
+    if results.replica_failures:
+        text += " Further replicas, where an arm has them, fail independently at the same rate."
+    yield page.section("The failures", text, *strips)
 
 
 def _details(results: ComparisonResults) -> Iterator[str]:
@@ -239,13 +240,13 @@ def verdict(results: ComparisonResults) -> Verdict:
 
 def _order(results: ComparisonResults, ranked: Ranking) -> str:
     if not ranked.arms:
-        return "No arm that failures struck reached the target with every seed, so there is no ranking."
+        return "No arm with failures reached the target with every seed, so there is no ranking."
     unit = UNITS[ranked.unit]
     first, own = ranked.arms[0]
     took = _named(own.mean, unit)
     text = f"With failures at {100 * results.hourly:g} % an hour, {first.name} reached the target first, after {took}"
     if ranked.certainty == "alone":
-        return f"{text}; no other arm that failures struck reached it with every seed."
+        return f"{text}; no other arm with failures reached it with every seed."
     second, theirs = ranked.arms[1]
     gap, seeds = _named(theirs.mean - own.mean, unit), counted(len(first.runs), "seed")
     text += f", {gap} before {second.name}"
@@ -269,7 +270,7 @@ def _ratios(results: ComparisonResults) -> str:
     text = ""
     relative = [(arm, spread) for arm in results.contestants if (spread := arm.spread("reset_ratio")) is not None]
     inexact = [f"{arm.name} × {spread.mean:.3f}" for arm, spread in relative if not arm.exact]
-    resets = [(arm, results.alone(arm)) for arm in results.arms if arm.control == "reset"]
+    resets = [(arm, results.reset_cost(arm)) for arm in results.arms if arm.control == "reset"]
     alone = [f"× {ratio.mean:.3f} ({arm.name})" for arm, ratio in resets if ratio is not None]
     if inexact and alone:
         text += f" Losing moments alone takes {listed(alone)} of the steps without failures"
@@ -278,7 +279,7 @@ def _ratios(results: ComparisonResults) -> str:
         text += (
             " No arm shows what losing moments alone does to arms that lose them (reset), so their steps may mislead."
         )
-    floor = results.floor
+    floor = results.oracle
     if floor is not None and results.priced and (least := floor.spread("hours")) is not None:
         text += f" The floor is {_named(least.mean, 'h')}: failures that lose nothing but the time of a replacement."
     return text

@@ -132,8 +132,8 @@ class ComparisonSource:
 
 
 def _course(course: ArmCourse) -> Json:
-    lost = {"met": len(course.met), "why": course.stopped} if course.stopped else {"met": len(course.met)}
-    return {"is": "stopped" if course.stopped else "done", "tick": course.ticks, **_curve(course.points), **lost}
+    state = {"is": "done", "tick": course.ticks, **_curve(course.points), "loss_events": len(course.loss_events)}
+    return state | ({"is": "stopped", "why": course.stopped} if course.stopped else {})
 
 
 def _curve(points: Sequence[ValidationPoint]) -> Json:

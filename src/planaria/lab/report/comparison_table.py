@@ -6,8 +6,8 @@ import re
 
 from rich.text import Text
 
-from planaria.lab.compare.race_results import ENOUGH, ArmScore, ComparisonResults, SeedTrace
-from planaria.lab.compare.race_spec import SMOOTHED
+from planaria.lab.compare.race_results import MIN_SEEDS, ArmScore, ComparisonResults, SeedTrace
+from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
 from planaria.lab.trials.spread import seeds_shown, shown
 from planaria.report.phrases import amount, counted
 from planaria.report.tables import Table, show
@@ -31,7 +31,7 @@ def show_table(results: ComparisonResults) -> None:
     """Print every arm's mean [least … most] over the seeds, and explanations."""
     title = f"{results.name}: mean [least … most] of {seeds_of(results)}"
     console = show([Table(title, columns(results), rows(results))])
-    for failures in (*results.failures, *results.further):
+    for failures in (*results.failures, *results.replica_failures):
         console.print(f"trace         {failures.digest[:DIGEST]} {failures_label(failures)}", highlight=False)
     console.print(Text(f"clock         {results.clock}{'' if results.priced else ', by which steps take no time'}"))
     console.print(Text(f"target        {target(results)}"))
@@ -77,13 +77,13 @@ def numbers(results: ComparisonResults) -> list[dict[str, object]]:
             row |= {name: mean, f"{name}_least": least, f"{name}_most": most}
         for name in ("ratio", "reset_ratio", "hours_ratio"):
             row[f"{name}_low95"], row[f"{name}_high95"] = arm.interval(name) or (None, None)
-        shares = {"traffic": arm.traffic, "of_weights": arm.weights, "memory": arm.memory}
+        shares = {"traffic": arm.traffic, "of_weights": arm.traffic_per_weight_byte, "memory": arm.memory}
         found_rows.append(row | shares | {"missed": arm.missed})
     return found_rows
 
 
 def _intervals(results: ComparisonResults) -> bool:
-    return len(results.failures) >= ENOUGH
+    return len(results.failures) >= MIN_SEEDS
 
 
 def _cells(results: ComparisonResults, arm: ArmScore) -> list[str]:
@@ -92,13 +92,13 @@ def _cells(results: ComparisonResults, arm: ArmScore) -> list[str]:
         cells[0] = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
     if _intervals(results):
         cells.insert(2, range_text(arm.interval("ratio")))
-    shares = (arm.traffic, *([arm.weights] if exchanged(results) else []), arm.memory)
+    shares = (arm.traffic, *([arm.traffic_per_weight_byte] if exchanged(results) else []), arm.memory)
     return [arm_title(arm), *cells, *(f"{100 * share:.3g} %" for share in shares), shown(arm.spread("failures"), ".3g")]
 
 
 def exchanged(results: ComparisonResults) -> bool:
     """Return whether replicas exchange anything."""
-    return any(arm.weights for arm in results.arms)
+    return any(arm.traffic_per_weight_byte for arm in results.arms)
 
 
 def arm_title(arm: ArmScore) -> str:
@@ -117,13 +117,13 @@ def seeds_of(results: ComparisonResults) -> str:
 def target(results: ComparisonResults) -> str:
     return (
         f"the fault-free arm's loss with the same seed after {100 * results.target_at:g} % of {results.steps} steps; "
-        f"a loss is the mean of {SMOOTHED} validations in a row; steps that a rollback undid count"
+        f"a loss is the mean of {SMOOTHING_WINDOW} validations in a row; steps that a rollback undid count"
     )
 
 
 def floor(results: ComparisonResults) -> str:
     """Describe the hours of a recovery that loses nothing but time."""
-    arm = results.floor
+    arm = results.oracle
     if arm is None or not results.priced or (hours := arm.spread("hours")) is None:
         return ""
     ratio = shown(arm.spread("hours_ratio"))
@@ -135,7 +135,7 @@ def floor(results: ComparisonResults) -> str:
 
 def moments_sentence(results: ComparisonResults) -> str:
     """Describe the effect of losing moments alone, without which ratios to the fault-free arm mislead."""
-    alone = [f"{arm.name} × {shown(results.alone(arm))}" for arm in results.arms if arm.control == "reset"]
+    alone = [f"{arm.name} × {shown(results.reset_cost(arm))}" for arm in results.arms if arm.control == "reset"]
     if alone:
         return f"moments       lost alone, with nothing else: {'; '.join(alone)} of the steps without failures"
     if any(arm.exact is False for arm in results.contestants):

@@ -62,7 +62,7 @@ function races(state) {
     const of = one.steps ?? state.run?.steps;
     const hours = one.missed ? "not reached" : one.hours === undefined ? "–" : Number(one.hours).toPrecision(3);
     const ratio = one.hours_ratio === undefined ? "–" : `× ${one.hours_ratio.toFixed(2)}`;
-    return [{ name: one.arm, ...one }, `${one.seed}`, { status: one.is, why: one.why }, `${one.tick}${of ? ` of ${of}` : ""}`, shown(one.loss, 3), `${one.failures ?? one.met ?? "–"}`, hours, ratio];
+    return [{ name: one.arm, ...one }, `${one.seed}`, { status: one.is, why: one.why }, `${one.tick}${of ? ` of ${of}` : ""}`, shown(one.loss, 3), `${one.failures ?? one.loss_events ?? "–"}`, hours, ratio];
   });
 }
 
@@ -96,5 +96,5 @@ export function summaryOf(state) {
   const all = Object.values(state.races ?? {}), count = (is) => all.filter((one) => one.is === is).length;
   return [["races", `${all.length}`, `${count("at work")} at work`], ["done", `${count("done")}`, `${count("stopped")} stopped`],
     ["steps", `${all.reduce((sum, one) => sum + (one.tick ?? 0), 0)}`, "of all races"],
-    ["failures", `${all.reduce((sum, one) => sum + (one.failures ?? one.met ?? 0), 0)}`, "that were met"]];
+    ["failures", `${all.reduce((sum, one) => sum + (one.failures ?? one.loss_events ?? 0), 0)}`, "that were met"]];
 }
