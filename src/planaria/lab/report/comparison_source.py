@@ -19,8 +19,7 @@ from planaria.lab.compare.race_results import ComparisonResults, smoothed
 from planaria.lab.trials.arms import file_name
 from planaria.lab.trials.result_cache import read_result
 from planaria.report.live_page.frames import Json, StateChange
-from planaria.report.live_page.source import EmptyFolder, age_s
-from planaria.report.observe.tally import RunTally
+from planaria.report.live_page.source import FolderSource
 
 NUMBERS = "comparison.json"
 RACE = re.compile(r"(?P<arm>[^.]+)\.(?P<seed>\d+)\.(?P<kind>json|job|ticks)")
@@ -35,10 +34,8 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-class ComparisonSource:
+class ComparisonSource(FolderSource):
     """A comparison's folder."""
-
-    tally: RunTally | None = None
 
     @staticmethod
     def fits(folder: Path) -> bool:
@@ -46,22 +43,13 @@ class ComparisonSource:
         return (folder / NUMBERS).exists() or any(RACE.fullmatch(file.name) for file in _files(folder))
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._seen = folder, EmptyFolder("comparison", folder.name.removesuffix("-compare"))
-        self.began = False
+        super().__init__(folder, "comparison", folder.name.removesuffix("-compare"))
         self._read: dict[Path, float] = {}
         """File → modification time when last read."""
         self._races: dict[str, Json] = {}
 
-    @property
-    def state(self) -> Json:
-        return self._seen.state
-
-    @property
-    def age_s(self) -> float:
-        return age_s(_files(self._folder))
-
-    def opening(self) -> StateChange:
-        return self._seen.opening()
+    def _files(self) -> list[Path]:
+        return _files(self._folder)
 
     def read(self, most: int) -> Iterator[StateChange | None]:
         """Yield a frame for each new or changed file, in order of modification."""
@@ -75,7 +63,7 @@ class ComparisonSource:
 
     def _news(self) -> list[tuple[float, Path]]:
         changed = []
-        for file in _files(self._folder):
+        for file in self._files():
             try:
                 when = file.stat().st_mtime
             except OSError:  # removed meanwhile
@@ -103,7 +91,7 @@ class ComparisonSource:
         else:
             after = {**before, "is": "at work"} | _request(file)
         self._races = {**self._races, name: after}
-        return self._seen.turn(when, {"races": self._races, "over": ""}, event)
+        return self._change(when, {"races": self._races, "over": ""}, event)
 
     def _repeated(self, file: Path, arm: str, seed: str) -> bool:
         """Return whether a race with a result is being raced again, which invalidates the result."""
@@ -128,7 +116,7 @@ class ComparisonSource:
         about |= {"arms": [arm.name for arm in comparison.ranked()], "clock": comparison.clock}
         best = _best(comparison)
         event = comparison.steps, "note", f"All {len(races)} races are over." + (f" {best}" if best else "")
-        return self._seen.turn(when, {"races": races, "run": about, "over": "finished"}, event)
+        return self._change(when, {"races": races, "run": about, "over": "finished"}, event)
 
 
 def _course(course: ArmCourse) -> Json:

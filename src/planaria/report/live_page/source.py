@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -37,18 +38,30 @@ class LogSource(Protocol):
         """
 
 
-class EmptyFolder:
-    """State and frames of a folder that holds no run."""
+class FolderSource(ABC):
+    """Base of the sources of folders that hold no run: their state and frames."""
 
-    def __init__(self, kind: str, name: str) -> None:
+    tally: RunTally | None = None
+
+    def __init__(self, folder: Path, kind: str, name: str) -> None:
+        self._folder = folder
+        self.began = False
         self.state: Json = {"schema": SCHEMA, "run": {"kind": kind, "name": name}}
         self._number = 0
         self._origin: float | None = None
 
+    @abstractmethod
+    def _files(self) -> list[Path]:
+        """Return the files that grow."""
+
+    @property
+    def age_s(self) -> float:
+        return age_s(self._files())
+
     def opening(self) -> StateChange:
         return StateChange(0, 0.0, self.state, routine=False)
 
-    def turn(
+    def _change(
         self, when: float, updates: Mapping[str, object], line: tuple[int, str, str] | None = None
     ) -> StateChange | None:
         """Set these parts of the state at Unix time ``when``; return the frame, or None if nothing changed.

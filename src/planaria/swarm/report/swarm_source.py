@@ -12,18 +12,15 @@ from pydantic import ValidationError
 
 from planaria.common.errors import UserError
 from planaria.report.live_page.frames import Json, StateChange
-from planaria.report.live_page.source import EmptyFolder, age_s
-from planaria.report.observe.tally import RunTally
+from planaria.report.live_page.source import FolderSource
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Record, RoundDone, Started, follow
 
 MAX_PEERS = 64
 """maximum number of peers shown"""
 
 
-class SwarmSource:
+class SwarmSource(FolderSource):
     """A swarm's folder."""
-
-    tally: RunTally | None = None
 
     @staticmethod
     def fits(folder: Path) -> bool:
@@ -31,23 +28,14 @@ class SwarmSource:
         return (folder / PEERS).is_dir()
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._seen = folder, EmptyFolder("swarm", folder.name)
-        self.began = False
+        super().__init__(folder, "swarm", folder.name)
         self._readers: dict[str, Callable[[], list[Record]]] = {}
         self._names: dict[str, str] = {}
         """peer id on the board → name"""
         self._waiting: list[tuple[float, str, Record]] = []
 
-    @property
-    def state(self) -> Json:
-        return self._seen.state
-
-    @property
-    def age_s(self) -> float:
-        return age_s([self._folder / PEERS / name / LOG for name in self._readers])
-
-    def opening(self) -> StateChange:
-        return self._seen.opening()
+    def _files(self) -> list[Path]:
+        return [self._folder / PEERS / name / LOG for name in self._readers]
 
     def read(self, most: int) -> Iterator[StateChange | None]:
         """Yield frames of the records that are new since the last call, by the peers' clocks."""
@@ -93,7 +81,7 @@ class SwarmSource:
         over = all(peer.get("is") in ("finished", "stopped") for peer in peers.values()) and len(peers) >= len(
             self._readers
         )
-        return self._seen.turn(when, {"peers": peers, "over": "finished" if over else ""}, line)
+        return self._change(when, {"peers": peers, "over": "finished" if over else ""}, line)
 
     def _round(self, name: str, done: RoundDone, before: Json) -> tuple[Json, tuple[int, str, str] | None]:
         refused = dict(before["refused"])
