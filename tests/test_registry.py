@@ -229,7 +229,7 @@ def test_unexpected_errors_are_attributed_to_custom_classes_only(own: str) -> No
     ("options", "message"),
     [
         ({"bit": 4}, r"^recovery\.options\.bit: no option of 'echo', 'checkfree'; did you mean 'bits'\?$"),
-        ({"bits": 3}, r"^recovery\.options\.bits = 3: Input should be 2, 4 or 8$"),
+        ({"bits": 3}, r"^recovery\.options\.bits = 3: input should be 2, 4 or 8$"),
         ({"echo": 3}, r"^recovery\.options\.echo = 3 is a table of the options of 'echo'$"),
         ({"echo": {"omega": "l2"}}, r"^recovery\.options\.echo\.omega: unknown; known here: bits, distance, every$"),
         ({"checkpoint": {}}, r"^recovery\.options\.checkpoint: no option of 'echo', 'checkfree'"),

@@ -485,7 +485,7 @@ def test_a_damaged_file_is_named(copied: Path) -> None:
     with pytest.raises(UserError, match="has a vocabulary of 257 ids, the ensemble of 300"):
         cli.run(words)
     manifest.write_text(json.dumps(kept | {"vocab": "many"}))
-    with pytest.raises(UserError, match=r"experts\.json: vocab: Input should be a valid integer"):
+    with pytest.raises(UserError, match=r"experts\.json: vocab: input should be a valid integer"):
         cli.run(words)
     manifest.write_text("{")
     with pytest.raises(UserError, match="Invalid JSON"):

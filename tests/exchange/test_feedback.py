@@ -143,7 +143,7 @@ def test_an_error_that_is_never_sent_stays_bounded_with_decay_alone() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, -0.5, 1.01, 2])
 def test_an_impossible_decay_is_refused_by_name(decay: float) -> None:
-    with pytest.raises(UserError, match=rf"^exchange\.compress\.decay = {decay}: Input should be .* than ") as caught:
+    with pytest.raises(UserError, match=rf"^exchange\.compress\.decay = {decay}: input should be .* than ") as caught:
         compressed({"kind": "topk", "feedback": "decayed", "decay": decay})
     assert "\n" not in str(caught.value)
 

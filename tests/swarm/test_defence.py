@@ -183,7 +183,7 @@ def test_layers_follow_the_configured_order(said: str, names: list[str]) -> None
     [
         ("suport", {}, r"defence\.checks = 'suport': no such choice; did you mean 'support'"),
         ("support", {"threshold": 3}, r"defence\.options\.threshold: no option of 'support'"),
-        ("surprisal", {"threshold": 0}, r"defence\.options\.threshold = 0: Input should be greater than 0"),
+        ("surprisal", {"threshold": 0}, r"defence\.options\.threshold = 0: input should be greater than 0"),
         ("surprisal", {"surprisal": {"treshold": 2}}, r"defence\.options\.surprisal\.treshold: unknown; .*'threshold'"),
         ("support, support", {}, r"every layer \(support\) can be named but once"),
         ("steps, noisy", {"rate": 0.5}, r"every layer \(judge, judge\) can be named but once"),

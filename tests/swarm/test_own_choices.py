@@ -79,7 +79,7 @@ def test_a_swarm_learns_a_custom_task_with_a_custom_check(own: Path) -> None:
     [
         (("--task.name", "own_task:Forwards"), "task.name = 'own_task:Forwards': own_task has no 'Forwards'"),
         (("--defence.checks", "own_task:Backwards"), "is not derived from planaria.swarm.checks.base.Check"),
-        (("--defence.options.most", "0"), "defence.options.most = 0: Input should be greater than 0"),
+        (("--defence.options.most", "0"), "defence.options.most = 0: input should be greater than 0"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -89,7 +89,7 @@ def test_a_swarm_learns_a_custom_task_with_a_custom_check(own: Path) -> None:
                 ),
                 (
                     ("--task.options.letters", "1"),
-                    "task.options.letters = 1: Input should be greater than or equal to 2",
+                    "task.options.letters = 1: input should be greater than or equal to 2",
                 ),
                 (("--policy.kind", "shi:Shy"), "policy.kind = 'shi:Shy': there is no module 'shi'"),
                 (

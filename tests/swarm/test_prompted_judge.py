@@ -322,8 +322,8 @@ def test_a_recipe_names_a_model_as_its_judge(chatting: Path) -> None:
         ("model", {}, "defence.options.path: .*has no default for it"),
         ("model", {"path": "/no/such/folder"}, "has no config.json"),
         ("noisy", {}, "defence.options.rate: .*has no default for it"),
-        ("noisy", {"rate": "lots"}, "defence.options.rate = 'lots': Input should be a valid number"),
-        ("noisy", {"rate": 2}, "defence.options.rate = 2: Input should be less than"),
+        ("noisy", {"rate": "lots"}, "defence.options.rate = 'lots': input should be a valid number"),
+        ("noisy", {"rate": 2}, "defence.options.rate = 2: input should be less than"),
     ],
 )
 def test_an_invalid_judge_is_reported(judge: str, options: dict[str, object], message: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from planaria.common.errors import UserError, nearest
 
@@ -199,19 +200,26 @@ def _refuse_huge(tree: object, location: object) -> None:
         rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def first(error: ValidationError, kind: type[BaseModel] | None = None, values: bool = False) -> str:
+def first(error: ValidationError, kind: type[BaseModel] | None = None, values: bool = False, section: str = "") -> str:
     """Describe the first error of a document: its key, with ``values`` its value, and the reason.
 
-    ``kind``: the document's type, for suggestions of keys. An unknown key comes first, because the intended key is then
+    ``kind``: the document's type, for suggestions of keys; ``section``: where the document is in another, such as
+    ``recovery.options``. An unknown key comes first, because the intended key is then
     reported as missing. For a union of types, the deepest error counts.
     """
     problem = min(error.errors(include_url=False), key=lambda e: (e["type"] != "extra_forbidden", -len(e["loc"])))
     positions, keys = _located(kind, problem["loc"]) if kind is not None else (problem["loc"], ())
-    key, message = ".".join(map(str, positions)), problem["msg"].removeprefix("Value error, ")
+    key = ".".join(filter(None, (section, *map(str, positions))))
     if problem["type"] == "extra_forbidden":
         return f"{key}: unknown key" + (f"; {nearest(str(positions[-1]), keys)}" if keys else "")
-    value = f" = {shown(problem['input'])}" if values and problem["type"] != "missing" else ""
-    return f"{key}{value}: {message}" if key else message
+    value = f" = {shown(problem['input'])}" if values and positions and problem["type"] != "missing" else ""
+    return f"{key}{value}: {reason(problem)}" if key else reason(problem)
+
+
+def reason(problem: ErrorDetails) -> str:
+    """Return pydantic's reason for an error, as the end of a message."""
+    message = problem["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:] if message.startswith("Input") else message
 
 
 def _located(kind: type[BaseModel], location: Sequence[int | str]) -> tuple[list[int | str], list[str]]:

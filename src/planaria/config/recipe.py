@@ -175,9 +175,7 @@ def parse(tree: str, location: str) -> RunConfig:
     try:
         return RunConfig.model_validate_json(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(p) for p in first["loc"])
-        raise UserError(": ".join(filter(None, (location, key, _reason(first))))) from None
+        raise UserError(f"{location}: {documents.first(error)}") from None
 
 
 def flat(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -292,11 +290,8 @@ def table(kind: type[Kind], value: Any, name: str, recipe: Path) -> Kind:
     try:
         return kind.model_validate(dict(value))
     except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:  # a rule about several fields names them itself
-            raise UserError(f"{recipe}: {_reason(first)}") from None
-        key = ".".join(str(step) for step in first["loc"])
-        raise UserError(f"{recipe}: {name}.{key} = {documents.shown(first['input'])}: {first['msg']}") from None
+        section = name if error.errors()[0]["loc"] else ""  # a rule about several fields names them itself
+        raise UserError(f"{recipe}: {documents.first(error, kind, values=True, section=section)}") from None
 
 
 def _value(kind: type[Section], name: str, text: object) -> Any:
@@ -342,14 +337,9 @@ def _explain(error: ValidationError, location: str, flags: Mapping[str, object])
     first = error.errors()[0]
     key = ".".join(str(p) for p in first["loc"] if not isinstance(p, int))
     if key in flags:
-        return f"--{key} {documents.shown(str(flags[key]))[1:-1]}: {_reason(first)}"
+        return f"--{key} {documents.shown(str(flags[key]))[1:-1]}: {documents.reason(first)}"
     if first["type"] == "value_error":  # a rule about several fields names them itself
-        return f"{location}{' with the given flags' if flags else ''}: {_reason(first)}"
+        return f"{location}{' with the given flags' if flags else ''}: {documents.reason(first)}"
     if first["type"] == "missing":
         return f"{location}: {key} is missing; give it"
-    return f"{location}: {key} = {documents.shown(first['input'])}: {_reason(first)}"
-
-
-def _reason(error: Any) -> str:
-    message: str = error["msg"].removeprefix("Value error, ")
-    return message[0].lower() + message[1:] if message.startswith("Input") else message
+    return f"{location}: {key} = {documents.shown(first['input'])}: {documents.reason(first)}"

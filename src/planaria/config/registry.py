@@ -132,12 +132,11 @@ class Registry(Generic[Chosen]):
             return chosen.model_validate_json(json.dumps(shared_options | dict(own_options)))
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join([self._location, *(str(step) for step in first["loc"])])
             if first["type"] == "missing":
-                label = meaning(chosen, str(first["loc"][0])) or "it"
-                raise UserError(f"{key}: {name!r} has no default for it; give {label}") from None
-            named = f" = {documents.shown(first['input'])}" if first["loc"] else ""
-            raise UserError(f"{key}{named}: {first['msg'].removeprefix('Value error, ')}") from None
+                option = str(first["loc"][0])
+                fix = meaning(chosen, option) or "it"
+                raise UserError(f"{self._location}.{option}: {name!r} has no default for it; give {fix}") from None
+            raise UserError(documents.first(error, chosen, values=True, section=self._location)) from None
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # from a user's validator

@@ -67,7 +67,7 @@ def test_numbers_outside_the_range_have_no_problem(name: str, tmp_path: Path) ->
         ("", {}, "known here"),
         ("sums:3", {}, "task.name = 'sums:3': write 'sums', and '3' as one of its options: digits, style"),
         ("gsm8k:folder", {}, "write 'gsm8k', and 'folder' as one of its options: path, style"),
-        ("sums", {"digits": "two"}, "task.options.digits = 'two': Input should be a valid integer"),
+        ("sums", {"digits": "two"}, "task.options.digits = 'two': input should be a valid integer"),
         ("sums", {"digit": 2}, "task.options.digit: no option of 'sums'; did you mean 'digits'"),
         ("sums", {"style": "column"}, r"task\.options.style = 'column': .*'columns' or 'words'"),
         *(("sums", {"digits": n}, rf"task\.options\.digits = {n}: .*equal to (2|18)") for n in (0, 1, 19)),
