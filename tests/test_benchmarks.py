@@ -21,6 +21,6 @@ def test_a_benchmark_can_be_imported(name: str) -> None:
         pytest.skip(f"{error.name} is not installed")
 
 
-@pytest.mark.parametrize(("module", "name"), [("advice", "EXPERIENCE"), ("compression", "LESSONS")])
-def test_lessons_replace_the_files_that_the_package_reads(module: str, name: str) -> None:
+@pytest.mark.parametrize(("module", "name"), [("advice", "EXPERIENCE"), ("compression", "EXPERIENCE")])
+def test_experience_replaces_the_files_that_the_package_reads(module: str, name: str) -> None:
     assert getattr(importlib.import_module(f"benchmarks.{module}"), name).is_file()

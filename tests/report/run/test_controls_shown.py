@@ -96,7 +96,7 @@ def test_a_comparison_without_a_reset_arm_says_so(capsys: pytest.CaptureFixture[
     found = compared()
     assert "No arm shows what losing moments alone does" in verdict(found).summary
     show_table(found)
-    assert "race reset beside them" in capsys.readouterr().out
+    assert "add the control reset" in capsys.readouterr().out
     exact = compared({"fault-free": MANNERS["fault-free"], "twin": Manner({}, exact=True)})
     assert "moments" not in verdict(exact).summary
 

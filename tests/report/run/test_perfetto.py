@@ -77,7 +77,7 @@ def test_concurrent_work_has_a_separate_row(folder: Path) -> None:
     events = list(trace_events(RunRecord(folder, record.config, record.history, worked, record.metrics)))
     checked(events)
     (row,) = (named(events, "thread_name")[x["pid"], x["tid"]] for x in events if x["name"] == "write")
-    assert row == f"{work.worker} beside 1"
+    assert row == f"{work.worker} in parallel 1"
 
 
 def test_machines_are_processes_and_a_later_part_comes_later(tmp_path: Path) -> None:

@@ -12,6 +12,15 @@ from planaria.lab.compare.race_results import ComparisonResults
 from planaria.lab.report.comparison_table import columns, rows
 from recomputed import recomputed
 
+FORMER = {
+    "inputs": "given",
+    "repeated_steps": "again",
+    "traffic_per_weight_byte": "weights",
+    "loss_events": "met",
+    "replica_failures": "further",
+    "failure_domain": "blows",
+}
+
 
 def printed(found: ComparisonResults) -> dict[str, dict[str, str]]:
     head = columns(found)
@@ -50,3 +59,12 @@ def test_another_digit_is_noticed() -> None:
     )
     arms = [*found.arms[:3], changed, *found.arms[4:]]
     assert differences(found.model_copy(update={"arms": arms}), but=("traffic",)) != []
+
+
+def test_results_with_former_names_are_read() -> None:
+    found = compared()
+    written = found.model_dump_json()
+    for name, was in FORMER.items():
+        assert f'"{name}":' in written
+        written = written.replace(f'"{name}":', f'"{was}":')
+    assert ComparisonResults.model_validate_json(written) == found

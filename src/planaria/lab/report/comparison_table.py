@@ -35,7 +35,7 @@ def show_table(results: ComparisonResults) -> None:
         console.print(f"trace         {failures.digest[:DIGEST]} {failures_label(failures)}", highlight=False)
     console.print(Text(f"clock         {results.clock}{'' if results.priced else ', by which steps take no time'}"))
     console.print(Text(f"target        {target(results)}"))
-    for line in (floor(results), moments_sentence(results), search_sentence(results)):
+    for line in (floor_sentence(results), moments_sentence(results), search_sentence(results)):
         if line:
             console.print(Text(line))
 
@@ -121,7 +121,7 @@ def target(results: ComparisonResults) -> str:
     )
 
 
-def floor(results: ComparisonResults) -> str:
+def floor_sentence(results: ComparisonResults) -> str:
     """Describe the hours of a recovery that loses nothing but time."""
     arm = results.oracle
     if arm is None or not results.priced or (hours := arm.spread("hours")) is None:
@@ -140,7 +140,7 @@ def moments_sentence(results: ComparisonResults) -> str:
         return f"moments       lost alone, with nothing else: {'; '.join(alone)} of the steps without failures"
     if any(arm.exact is False for arm in results.contestants):
         return (
-            "moments       some arms lose moments, and no arm shows what that alone does; race reset beside them "
+            "moments       some arms lose moments, and no arm shows what that alone does; add the control reset "
             "(--arms …,reset,oracle)"
         )
     return ""

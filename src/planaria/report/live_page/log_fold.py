@@ -326,9 +326,9 @@ def recovery_shown(timing: RecoveryTiming, seconds: Callable[[float], float]) ->
     """
     over: dict[str, float | None] = {"noticed": timing.notice, "replaced": timing.decide}
     if timing.linked_t is not None and timing.formed_t is not None:
-        whole = timing.linked_t - timing.formed_t
-        rebuilt = min(whole, timing.transfer + timing.rebuild)
-        over |= {"linked": whole - rebuilt, "rebuilt": rebuilt, "redone": timing.redo}
+        link_s = timing.linked_t - timing.formed_t
+        rebuilt = min(link_s, timing.transfer + timing.rebuild)
+        over |= {"linked": link_s - rebuilt, "rebuilt": rebuilt, "redone": timing.redo}
     phases = {name: round(took, 4) for name, took in over.items() if took is not None}
     started = timing.lost_t if timing.fault_t is None else timing.fault_t
     summary: Json = {

@@ -88,7 +88,7 @@ class Narrator:
             return self._formed(fact)
         elif isinstance(fact, e.Linked):
             return self._linked(t, fact)
-        elif isinstance(fact, d.Adopt | d.Disband | d.ReplicaRestarted):
+        elif isinstance(fact, d.Adopt | d.Disband | d.ReplicaRestarted | d.ExcludeMember):
             return self._replica(fact)
         elif isinstance(fact, d.SlowPartFound | d.HandOverSlowStage | d.Reroute | d.Cleared):
             return self._slowness(t, fact)
@@ -100,18 +100,13 @@ class Narrator:
 
     def _edge(self, t: float, broken: e.EdgeBroken) -> EventLine | None:
         """Return a line for an edge that could not be reopened; a break is shown once the edge is replaced."""
-        edge, replica = (
-            (min(broken.node, broken.peer), max(broken.node, broken.peer)),
-            self._naming.replica(broken.node),
-        )
+        edge = (min(broken.node, broken.peer), max(broken.node, broken.peer))
+        replica = self._naming.replica(broken.node)
         self._broken.add(edge)
         if broken.relay:
             return self._relay(broken.relay, broken.cause)
-        if (
-            replica not in self._relinked
-            or not broken.cause
-            or broken.generation != self.members.generation.get(replica)
-        ):
+        current = broken.generation == self.members.generation.get(replica)
+        if replica not in self._relinked or not broken.cause or not current:
             return None
         whose = f" of replica {replica}" if self._naming.several else ""
         text = f"edge {self._naming.edge(*edge)}{whose} still broken: {broken.cause}"
@@ -149,11 +144,11 @@ class Narrator:
         self._dismiss(replica)
         rebuilt = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
         self._rebuilding |= rebuilt | {m.node: m.source for m in form.members if isinstance(m.source, d.Handover)}
-        lenders = {self._naming.replica(donor) for source in rebuilt.values() for donor in source.donors}
-        if len(rebuilt) == len(form.members) and replica not in lenders:
+        donor_replicas = {self._naming.replica(donor) for source in rebuilt.values() for donor in source.donors}
+        if len(rebuilt) == len(form.members) and replica not in donor_replicas:
             partly = any(isinstance(source, d.CatchUp) for source in rebuilt.values())
             how = "received the rounds it missed from" if partly else "rebuilt as a copy of"
-            self._copies[replica] = f"{how} {replicas(lenders)}"
+            self._copies[replica] = f"{how} {replicas(donor_replicas)}"
         broken = sorted(edge for edge in self._broken if replica in map(self._naming.replica, edge))
         self._broken.difference_update(broken)
         whose = f" of replica {replica}" if self._naming.several else ""
@@ -222,7 +217,10 @@ class Narrator:
         text = f"round {history.round}: {members} continued {how} without {missing} ({why})"
         return self._line("relink", text, history.members[0])
 
-    def _replica(self, fact: d.Adopt | d.Disband | d.ReplicaRestarted) -> EventLine:
+    def _replica(self, fact: d.Adopt | d.Disband | d.ReplicaRestarted | d.ExcludeMember) -> EventLine:
+        if isinstance(fact, d.ExcludeMember):
+            lost = ", ".join(fact.workers)
+            return self._line("loss", f"replica {fact.member} excluded: {fact.reason}; workers that leave: {lost}")
         prefix = f"replica {fact.replica}"
         if isinstance(fact, d.Adopt):
             return self._line("rollback", f"{prefix} catches up with another: {fact.reason}", fact.replica)
@@ -267,9 +265,9 @@ class Narrator:
             return self._line("recovery", text)
         if isinstance(fact, e.StopOverdue):
             return self._line("loss", f"the stop request timed out: {fact.detail}")
-        return self._sealed(fact) if isinstance(fact, d.Seal) else self._joined_or_left(fact)
+        return self._sealed(fact) if isinstance(fact, d.Seal) else self._machine(fact)
 
-    def _joined_or_left(self, fact: e.Event | d.Decision) -> EventLine | None:
+    def _machine(self, fact: e.Event | d.Decision) -> EventLine | None:
         """Return a line for a relay or machine that joins, leaves or falls silent."""
         if isinstance(fact, e.RelaySilent):
             return self._relay(fact.relay, fact.detail)
@@ -281,9 +279,6 @@ class Narrator:
             return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")
         if isinstance(fact, e.HostLeft):
             return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")
-        if isinstance(fact, d.ExcludeMember):
-            lost = ", ".join(fact.workers)
-            return self._line("loss", f"replica {fact.member} excluded: {fact.reason}; workers that leave: {lost}")
         if isinstance(fact, d.RemoveMachine):
             return self._line("loss", f"machine {fact.host} rejected: {fact.reason}")
         return None

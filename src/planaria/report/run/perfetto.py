@@ -202,7 +202,7 @@ def _work(record: RunRecord, clock: TraceClock, naming: Naming, rows: _Rows) -> 
             lane = next((n for n, until in enumerate(lanes) if until <= start), len(lanes))
             lanes[lane : lane + 1] = [end]
             yield from _fault_events(faults[part, work.worker], rows, pid, start) if not lane else ()
-            tid = rows.thread(pid, work.worker + (f" beside {lane}" if lane else ""))
+            tid = rows.thread(pid, work.worker + (f" in parallel {lane}" if lane else ""))
             yield from rows.metadata_rows()
             yield _slice(work, span, naming, pid, tid, start, end)
     for (part, worker), left in faults.items():

@@ -143,7 +143,7 @@ class _OpenRecovery:
     committed: bool = False
 
     @property
-    def whole(self) -> bool:
+    def all_linked(self) -> bool:
         """Whether every member of the last formation has linked."""
         return bool(self.forms) and {k.node for _, k in self.linked} == {m.node for m in self.forms[-1][1].members}
 
@@ -151,7 +151,7 @@ class _OpenRecovery:
     def outcome(self) -> Outcome:
         if self.ended:
             return self.ended
-        outcome = self.forms[-1][1].outcome if self.whole else "started"
+        outcome = self.forms[-1][1].outcome if self.all_linked else "started"
         return "unfinished" if outcome == "started" else outcome
 
     def add(self, worker: str, cause: str, node: int, fault_t: float | None) -> None:
@@ -195,7 +195,7 @@ class _OpenRecovery:
             fault_t=self.fault_t,
             lost_t=self.lost_t,
             formed_t=formed_t,
-            linked_t=max(t for t, _ in self.linked) if self.whole else None,
+            linked_t=max(t for t, _ in self.linked) if self.all_linked else None,
             finished_t=self.finished_t,
             relink=max((link.link_s for link in links), default=0.0),
             transfer=max((link.transfer_s for link in links), default=0.0),
@@ -257,7 +257,7 @@ class _ReplicaFold:
 
     def close_if_finished(self) -> None:
         """Close the recovery if its first microbatch has completed."""
-        if self._open and self._open.whole and self._open.finished_t is not None:
+        if self._open and self._open.all_linked and self._open.finished_t is not None:
             self.close()
 
     def close(self) -> None:

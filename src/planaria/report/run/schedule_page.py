@@ -42,9 +42,9 @@ def write_page(schedule: Schedule, path: Path) -> Path:
 
 def body(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     """Yield the page's sections as HTML."""
-    wrong = find_violations(step.problem, step.solution, step.times)
+    violations = find_violations(step.problem, step.solution, step.times)
     name = f"Plan for {counted(len(schedule.nodes), 'node')}"
-    yield page.heading(name, verdict(schedule, step, wrong), _summary(schedule))
+    yield page.heading(name, verdict(schedule, step, violations), _summary(schedule))
     yield page.cards(_facts(schedule, step))
     yield _compared(schedule)
     yield page.section("The planned step", _gantt_caption(step), page.chart(gantt_figure(step), "step"))
@@ -197,16 +197,16 @@ def _arrangement_section(schedule: Schedule, step: PlannedStep) -> Iterator[str]
     )
 
 
-def verdict(schedule: Schedule, step: PlannedStep, wrong: Sequence[Violation]) -> Verdict:
+def verdict(schedule: Schedule, step: PlannedStep, violations: Sequence[Violation]) -> Verdict:
     """Return the verdict: good if the plan obeys every guideline and no other plan that was tried is faster."""
     beaten = [name for name, seconds in schedule.compared.items() if seconds < schedule.step_s]
-    badge = f"breaks {counted(len(wrong), 'guideline')}" if wrong else "keeps every guideline"
+    badge = f"breaks {counted(len(violations), 'guideline')}" if violations else "keeps every guideline"
     could = [] if schedule.gap is None else [(schedule.gap, "maximum gain of any other plan: 1 − bound ÷ step")]
     return Verdict(
-        good=not wrong and not beaten,
-        badge="slower than an alternative" if beaten and not wrong else badge,
+        good=not violations and not beaten,
+        badge="slower than an alternative" if beaten and not violations else badge,
         summary=f"{_step_time(schedule)} {_left(schedule)}"
-        + (f" First broken guideline: {wrong[0]}." if wrong else ""),
+        + (f" First broken guideline: {violations[0]}." if violations else ""),
         numbers=[
             (f"{amount(schedule.step_s)} s", "one step, simulated"),
             *((f"{100 * gap:.1f} %", label) for gap, label in could),
