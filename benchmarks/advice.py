@@ -65,7 +65,7 @@ def learn(results: ComparisonResults, source: str, size: int) -> list[Observatio
     for arm in results.arms:
         by, first = _first(arm)
         unharmed = next((score for score in calm if score.other_changes == arm.other_changes), None)
-        if arm.faults and unharmed and not first.exact and not first.control:
+        if arm.faults and unharmed and not first.exact and not first.control_description:
             strategy = strategy_of(by, first)
             observed += [_observation(strategy, size, arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
     return observed

@@ -104,7 +104,7 @@ def _one(rng: random.Random, chain: str, faults: int) -> Plain:
     }
     if chain in REMEMBERING:
         every = rng.randint(2, 5)
-        offered |= {"meanwhile": "wait", "every": every, "slices": rng.randint(1, every), "outlive": rng.random() < 0.8}
+        offered |= {"meanwhile": "wait", "every": every, "slices": rng.randint(1, every), "persist": rng.random() < 0.8}
         offered |= {"tolerate": rng.choice((1, 1, 2)), "code": rng.choice(("auto", "local"))}
     meanwhile = offered.pop("meanwhile")
     if "checkfree" not in chain:

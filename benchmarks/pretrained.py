@@ -111,7 +111,7 @@ def echoes(state: StageState, bits: int, rounds: int) -> Iterator[StageState]:
     sender = EchoSender(bits, every)
     holder = EchoHolder(bits, every, {name: weight.shape for name, weight in state.weights.items()})
     for step in range(rounds * every):
-        message = sender.before(step, state)
+        message = sender.message_before_step(step, state)
         assert message is not None
         holder.take(step, 0, "before", message)
         sender.commit(step)

@@ -194,7 +194,7 @@ SAVED = 25  # steps between checkpoints; snapshots are newer
 
 def _plain(name: str) -> RunConfig:
     """A run whose stages compute, on free links."""
-    recovery = {"strategy": "snapshot, checkpoint", "options": {"every": 5, "outlive": True}}
+    recovery = {"strategy": "snapshot, checkpoint", "options": {"every": 5, "persist": True}}
     checkpoint = {"every": SAVED}
     return _config(f"snapshots-{name}", (256, 688, 64), STAGES, 4, 10_000, checkpoint=checkpoint, recovery=recovery)
 

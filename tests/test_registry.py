@@ -187,7 +187,7 @@ def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) ->
         ("quits:Mine", r"cannot be imported: .*quits\.py:2: SystemExit: 0"),
         (":Mine", r"'' is not a module name; write 'module:Class'"),
         ("../mine:Mine", r"'\.\./mine' is not a module name"),
-        ("OWN:Bare", r"lacks .*rebuild.*; define what is missing"),
+        ("OWN:Bare", r"lacks donors; define what is missing"),
     ],
 )
 def test_an_unavailable_choice_is_refused(own: str, name: str, message: str) -> None:

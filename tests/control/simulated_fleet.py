@@ -23,7 +23,7 @@ from planaria.control.state.replica import ReplicaState
 from planaria.control.state.rollback import first_origin
 from planaria.control.state.run import RunState
 from planaria.recovery import recovery
-from planaria.recovery.chain import RecoveryPlan
+from planaria.recovery.chain import ChainPlan
 from planaria.recovery.retention import SnapshotRetention
 
 
@@ -347,7 +347,7 @@ class SimulatedFleet(Simulation):
             if before.links.get((link.low, link.high)) == link.id:
                 assert {link.low, link.high} <= before.holders.keys()
 
-    def _judge_recall(self, form: d.Form, before: ReplicaState, plan: RecoveryPlan) -> None:
+    def _judge_recall(self, form: d.Form, before: ReplicaState, plan: ChainPlan) -> None:
         """All go back to the same snapshot; workers without their part get it from others."""
         assert before.memory is not None
         for member in form.members:
@@ -378,7 +378,7 @@ class SimulatedFleet(Simulation):
         begun = self.started.first_step if self.started.durable_step is None else self.started.durable_step
         self.next_step = begun if durable.step < 0 else durable.step
 
-    def _answer(self, before: ReplicaState) -> RecoveryPlan:
+    def _answer(self, before: ReplicaState) -> ChainPlan:
         """Return the strategies' plan for the lost stages by what the controller knows.
 
         If it assumes too much, a donor lacks its state; only skipped stages allow it to assume too little.

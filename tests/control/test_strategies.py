@@ -84,7 +84,7 @@ def test_a_new_worker_is_no_donor_until_its_copy_is_complete(strategy: str, comm
         made.lose(made.state.holders[original])
         assert (made.cannot is None) == (waited == commits)
         if made.cannot is not None:
-            assert "not whole yet" in made.cannot.reason
+            assert "is incomplete" in made.cannot.reason
             assert made.cannot.lost == [original]
 
 

@@ -102,7 +102,7 @@ def test_the_oracle_restores_all_and_reset_all_but_the_moments() -> None:
 
 
 def test_a_real_loss_cannot_be_restored() -> None:
-    with pytest.raises(LookupError, match="stage 2 was really lost"):
+    with pytest.raises(LookupError, match="stage 2: the loss was not simulated"):
         Oracle().rebuild(2, {}, AT)
 
 
@@ -112,5 +112,5 @@ def test_a_control_is_refused_on_the_fleet_and_beside_other_strategies(name: str
     with pytest.raises(UserError, match=rf"'{name}' is a control for comparisons and restores .*--engine inline"):
         check(config.model_copy(update={"engine": "fleet"}))
     check(config.model_copy(update={"engine": "inline"}))
-    with pytest.raises(UserError, match=f"'{name}' is a control and leaves no loss to the others; name it alone"):
+    with pytest.raises(UserError, match=f"'{name}' is a control that handles every loss; remove the other strategies"):
         recovery(RecoveryConfig(strategy=f"{name}, checkpoint"), 4)

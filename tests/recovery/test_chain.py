@@ -15,27 +15,27 @@ from planaria.config.schema import RecoveryConfig
 from planaria.models.state import StageState
 from planaria.recovery import RECOVERIES, names, recovery
 from planaria.recovery.base import Copy, DamagedReplica
-from planaria.recovery.chain import Chain, CopySlot, RecoveryPlan
+from planaria.recovery.chain import Chain, ChainPlan, CopySlot
 from planaria.recovery.neighbour_average import merge
 
-ROLLBACK, NOTHING = RecoveryPlan({}, "disk", ""), RecoveryPlan({}, None, "")
+ROLLBACK, NOTHING = ChainPlan({}, "disk", ""), ChainPlan({}, None, "")
 
 
 def chain_of(strategy: str, stages: int = 6, **options: Any) -> Chain:
     return recovery(RecoveryConfig(strategy=strategy, options=Options(options)), stages)
 
 
-def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> RecoveryPlan:
+def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> ChainPlan:
     return chain_of(strategy).plan(frozenset(lost), replica(6, age, **young).staleness)
 
 
 @pytest.mark.parametrize(
     ("strategy", "lost", "young", "expected"),
     [
-        ("checkfree, echo", {1, 3}, {}, RecoveryPlan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, None, "")),
-        ("echo, checkfree", {1, 3}, {}, RecoveryPlan({1: ("echo", (2,)), 3: ("echo", (4,))}, None, "")),
-        ("echo, checkfree", {3}, {"s4": 1}, RecoveryPlan({3: ("checkfree", (2, 4))}, None, "")),
-        ("checkfree, checkpoint", {3}, {}, RecoveryPlan({3: ("checkfree", (2, 4))}, None, "")),
+        ("checkfree, echo", {1, 3}, {}, ChainPlan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, None, "")),
+        ("echo, checkfree", {1, 3}, {}, ChainPlan({1: ("echo", (2,)), 3: ("echo", (4,))}, None, "")),
+        ("echo, checkfree", {3}, {"s4": 1}, ChainPlan({3: ("checkfree", (2, 4))}, None, "")),
+        ("checkfree, checkpoint", {3}, {}, ChainPlan({3: ("checkfree", (2, 4))}, None, "")),
         ("checkfree, checkpoint", {1, 3}, {}, ROLLBACK),
         ("checkpoint", {4}, {}, ROLLBACK),
         ("checkfree_plus, echo, checkpoint", {0, 1}, {"age": 0}, ROLLBACK),
@@ -43,7 +43,7 @@ def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> Recover
     ],
 )
 def test_each_stage_goes_to_the_first_strategy_that_can_rebuild_it(
-    strategy: str, lost: set[int], young: dict[str, int], expected: RecoveryPlan
+    strategy: str, lost: set[int], young: dict[str, int], expected: ChainPlan
 ) -> None:
     assert plan(strategy, lost, **young) == expected
 
@@ -70,7 +70,7 @@ def test_rebuilt_stages_have_no_reason() -> None:
 
 TWO_SNAPSHOTS = {"snapshot", "whole_copies"}
 """both retain snapshots of all stages, which is refused"""
-REAL = [name for name in RECOVERIES.names if not RECOVERIES.find(name).control]
+REAL = [name for name in RECOVERIES.names if not RECOVERIES.find(name).control_description]
 """all but controls, which must be alone"""
 strategies = st.lists(st.sampled_from(REAL), min_size=1, max_size=4, unique=True).filter(
     lambda chosen: not set(chosen) >= TWO_SNAPSHOTS
@@ -118,11 +118,12 @@ def test_slots_hold_the_copies_of_all_strategies() -> None:
 
 def test_each_strategy_sends_and_rebuilds_on_its_own() -> None:
     chain, own, kept = chain_of("checkfree, redundant", lr_scale=1.5), state(1), state(2)
-    assert_same_state(chain.donate("redundant", 3, own, {Copy((3,), 2): kept}), kept)
-    assert_same_state(chain.rebuild("redundant", 3, {2: kept}, AT), kept)
-    given_ = {2: chain.donate("checkfree", 3, own, {Copy((3,), 2): kept}), 4: StageState(weights(4), grad_norm=1.5)}
+    assert_same_state(chain.strategies["redundant"].donate(3, own, {Copy((3,), 2): kept}), kept)
+    assert_same_state(chain.strategies["redundant"].rebuild(3, {2: kept}, AT), kept)
+    checkfree = chain.strategies["checkfree"]
+    given_ = {2: checkfree.donate(3, own, {Copy((3,), 2): kept}), 4: StageState(weights(4), grad_norm=1.5)}
     expected = merge(weights(1), weights(4), 1.5**2, 1.5**2)
-    assert_same_state(chain.rebuild("checkfree", 3, given_, AT), StageState(expected, lr_scale=1.5))
+    assert_same_state(checkfree.rebuild(3, given_, AT), StageState(expected, lr_scale=1.5))
 
 
 def test_names_may_have_spaces_around_them() -> None:

@@ -41,7 +41,7 @@ def test_donors_for_every_possible_loss(lost: frozenset[int]) -> None:
 def test_incomplete_mirrors_are_not_used() -> None:
     for young in (1, 6):
         answer = plus().donors(frozenset({0, 3}), replica(6, **{f"s{young}": 0}))
-        assert answer.refused == {0: f"the mirror of the ends at stage {young} is not whole yet"}
+        assert answer.refused == {0: f"the mirror of stage 0 at stage {young} is incomplete"}
         assert answer.donors == {3: (2, 4)}, "a middle stage needs no mirror"
     assert plus().donors(frozenset({0}), replica(6, age=1)).donors == {0: (1, 6)}
     assert plus().donors(frozenset({1}), replica(6, age=0)).donors == {1: (2,)}, "nor does an outer one"
@@ -62,8 +62,8 @@ def mirror(pairs: dict[int, tuple[Sender, Holder]], step: int, now: StageState) 
     """Commit one step that ends in ``now``; return the number of messages."""
     messages = 0
     for sender, holder in pairs.values():
-        assert sender.before(step, now) is None
-        message = sender.after(step, now, GRADIENTS)
+        assert sender.message_before_step(step, now) is None
+        message = sender.message_after_gradient(step, now, GRADIENTS)
         assert holder.expects(step) == (() if message is None else ("after",))
         if message is not None:
             holder.take(step, 0, "after", message)
@@ -176,8 +176,8 @@ def test_the_copy_is_the_state_of_the_last_committed_due_step(every: int, events
             (sender, holder), fresh, held = make(every), True, None
         else:
             now, due_now = state(number), fresh or (step + 1) % every == 0
-            assert sender.updates_first(step) == due_now
-            message = sender.after(step, now, GRADIENTS)
+            assert sender.needs_applied_update(step) == due_now
+            message = sender.message_after_gradient(step, now, GRADIENTS)
             assert (message is not None) == due_now == (holder.expects(step) == ("after",))
             if message is not None:
                 holder.take(step, 0, "after", message)
@@ -194,17 +194,17 @@ def test_the_copy_is_the_state_of_the_last_committed_due_step(every: int, events
 def test_a_new_host_receives_a_copy_at_once() -> None:
     sender, _ = make(4)
     sender.commit(0)
-    assert not sender.updates_first(1)
+    assert not sender.needs_applied_update(1)
     sender.restart()
-    assert sender.updates_first(1) and sender.after(1, state(1), GRADIENTS) is not None
+    assert sender.needs_applied_update(1) and sender.message_after_gradient(1, state(1), GRADIENTS) is not None
     sender.drop()
-    assert sender.updates_first(1), "a dropped step does not count"
+    assert sender.needs_applied_update(1), "a dropped step does not count"
 
 
 def test_only_the_wanted_parameters_are_sent() -> None:
     sender = MirrorSender(lambda name: name == "a", 1, moments=False)
     holder = MirrorHolder(1)
-    message = sender.after(0, state(3), GRADIENTS)
+    message = sender.message_after_gradient(0, state(3), GRADIENTS)
     assert message is not None
     holder.take(0, 0, "after", message)
     holder.commit(0)
@@ -213,7 +213,7 @@ def test_only_the_wanted_parameters_are_sent() -> None:
 
 def test_a_malformed_message_is_refused() -> None:
     sender, holder = make(1)
-    message = sender.after(0, state(3), GRADIENTS)
+    message = sender.message_after_gradient(0, state(3), GRADIENTS)
     assert message is not None
     with pytest.raises(PackingError):
         holder.take(0, 0, "after", message[:-4])

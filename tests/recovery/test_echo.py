@@ -37,9 +37,9 @@ def stage(seed: int) -> StageState:
 
 def send(sender: EchoSender, holder: EchoHolder, step: int, now: StageState) -> Tensor:
     """Send one step's message."""
-    assert holder.expects(step) == ("before",) and not sender.updates_first(step)
-    message = sender.before(step, now)
-    assert message is not None and sender.after(step, now, GRADIENTS) is None
+    assert holder.expects(step) == ("before",) and not sender.needs_applied_update(step)
+    message = sender.message_before_step(step, now)
+    assert message is not None and sender.message_after_gradient(step, now, GRADIENTS) is None
     holder.take(step, 0, "before", message)
     return message
 
@@ -65,7 +65,7 @@ def test_echoes_are_at_the_given_ring_distance() -> None:
 @pytest.mark.parametrize("distance", [4, 5, 8])
 def test_a_distance_of_a_whole_ring_is_refused(distance: int) -> None:
     config = RecoveryConfig.model_validate({"strategy": "echo", "options": {"distance": distance}})
-    with pytest.raises(UserError, match=rf"recovery\.options\.distance = {distance}: .* at most 3 places"):
+    with pytest.raises(UserError, match=rf"recovery\.options\.distance = {distance}: .* use 1 to 3"):
         recovery(config, 3)
 
 
@@ -85,8 +85,8 @@ def test_a_host_must_have_received_a_whole_round() -> None:
     answer = Echo(every=4).donors(frozenset({1, 3, 5}), replica(5, s2=3, s4=4, s0=0))
     assert answer.donors == {3: (4,)}
     assert answer.refused == {
-        1: "stage 1's echo at stage 2 is not whole yet (3 of 4 steps since stage 2 got a new worker)",
-        5: "stage 5's echo at stage 0 is not whole yet (0 of 4 steps since stage 0 got a new worker)",
+        1: "stage 1's echo at stage 2 is incomplete (3 of 4 steps since stage 2 got a new worker)",
+        5: "stage 5's echo at stage 0 is incomplete (0 of 4 steps since stage 0 got a new worker)",
     }
 
 
@@ -113,7 +113,7 @@ def test_the_recipe_sets_bits_and_round_length() -> None:
     original = ToyStage(1, SHAPES)
     strategy, copy = Echo.model_validate(fields), Copy((1,), 2)
     sender, holder = strategy.sender(copy, 1), strategy.holder(copy, {1: original})
-    message = sender.before(0, original.state())
+    message = sender.message_before_step(0, original.state())
     assert message is not None and len(message) == coded_bytes(2 * GROUP, 4)
     holder.take(0, 0, "before", message)
     with pytest.raises(ValueError, match="0 numbers of 4 bits"):
@@ -188,7 +188,7 @@ def test_a_malformed_message_is_refused_without_effect() -> None:
     sender, holder = make(8, 3)
     commit(sender, holder, range(3), stage(1))
     before = holder.state().weights
-    message = sender.before(3, stage(2))
+    message = sender.message_before_step(3, stage(2))
     assert message is not None
     for wrong in (message[:-1], message.float(), torch.cat([message, message])):
         with pytest.raises(ValueError, match="numbers of 8 bits"):

@@ -18,22 +18,22 @@ def group(members: int, tolerate: int, kind: str = "auto") -> ParityGroup:
 def test_all_members_give_and_hold_equally(members: int, tolerate: int) -> None:
     made = group(members, tolerate)
     for stripe in range(members):
-        assert made.holders(stripe) == tuple((stripe + n) % members for n in range(tolerate))
-        assert sorted(made.givers(stripe) + made.holders(stripe)) == list(range(members))
-        shards = [made.shard(stripe, member) for member in (*made.givers(stripe), *made.holders(stripe))]
+        assert made.parity_members(stripe) == tuple((stripe + n) % members for n in range(tolerate))
+        assert sorted(made.data_members(stripe) + made.parity_members(stripe)) == list(range(members))
+        shards = [made.shard(stripe, member) for member in (*made.data_members(stripe), *made.parity_members(stripe))]
         assert shards == list(range(members))
-    assert {len(made.given(member)) for member in range(members)} == {members - tolerate}
+    assert {len(made.data_stripes(member)) for member in range(members)} == {members - tolerate}
 
 
 @GROUPS
 def test_a_rebuild_reads_k_blocks_per_stripe_and_too_many_losses_have_none(members: int, tolerate: int) -> None:
     made = group(members, tolerate)
-    reads = made.reads([2], 2)
+    reads = made.members_to_read([2], 2)
     assert reads is not None and {len(donors) for donors in reads.values()} == {members - tolerate}
     assert reads.keys() == {*range(members)} and not any(2 in donors for donors in reads.values())
-    assert made.reads(range(tolerate + 1), 0) is None
+    assert made.members_to_read(range(tolerate + 1), 0) is None
 
 
 def test_a_rebuild_reads_three_blocks_per_stripe_with_local_groups() -> None:
-    reads = group(16, 6, "local").reads([5], 5)
+    reads = group(16, 6, "local").members_to_read([5], 5)
     assert reads is not None and len(reads) == 16 and {len(donors) for donors in reads.values()} == {3}

@@ -36,7 +36,7 @@ def test_a_host_without_a_twin_is_not_used() -> None:
     answer = Redundant().donors(frozenset({2, 5}), replica(5, s1=0, s4=1))
     assert answer.donors == {5: (4,)}
     assert answer.refused == {
-        2: "stage 2's twin at stage 1 is not whole yet (0 of 1 steps since stage 1 got a new worker)"
+        2: "stage 2's twin at stage 1 is incomplete (0 of 1 steps since stage 1 got a new worker)"
     }
 
 
@@ -52,9 +52,12 @@ def gradient(seed: int) -> StageState:
 
 def deliver(sender: TwinSender, holder: TwinHolder, step: int, original: ToyStage, grad: StageState) -> None:
     """Send a step's messages in the expected order."""
-    messages = {"before": sender.before(step, original.state()), "after": sender.after(step, original.state(), grad)}
+    messages = {
+        "before": sender.message_before_step(step, original.state()),
+        "after": sender.message_after_gradient(step, original.state(), grad),
+    }
     assert tuple(moment for moment, message in messages.items() if message is not None) == holder.expects(step)
-    assert not sender.updates_first(step)
+    assert not sender.needs_applied_update(step)
     for moment in holder.expects(step):
         message = messages[moment]
         assert message is not None
@@ -76,7 +79,7 @@ def test_the_twin_equals_its_original_bit_for_bit_after_any_events(events: list[
             sender.restart()
             holder.restart()
         else:
-            holder.passes(0, torch.zeros(1))
+            holder.on_forward_output(0, torch.zeros(1))
             deliver(sender, holder, step, original, gradient(number))
             if event == "commit":
                 original.apply(step, gradient(number))
@@ -117,7 +120,7 @@ def watched_twin(forward: bool, stage: int = 2) -> tuple[TwinHolder, ToyStage]:
     strategy, copy = Redundant(forward=forward), Copy((stage,), stage - 1)
     sender, holder = strategy.sender(copy, stage), strategy.holder(copy, {stage: Original()})
     assert isinstance(sender, TwinSender) and isinstance(holder, TwinHolder)
-    holder.passes(0, torch.zeros(1))
+    holder.on_forward_output(0, torch.zeros(1))
     assert not twin.shadowed, "a twin without a state computes nothing"
     deliver(sender, holder, 0, ToyStage(1), gradient(1))
     holder.commit(0)
@@ -126,8 +129,8 @@ def watched_twin(forward: bool, stage: int = 2) -> tuple[TwinHolder, ToyStage]:
 
 def test_twins_compute_forward_passes_until_the_step_ends() -> None:
     holder, twin = watched_twin(forward=True)
-    holder.passes(3, torch.zeros(1))
-    holder.passes(1, torch.zeros(1))
+    holder.on_forward_output(3, torch.zeros(1))
+    holder.on_forward_output(1, torch.zeros(1))
     assert twin.shadowed == [3, 1]
     dropped = twin.dropped
     holder.drop()
@@ -137,13 +140,13 @@ def test_twins_compute_forward_passes_until_the_step_ends() -> None:
 @pytest.mark.parametrize(("forward", "stage"), [(False, 2), (True, 0)])
 def test_without_forward_and_for_stage_0_twins_only_follow_updates(forward: bool, stage: int) -> None:
     holder, twin = watched_twin(forward, stage)
-    holder.passes(0, torch.zeros(1))
+    holder.on_forward_output(0, torch.zeros(1))
     assert not twin.shadowed
 
 
 def test_a_malformed_message_is_refused() -> None:
     original = ToyStage(1)
-    message = TwinSender().before(0, original.state())
+    message = TwinSender().message_before_step(0, original.state())
     assert message is not None
     for moment in ("before", "after"):
         with pytest.raises(PackingError):

@@ -12,10 +12,13 @@ import pytest
 from stage_states import AT, assert_same, assert_same_state, state
 
 from planaria.common.errors import UserError
-from planaria.config.schema import RunConfig
+from planaria.config.options import Options
+from planaria.config.schema import RecoveryConfig, RunConfig
 from planaria.models.state import StageState
+from planaria.recovery import recovery, with_strategy
 from planaria.recovery.base import Copy, DamagedReplica, Holder, MachineProperties
 from planaria.recovery.codes import CODES
+from planaria.recovery.retention import SnapshotRetention
 from planaria.recovery.snapshot import Snapshot
 from planaria.runtime.configuration import configure
 from planaria.runtime.resolved_config import ResolvedRun
@@ -38,7 +41,7 @@ class Group:
         holders = {copy: holder for kept in self.kept.values() for copy, holder in kept.items()}
         for source, own in self.states.items():
             for copy in (copy for copy in holders if source in copy.sources):
-                message = strategy.sender(copy, source).after(0, own, StageState({}))
+                message = strategy.sender(copy, source).message_after_gradient(0, own, StageState({}))
                 assert message is not None
                 holders[copy].take(0, source, "after", message)
         for holder in holders.values():
@@ -59,7 +62,7 @@ class Group:
             given = {who: self.given[who] for who in donors}
             assert_same_state(self.strategy.rebuild(stage, given, AT), self.states[stage])
             for copy, holder in self.kept[stage].items():
-                restored = self.strategy.restored(copy, given)
+                restored = self.strategy.rebuild_copy(copy, given)
                 assert restored is not None
                 assert_same(restored.weights, holder.state().weights)
 
@@ -90,7 +93,7 @@ def test_every_code_rebuilds_tolerated_losses_at_every_number_of_stages(kind: st
             for lost in sets_of(count + 1, strategy.tolerate):
                 group.lose(lost)
             blocks = [len(copy.sources) for copy in strategy.copies(count) if 0 in copy.sources]
-            assert sum(1 / parts for parts in blocks) == pytest.approx(strategy.sent(count + 1))
+            assert sum(1 / parts for parts in blocks) == pytest.approx(strategy.copies_sent_per_snapshot(count + 1))
             tried.append((strategy.tolerate, count))
     assert {count for _, count in tried} >= {*stages} - {1}
     assert kind == "xor" or {tolerate for tolerate, _ in tried} == {1, 2, 3}
@@ -104,7 +107,7 @@ def test_a_code_file_rebuilds_tolerated_losses(tmp_path: Path) -> None:
         group = Group(strategy, 7)
         for lost in sets_of(8, tolerate):
             group.lose(lost)
-        assert strategy.sent(8) == 4 and not accepted(strategy, 8)
+        assert strategy.copies_sent_per_snapshot(8) == 4 and not accepted(strategy, 8)
 
 
 def test_a_run_keeps_the_contents_of_its_code_file(tmp_path: Path) -> None:
@@ -118,9 +121,9 @@ def test_a_run_keeps_the_contents_of_its_code_file(tmp_path: Path) -> None:
     file.unlink()
     again = RunConfig.model_validate_json(config.model_dump_json())
     (strategy,) = [s for s in ResolvedRun(again).recovery.strategies.values() if isinstance(s, Snapshot)]
-    assert json.loads(strategy.code) == HAMMING and strategy.sent(8) == 4
+    assert json.loads(strategy.code) == HAMMING and strategy.copies_sent_per_snapshot(8) == 4
     with pytest.raises(UserError, match=r"^recovery.options.code: not the contents of a code file \(shards"):
-        Snapshot(code='{"distance": 4, "checks": [[0, 1]]}', tolerate=3).sent(8)
+        Snapshot(code='{"distance": 4, "checks": [[0, 1]]}', tolerate=3).copies_sent_per_snapshot(8)
 
 
 @pytest.mark.parametrize(("kind", "tolerate", "sent"), [("auto", 2, 2), ("local", 1, 2), ("local", 3, 4)])
@@ -128,4 +131,11 @@ def test_the_best_slices_follow_from_the_codes_traffic(kind: str, tolerate: int,
     """Each of 8 stages sends one block, a k-th of its state, per parity in k stripes."""
     best = Snapshot(code=kind, tolerate=tolerate, every="best")
     at = MachineProperties(8, step_s=1.0, state_bytes=1000, bandwidth=1000.0, memory_bandwidth=None, hourly=0.01)
-    assert best.sent(8) == sent and best.resolve_best(at)["slices"] == 4 * sent
+    assert best.copies_sent_per_snapshot(8) == sent and best.resolve_best(at)["slices"] == 4 * sent
+
+
+@pytest.mark.parametrize("options", [{"outlive": True}, {"snapshot": {"outlive": True}}, {"persist": True}])
+def test_snapshots_in_files_are_selected_by_the_options_former_name_too(options: dict[str, object]) -> None:
+    config = RecoveryConfig(strategy="snapshot, checkpoint", options=Options({"every": 2, **options}))
+    for given in (config, with_strategy(config, "snapshot")):
+        assert recovery(given, 4).snapshot_strategy.retention == SnapshotRetention(2, persist=True)

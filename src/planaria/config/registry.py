@@ -116,7 +116,8 @@ class Registry(Generic[Chosen]):
 
     def declared(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``options`` that these choices declare."""
-        fields = {option for name in names for option in self.find(name).model_fields}
+        chosen = [self.find(name) for name in names]
+        fields = {option for each in chosen for option in (*each.model_fields, *each.former)}
         return {option: value for option, value in options.items() if option in fields or option in names}
 
     def _create(self, name: str, chosen: type[Chosen], options: Mapping[str, Any]) -> Chosen:
@@ -126,6 +127,7 @@ class Registry(Generic[Chosen]):
             raise UserError(
                 f"{self._location}.{name} = {documents.shown(own_options)} is a table of the options of {name!r}"
             )
+        own_options = {chosen.former.get(option, option): value for option, value in own_options.items()}
         if unknown := next((option for option in own_options if option not in chosen.model_fields), None):
             raise UserError(f"{self._location}.{name}.{unknown}: unknown; {nearest(unknown, chosen.model_fields)}")
         try:

@@ -29,7 +29,7 @@ from planaria.control.worker_assignment import (
 from planaria.pipeline.network.multipath import Path, PathNetwork
 from planaria.pipeline.routing.arrangement import Pair
 from planaria.planner.paths import SiteFlow, plan, shifted
-from planaria.recovery.chain import RecoveryPlan, staleness_by_stage
+from planaria.recovery.chain import ChainPlan, staleness_by_stage
 
 
 def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -75,7 +75,7 @@ def _lost_stages(replica: ReplicaState) -> frozenset[int]:
 
 
 def _adoption(
-    run: RunState, replica: ReplicaState, lent: Mapping[int, ReplicaState], answer: RecoveryPlan
+    run: RunState, replica: ReplicaState, lent: Mapping[int, ReplicaState], answer: ChainPlan
 ) -> d.Adopt | None:
     """Restart the replica as another's copy if its lenders are ahead, or if ``answer`` would lose steps; else None."""
     if not replica.stateful.stages:
@@ -87,7 +87,7 @@ def _adoption(
     return None
 
 
-def _why_impossible(run: RunState, answer: RecoveryPlan) -> str:
+def _why_impossible(run: RunState, answer: ChainPlan) -> str:
     """Return why the replica cannot continue from ``answer``; empty if it can."""
     if answer.rollback and not answer.reason and run.settings.start_from_first_worker:
         return "all members with the group's weights are lost"  # other first weights would be another model
@@ -95,7 +95,7 @@ def _why_impossible(run: RunState, answer: RecoveryPlan) -> str:
 
 
 def _go_back(
-    run: RunState, replica: ReplicaState, holders: dict[int, str], answer: RecoveryPlan, lost: frozenset[int]
+    run: RunState, replica: ReplicaState, holders: dict[int, str], answer: ChainPlan, lost: frozenset[int]
 ) -> d.Decision | None:
     """Return to a snapshot in memory, or to the newest checkpoint."""
     if answer.rollback == "memory" and _is_snapshot_newer(replica, run.durable):
@@ -111,7 +111,7 @@ def _continue_from(
     replica: ReplicaState,
     holders: dict[int, str],
     lent: Mapping[int, ReplicaState],
-    answer: RecoveryPlan,
+    answer: ChainPlan,
 ) -> d.Decision:
     """Rebuild or copy the lost stages, and continue at the same step."""
     stages = replica.arrangement.stage
@@ -216,7 +216,7 @@ def _is_snapshot_newer(replica: ReplicaState, point: RollbackPoint) -> bool:
     return saved is None or replica.memory.step >= saved.step
 
 
-def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answer: RecoveryPlan) -> d.Decision:
+def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answer: ChainPlan) -> d.Decision:
     """Return to the snapshot in memory, and rebuild missing parts from the others.
 
     The first node of a stage restores its part; the other nodes copy it.

@@ -12,39 +12,41 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery, StrategyRequirements
+from planaria.recovery.base import (
+    ONLY_ENDS,
+    Copy,
+    DamagedReplica,
+    RebuildInputs,
+    Recovery,
+    ScaledLearningRate,
+    StrategyPlan,
+    StrategyRequirements,
+)
 
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 """output projections: the residual stream is linear in these weights"""
 
 
-class Redraw(Recovery):
+class Redraw(ScaledLearningRate):
     """Redraw the stage's weights at random."""
 
     pretrained_warning: ClassVar[str] = "a lost stage is drawn anew"
     caption: ClassVar[str] = "{stage} gets new random weights"
 
-    lr_scale: Annotated[float, Field(gt=0)] = 1.1
-    """factor on the learning rate of the new stage from then on; further losses do not compound it"""
-
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
-        refused = {0: "the ends worker (stage 0) holds the only embedding and head"} if 0 in lost else {}
-        return RebuildPlan(dict.fromkeys(sorted(lost - {0}), ()), refused)
-
-    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        raise LookupError("a new stage needs no donor")
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
+        refused = {0: ONLY_ENDS} if 0 in lost else {}
+        return StrategyPlan(dict.fromkeys(sorted(lost - {0}), ()), refused)
 
     def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        return StageState(self._drawn(at), lr_scale=self.lr_scale)
+        return StageState(self._initial_weights(at), lr_scale=self.lr_scale)
 
-    def _drawn(self, at: RebuildInputs) -> dict[str, Tensor]:
+    def _initial_weights(self, at: RebuildInputs) -> dict[str, Tensor]:
         return dict(at.draw())
 
 
@@ -54,34 +56,32 @@ class IdentityStage(Redraw):
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements(unshared=True)
     caption: ClassVar[str] = "{stage} is set to the identity"
 
-    def _drawn(self, at: RebuildInputs) -> dict[str, Tensor]:
-        weights = super()._drawn(at)
+    def _initial_weights(self, at: RebuildInputs) -> dict[str, Tensor]:
+        weights = super()._initial_weights(at)
         return weights | {name: torch.zeros_like(w) for name, w in weights.items() if name.endswith(OUTPUTS)}
 
 
-class CopyNeighbour(Recovery):
+class CopyNeighbour(ScaledLearningRate):
     """Copy the previous stage, or the next one if the previous is lost or is stage 0."""
 
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements(alike=True)
     pretrained_warning: ClassVar[str] = "a lost stage becomes its neighbour's copy"
     caption: ClassVar[str] = "{donors} sends its weights, which become the new {stage}"
 
-    lr_scale: Annotated[float, Field(gt=0)] = 1.1
-    """factor on the learning rate of a rebuilt stage from then on; further rebuilds do not compound it"""
     moments: Literal["fresh", "copy"] = "fresh"
     """optimizer moments of the rebuilt stage: zero, or the neighbour's"""
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         donors, refused = {}, {}
         for stage in sorted(lost):
             near = [s for s in (stage - 1, stage + 1) if 1 <= s <= replica.stages and s not in lost]
             if stage == 0:
-                refused[stage] = "the ends worker (stage 0) holds the only embedding and head"
+                refused[stage] = ONLY_ENDS
             elif near:
                 donors[stage] = (near[0],)
             else:
                 refused[stage] = f"stage {stage} has no neighbour left to copy"
-        return RebuildPlan(donors, refused)
+        return StrategyPlan(donors, refused)
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, self.moments == "copy")
@@ -94,11 +94,8 @@ class CopyNeighbour(Recovery):
 class SimulatedRecovery(Recovery, ABC):
     """Rebuild every lost stage, without donors."""
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
-        return RebuildPlan(dict.fromkeys(sorted(lost), ()))
-
-    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        raise LookupError("a simulated loss needs no donor")
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
+        return StrategyPlan(dict.fromkeys(sorted(lost), ()))
 
     def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Return the part of the stage's state that survives the simulated loss.
@@ -106,11 +103,11 @@ class SimulatedRecovery(Recovery, ABC):
         :raises LookupError: after a real loss.
         """
         if at.before is None:
-            raise LookupError(f"stage {stage} was really lost; none of its state is left")
-        return self.left(at.before.trained)
+            raise LookupError(f"stage {stage}: the loss was not simulated, so none of its state is left")
+        return self.surviving_part(at.before.trained)
 
     @abstractmethod
-    def left(self, before: StageState) -> StageState:
+    def surviving_part(self, before: StageState) -> StageState:
         """Return the part of the stage's state ``before`` its loss that remains."""
 
 
@@ -120,10 +117,10 @@ class Oracle(SimulatedRecovery):
     Its hours are a lower bound for a comparison, unless losing state helps training.
     """
 
-    control: ClassVar[str] = "restores all state that a death destroys"
+    control_description: ClassVar[str] = "restores all state that a death destroys"
     exact: ClassVar[bool] = True
 
-    def left(self, before: StageState) -> StageState:
+    def surviving_part(self, before: StageState) -> StageState:
         return before
 
 
@@ -135,7 +132,7 @@ class Reset(SimulatedRecovery):
     slow it down, so such strategies are compared with this control.
     """
 
-    control: ClassVar[str] = "restores the weights that a death destroys"
+    control_description: ClassVar[str] = "restores the weights that a death destroys"
 
-    def left(self, before: StageState) -> StageState:
+    def surviving_part(self, before: StageState) -> StageState:
         return before.part(lambda name: True, moments=False)

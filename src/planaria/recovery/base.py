@@ -1,8 +1,7 @@
 """The protocol of recovery strategies: where copies are kept, which stages donate, and how a lost stage is rebuilt.
 
 A strategy's results depend on its numbers and tensors only; it uses no process, socket or clock, although it may
-compute in threads and cache results. Engines know only these
-protocols, never a strategy's name.
+compute in threads and cache results. Engines know only these protocols, never a strategy's name.
 """
 
 from __future__ import annotations
@@ -10,21 +9,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from planaria.config.registry import Choice
 from planaria.models.state import Shapes, StageState
 from planaria.recovery.retention import SnapshotRetention
 
+ONLY_ENDS = "the ends worker (stage 0) holds the only embedding and head"
+"""why strategies without copies refuse a lost stage 0, as a clause for the user"""
+
 
 class Copy(NamedTuple):
     """A copy of ``sources``, or a function of them, kept by the worker of stage ``host``.
 
     If the host is the only source, the worker keeps its own past state. Engines replace stages by nodes
-    (``Chain.placed``).
+    (``Chain.slots_on_nodes``).
     """
 
     sources: tuple[int, ...]
@@ -33,8 +36,8 @@ class Copy(NamedTuple):
     """members of its parity group; 0: none"""
 
     @property
-    def own(self) -> bool:
-        """Whether this is a worker's own past state."""
+    def is_self_copy(self) -> bool:
+        """Whether a worker keeps its own past state."""
         return self.sources == (self.host,)
 
     @property
@@ -68,7 +71,7 @@ RollbackTo = Literal["disk", "memory"]
 
 
 @dataclass(frozen=True)
-class RebuildPlan:
+class StrategyPlan:
     """How one strategy rebuilds lost stages: from donors, by a rollback, or not at all."""
 
     donors: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -151,7 +154,8 @@ class Recovery(Choice, ABC):
 
     former_members: ClassVar[Mapping[str, str]] = {
         "open": "has_best_options", "settled": "resolve_best", "variety": "quality_key", "concerns": "helps_rebuild",
-        "needs": "requirements", "give": "donate", "unfit": "pretrained_warning",
+        "needs": "requirements", "give": "donate", "unfit": "pretrained_warning", "control": "control_description",
+        "restored": "rebuild_copy",
     }  # fmt: skip
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements()
     exact: ClassVar[bool] = False
@@ -164,8 +168,8 @@ class Recovery(Choice, ABC):
     """variants that ``planaria advise`` weighs: suffix of the strategy's name → options; empty: the strategy only if
     the recipe selects it"""
 
-    control: ClassVar[str] = ""
-    """clause with what a control arm does, which is impossible after a real failure; empty for strategies"""
+    control_description: ClassVar[str] = ""
+    """what a control does, as a clause with a verb; it is impossible after a real failure. Empty for strategies"""
 
     @property
     def quality_key(self) -> str:
@@ -206,24 +210,35 @@ class Recovery(Choice, ABC):
         raise LookupError(f"nothing is kept of stages {copy.sources}")
 
     @abstractmethod
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         """Choose donors for the ``lost`` stages. Each is in donors or refused, unless all stages roll back."""
 
     def helps_rebuild(self, copy: Copy, lost: int) -> bool:
         """Return whether one of the :meth:`copies` is needed to rebuild the ``lost`` stage."""
         return lost in copy.sources
 
-    @abstractmethod
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        """Return a donor's message: its ``own`` stage, or the ``kept`` copies that :meth:`helps_rebuild` selects."""
+        """Return a donor's message, made of its ``own`` stage (the default) or of its ``kept`` copies.
 
-    @abstractmethod
+        ``kept`` has the copies that :meth:`helps_rebuild` selects.
+        """
+        return own
+
     def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        """Return the lost stage's new state from its donors' messages."""
+        """Return the lost stage's new state from its donors' messages; by default, the only message."""
+        (state,) = donated.values()
+        return state
 
-    def restored(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
+    def rebuild_copy(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
         """Return the copy that the lost stage ``copy.host`` held, rebuilt from ``donated``; None: start empty."""
         return None
+
+
+class ScaledLearningRate(Recovery, ABC):
+    """Base of strategies that rebuild a stage inexactly and then scale its learning rate."""
+
+    lr_scale: Annotated[float, Field(gt=0)] = 1.1
+    """factor on the learning rate of a rebuilt stage from then on; further rebuilds do not compound it"""
 
 
 Moment = Literal["before", "after"]
@@ -245,15 +260,15 @@ class Sender(Protocol):
         """Restart with an empty copy: the stage or its host has a new worker."""
         ...
 
-    def before(self, step: int, state: StageState) -> Tensor | None:
+    def message_before_step(self, step: int, state: StageState) -> Tensor | None:
         """Return the message to send at the beginning of ``step``, if any."""
         return None
 
-    def updates_first(self, step: int) -> bool:
-        """Whether the update of ``step`` must be applied, revocably, before :meth:`after` is called."""
+    def needs_applied_update(self, step: int) -> bool:
+        """Whether :meth:`message_after_gradient` needs the state after a revocable update of ``step``."""
         return False
 
-    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
+    def message_after_gradient(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
         """Return the message to send once the clipped ``gradients`` of ``step`` (as weights, with norms) exist."""
         return None
 
@@ -289,8 +304,8 @@ class Holder(Protocol):
         """
         ...
 
-    def passes(self, microbatch: int, x: Tensor) -> None:
-        """Observe ``x``, which the host computed and sends to a copied stage. Ignored by default."""
+    def on_forward_output(self, microbatch: int, x: Tensor) -> None:
+        """Process the host's forward output ``x`` for a copied stage; ignore it by default."""
         return
 
     def commit(self, step: int) -> None: ...

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planaria.common.errors import UserError
-from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, RollbackTo
+from planaria.recovery.base import Copy, DamagedReplica, Recovery, RollbackTo
 from planaria.recovery.retention import SnapshotRetention
 
 
@@ -21,7 +20,7 @@ class CopySlot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RecoveryPlan:
+class ChainPlan:
     """The plan for lost stages: rebuild them, roll all stages back, or neither.
 
     In a rollback to memory, ``rebuilt`` has the stages that lost their snapshot.
@@ -39,16 +38,18 @@ class Chain:
 
     def __init__(self, strategies: Mapping[str, Recovery], stages: int) -> None:
         self.strategies, self.stages = dict(strategies), stages
-        self.control = self._control()
-        """the strategy, if it is a control; else empty"""
-        self.retaining = self._retaining()
-        """the strategy that retains snapshots of all stages, and its rule; None: no strategy does"""
+        self.control_strategy = self._find_control()
+        """name of the strategy, if it is a control; else empty"""
+        self.retaining = self._find_retaining()
+        """name and retention of the strategy that retains snapshots of all stages; None: no strategy does"""
         self.slots = [CopySlot(name, copy) for name, each in self.strategies.items() for copy in each.copies(stages)]
 
-    def _control(self) -> str:
-        name = next((name for name, each in self.strategies.items() if each.control), "")
+    def _find_control(self) -> str:
+        name = next((name for name, each in self.strategies.items() if each.control_description), "")
         if name and len(self.strategies) > 1:
-            raise UserError(f"recovery.strategy: {name!r} is a control and leaves no loss to the others; name it alone")
+            raise UserError(
+                f"recovery.strategy: {name!r} is a control that handles every loss; remove the other strategies"
+            )
         return name
 
     @property
@@ -57,16 +58,17 @@ class Chain:
         assert self.retaining is not None
         return self.strategies[self.retaining[0]]
 
-    def _retaining(self) -> tuple[str, SnapshotRetention] | None:
-        retaining = [(name, rule) for name, each in self.strategies.items() if (rule := each.retention) is not None]
+    def _find_retaining(self) -> tuple[str, SnapshotRetention] | None:
+        retentions = {name: each.retention for name, each in self.strategies.items()}
+        retaining = [(name, retention) for name, retention in retentions.items() if retention is not None]
         if len(retaining) > 1:
             both = " and ".join(repr(name) for name, _ in retaining[:2])
-            raise UserError(f"recovery.strategy: {both} both keep snapshots of all stages; leave one out")
+            raise UserError(f"recovery.strategy: {both} both retain snapshots of all stages; remove one of them")
         return retaining[0] if retaining else None
 
     def plan(
         self, lost: frozenset[int], staleness: Mapping[int, int], with_snapshot: Collection[int] | None = None
-    ) -> RecoveryPlan:
+    ) -> ChainPlan:
         """Give each lost stage to the first strategy that can rebuild it; roll back if a strategy does so for the rest.
 
         ``staleness`` and ``with_snapshot`` as in :class:`DamagedReplica`; by default, all stages that are not lost and
@@ -79,29 +81,20 @@ class Chain:
         refused: dict[tuple[int, str], str] = {}
         for name, strategy in self.strategies.items():
             # Stages that earlier strategies rebuild cannot donate either, so each strategy sees all lost stages.
-            answer = strategy.donors(lost, DamagedReplica(self.stages, staleness, frozenset(with_snapshot)))
-            if answer.rollback and left:
-                donors = {stage: (name, donors) for stage, donors in sorted(answer.donors.items())}
-                return RecoveryPlan(donors, answer.rollback, "")
-            rebuilt |= {stage: (name, donors) for stage, donors in answer.donors.items() if stage in left}
-            refused |= {(stage, name): why for stage, why in answer.refused.items()}
-            left -= answer.donors.keys()
+            plan = strategy.donors(lost, DamagedReplica(self.stages, staleness, frozenset(with_snapshot)))
+            if plan.rollback and left:
+                donors = {stage: (name, donors) for stage, donors in sorted(plan.donors.items())}
+                return ChainPlan(donors, plan.rollback, "")
+            rebuilt |= {stage: (name, donors) for stage, donors in plan.donors.items() if stage in left}
+            refused |= {(stage, name): why for stage, why in plan.refused.items()}
+            left -= plan.donors.keys()
         reasons = [f"{name} cannot, {why}" for (stage, name), why in sorted(refused.items()) if stage in left]
-        return RecoveryPlan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
+        return ChainPlan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
 
-    def placed(self, arrangement: Arrangement) -> list[CopySlot]:
+    def slots_on_nodes(self, arrangement: Arrangement) -> list[CopySlot]:
         """Return the slots with nodes in place of stages: a stage's first node sends and hosts for it."""
         first = {stage: arrangement.nodes(stage)[0] for stage in arrangement.stages}
         return [CopySlot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
-
-    def helps_rebuild(self, by: str, copy: Copy, lost: int) -> bool:
-        return self.strategies[by].helps_rebuild(copy, lost)
-
-    def donate(self, by: str, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        return self.strategies[by].donate(lost, own, kept)
-
-    def rebuild(self, by: str, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        return self.strategies[by].rebuild(stage, donated, at)
 
 
 def staleness_by_stage(everywhere: Arrangement, alive: Arrangement, staleness: Mapping[int, int]) -> dict[int, int]:

@@ -27,8 +27,8 @@ from planaria.recovery.base import (
     Moment,
     Original,
     RebuildInputs,
-    RebuildPlan,
     Sender,
+    StrategyPlan,
     StrategyRequirements,
     numel,
 )
@@ -52,7 +52,7 @@ class CheckFreePlus(CheckFree):
     """CheckFree for middle stages, copies for outer stages, mirrors for stage 0."""
 
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements(
-        "swapped", "only then has an outer stage a partner that can stand in for it", alike=True
+        "swapped", "an outer stage has a trained partner only with swapped routes", alike=True
     )
     caption: ClassVar[str] = "{donors} send their weights of the same kind, which become the new {stage}"
     mirror_every: Positive = 1
@@ -75,25 +75,21 @@ class CheckFreePlus(CheckFree):
         mirrored = size * (3 if self.mirror_moments else 1)
         return CopyCost(mirrored / self.mirror_every, mirrored)
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         """Return the mirrors of stage 0, the partners of outer stages, and both neighbours of middle stages."""
         last = replica.stages
         outer = lost & {ENDS, 1, last}
-        middle = super().donors(lost - outer, replica)
+        middle = self._neighbours(lost - outer, lost, last)
         donors, refused = dict(middle.donors), dict(middle.refused)
-        for stage in sorted(lost - outer):
-            if adjacent := sorted(lost & {stage - 1, stage + 1}):
-                donors.pop(stage, None)
-                refused[stage] = f"stages {stage} and {adjacent[0]} are adjacent: each was the other's donor"
         for stage in sorted(outer):
             helpers = (1, last) if stage == ENDS else (swap_partner(stage, last) or 0,)
             if missing := [h for h in helpers if h in lost]:
-                refused[stage] = f"stage {stage} was to come from stage {missing[0]}, which is lost too"
-            elif stage == ENDS and (young := [h for h in helpers if not replica.staleness[h]]):
-                refused[stage] = f"the mirror of the ends at stage {young[0]} is not whole yet"
+                refused[stage] = f"stage {stage} requires stage {missing[0]}, which is also lost"
+            elif stage == ENDS and (incomplete := [h for h in helpers if not replica.staleness[h]]):
+                refused[stage] = f"the mirror of stage 0 at stage {incomplete[0]} is incomplete"
             else:
                 donors[stage] = helpers
-        return RebuildPlan(dict(sorted(donors.items())), dict(sorted(refused.items())))
+        return StrategyPlan(dict(sorted(donors.items())), dict(sorted(refused.items())))
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         if lost == ENDS:
@@ -142,11 +138,11 @@ class MirrorSender(Sender):
     def restart(self) -> None:
         self._restarted = True
 
-    def updates_first(self, step: int) -> bool:
+    def needs_applied_update(self, step: int) -> bool:
         return is_renewal_due(step, self._every, self._restarted)
 
-    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
-        return pack(state.part(self._wanted, self._moments)) if self.updates_first(step) else None
+    def message_after_gradient(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
+        return pack(state.part(self._wanted, self._moments)) if self.needs_applied_update(step) else None
 
     def commit(self, step: int) -> None:
         self._restarted = False

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery
+from planaria.recovery.base import DamagedReplica, Recovery, StrategyPlan
 
 MAX_EXPONENT = 700.0
 """largest exponent of e that a float holds"""
@@ -18,14 +16,8 @@ class Checkpoint(Recovery):
 
     exact: ClassVar[bool] = True
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
-        return RebuildPlan(rollback="disk")
-
-    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        raise LookupError("checkpoints come from disk")
-
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        raise LookupError("checkpoints come from disk")
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
+        return StrategyPlan(rollback="disk")
 
 
 def best_steps(hourly: float, stages: float, step_s: float, save_s: float) -> int:

@@ -19,26 +19,29 @@ COPY_BANDWIDTH = 5e9
 given; about one CPU core's rate"""
 LINK_SHARE = 0.25
 """maximum share of each link's time for snapshots"""
-NOTHING_YET = "there is no snapshot yet that all could go back to"
+NO_SNAPSHOT = "no snapshot is complete yet"
 
 
 class CommonSnapshot(Recovery, ABC):
     """Options of strategies that retain snapshots."""
 
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements(
-        meanwhile="wait", why="steps that one stage misses leave what others keep of it behind"
+        meanwhile="wait", why="other workers' copies of a skipped stage would become stale"
     )
     exact: ClassVar[bool] = True
+    former: ClassVar[Mapping[str, str]] = {"outlive": "persist"}
+    former_members: ClassVar[Mapping[str, str]] = {**Recovery.former_members, "sent": "copies_sent_per_snapshot"}
+
     every: Annotated[int, Field(ge=0)] | Literal["best"] = 0
     """steps between snapshots, to which all stages roll back after a loss; 0: parities follow every step, without
     rollback; best: the interval that loses least at the recipe's [network], in slices that leave most of each link to
     training"""
     slices: int = Field(1, ge=1)
     """steps over which a snapshot is sent"""
-    outlive: bool = False
-    """also keep snapshots as files in the machine's memory, in case all processes die"""
+    persist: bool = False
+    """also write snapshots to files in the machine's memory, in case all processes die"""
 
-    def sent(self, members: int) -> int:
+    def copies_sent_per_snapshot(self, members: int) -> int:
         """Return how many times its own state's size each of ``members`` stages sends per snapshot."""
         return 1
 
@@ -56,7 +59,8 @@ class CommonSnapshot(Recovery, ABC):
             )
         copied_s = at.state_bytes / (at.memory_bandwidth or COPY_BANDWIDTH)
         best = best_steps(at.hourly, at.members, at.step_s, copied_s)
-        slices = max(1, math.ceil(self.sent(at.members) * at.state_bytes / (at.bandwidth * at.step_s * LINK_SHARE)))
+        sent_bytes = self.copies_sent_per_snapshot(at.members) * at.state_bytes
+        slices = max(1, math.ceil(sent_bytes / (at.bandwidth * at.step_s * LINK_SHARE)))
         return {"every": max(best, slices), "slices": slices}
 
     @property
@@ -65,16 +69,17 @@ class CommonSnapshot(Recovery, ABC):
             raise UserError("recovery.options.every = 'best' is resolved from a run's recipe; give a number here")
         if self.every and self.slices > self.every:
             raise UserError(
-                f"recovery.options.slices = {self.slices}: a snapshot is whole before the next one begins, after "
-                f"every = {self.every} steps; lower it"
+                f"recovery.options.slices = {self.slices}: a snapshot must be complete before the next one begins, "
+                f"every = {self.every} steps later; lower it"
             )
         if not self.every and self.slices > 1:
             raise UserError(
-                f"recovery.options.slices = {self.slices}: parities in step with training are sent in every step; "
-                "leave it out, or give every"
+                f"recovery.options.slices = {self.slices}: with every = 0, parities are sent in every step; leave "
+                "it out, or set every to at least as many"
             )
-        if self.outlive and not self.every:
+        if self.persist and not self.every:
             raise UserError(
-                "recovery.options.outlive = true: in step with training there is no snapshot to keep; give every"
+                "recovery.options.persist = true: with every = 0 there are no snapshots to write; set every "
+                "to 1 or more"
             )
-        return SnapshotRetention(self.every, self.slices, self.outlive)
+        return SnapshotRetention(self.every, self.slices, self.persist)

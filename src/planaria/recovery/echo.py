@@ -47,8 +47,8 @@ class Echo(HostedCopy):
     def copies(self, stages: int) -> tuple[Copy, ...]:
         if self.distance > stages:
             raise UserError(
-                f"recovery.options.distance = {self.distance}: an echo is at most {stages} places along the ring of "
-                f"the ends and {stages} block stages; lower it"
+                f"recovery.options.distance = {self.distance}: the ring has the ends and {stages} block stages; "
+                f"use 1 to {stages}"
             )
         return super().copies(stages)
 
@@ -73,8 +73,8 @@ class Echo(HostedCopy):
 
 
 @dataclass
-class _Round:
-    """One side's copy in slices; ``built`` has the slices that later messages are relative to."""
+class _SlicedCopy:
+    """One side's copy in slices; ``agreed`` has the slices that both sides know to be equal."""
 
     length: int
     every: int
@@ -82,7 +82,7 @@ class _Round:
 
     def __post_init__(self) -> None:
         self.kept = torch.zeros(self.length, dtype=KEPT, device=self.device)
-        self.built: set[int] = set()
+        self.agreed: set[int] = set()
         self._pending: tuple[int, Tensor] | None = None
 
     def bounds(self, index: int) -> tuple[int, int]:
@@ -90,20 +90,20 @@ class _Round:
         size = -(-self.length // (self.every * GROUP)) * GROUP
         return min(index * size, self.length), min((index + 1) * size, self.length)
 
-    def known(self, index: int) -> Tensor:
+    def agreed_slice(self, index: int) -> Tensor:
         """Return a slice as both sides have it; zeros if they may disagree."""
         start, stop = self.bounds(index)
-        return self.kept[start:stop].float() if index in self.built else self.kept.new_zeros(stop - start).float()
+        return self.kept[start:stop].float() if index in self.agreed else self.kept.new_zeros(stop - start).float()
 
     def propose(self, index: int, difference: Tensor) -> None:
-        self._pending = (index, (self.known(index) + difference).to(KEPT))
+        self._pending = (index, (self.agreed_slice(index) + difference).to(KEPT))
 
     def commit(self) -> None:
         assert self._pending is not None
         (index, new), self._pending = self._pending, None
         start, stop = self.bounds(index)
         self.kept[start:stop] = new
-        self.built.add(index)
+        self.agreed.add(index)
 
     def drop(self) -> None:
         self._pending = None
@@ -114,32 +114,32 @@ class EchoSender(Sender):
 
     def __init__(self, bits: int, every: int) -> None:
         self._bits, self._every = bits, every
-        self._round: _Round | None = None
+        self._copy: _SlicedCopy | None = None
 
     @property
     def nbytes(self) -> int:
-        return self._round.kept.nbytes if self._round else 0
+        return self._copy.kept.nbytes if self._copy else 0
 
     def restart(self) -> None:
-        if self._round is not None:
-            self._round.built.clear()
+        if self._copy is not None:
+            self._copy.agreed.clear()
 
-    def before(self, step: int, state: StageState) -> Tensor | None:
-        if self._round is None:
-            self._round = _Round(_length(state.weights), self._every, next(iter(state.weights.values())).device)
+    def message_before_step(self, step: int, state: StageState) -> Tensor | None:
+        if self._copy is None:
+            self._copy = _SlicedCopy(_length(state.weights), self._every, next(iter(state.weights.values())).device)
         index = step % self._every
-        exact = _slice(state.weights, *self._round.bounds(index))
-        coded = encode(exact - self._round.known(index), self._bits)
-        self._round.propose(index, decode(coded, len(exact), self._bits))
+        exact = _slice(state.weights, *self._copy.bounds(index))
+        coded = encode(exact - self._copy.agreed_slice(index), self._bits)
+        self._copy.propose(index, decode(coded, len(exact), self._bits))
         return coded.cpu()
 
     def commit(self, step: int) -> None:
-        if self._round is not None:
-            self._round.commit()
+        if self._copy is not None:
+            self._copy.commit()
 
     def drop(self) -> None:
-        if self._round is not None:
-            self._round.drop()
+        if self._copy is not None:
+            self._copy.drop()
 
 
 class EchoHolder(Holder):
@@ -148,32 +148,32 @@ class EchoHolder(Holder):
     def __init__(self, bits: int, every: int, shapes: Mapping[str, torch.Size], device: str = "cpu") -> None:
         self._bits, self._every = bits, every
         self._shapes = dict(sorted(shapes.items()))
-        self._round = _Round(numel(shapes), every, device)
+        self._copy = _SlicedCopy(numel(shapes), every, device)
 
     @property
     def nbytes(self) -> int:
-        return self._round.kept.nbytes
+        return self._copy.kept.nbytes
 
     def restart(self) -> None:
-        self._round.built.clear()
+        self._copy.agreed.clear()
 
     def expects(self, step: int) -> tuple[Moment, ...]:
         return ("before",)
 
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         index = step % self._every
-        start, stop = self._round.bounds(index)
-        self._round.propose(index, decode(message.to(self._round.device), stop - start, self._bits))
+        start, stop = self._copy.bounds(index)
+        self._copy.propose(index, decode(message.to(self._copy.device), stop - start, self._bits))
 
     def commit(self, step: int) -> None:
-        self._round.commit()
+        self._copy.commit()
 
     def drop(self) -> None:
-        self._round.drop()
+        self._copy.drop()
 
     def state(self) -> StageState:
         """Return the known weights in fp32; the stage's optimizer starts fresh."""
-        pieces = torch.split(self._round.kept.float(), [shape.numel() for shape in self._shapes.values()])
+        pieces = torch.split(self._copy.kept.float(), [shape.numel() for shape in self._shapes.values()])
         named = zip(self._shapes.items(), pieces, strict=True)
         return StageState({name: piece.view(shape) for (name, shape), piece in named})
 

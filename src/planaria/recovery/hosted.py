@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery
+from planaria.recovery.base import Copy, DamagedReplica, Recovery, StrategyPlan
 
 
 class HostedCopy(Recovery, ABC):
@@ -27,7 +27,7 @@ class HostedCopy(Recovery, ABC):
     def copies(self, stages: int) -> tuple[Copy, ...]:
         return tuple(Copy((stage,), self.host(stage, stages)) for stage in range(stages + 1))
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         needed = self.commits_needed
         donors, refused = {}, {}
         for stage in sorted(lost):
@@ -36,10 +36,10 @@ class HostedCopy(Recovery, ABC):
                 refused[stage] = f"stage {stage}'s {self.label} was at stage {host}, which is lost too"
             elif replica.staleness[host] < needed:
                 so_far = f"{replica.staleness[host]} of {needed} steps since stage {host} got a new worker"
-                refused[stage] = f"stage {stage}'s {self.label} at stage {host} is not whole yet ({so_far})"
+                refused[stage] = f"stage {stage}'s {self.label} at stage {host} is incomplete ({so_far})"
             else:
                 donors[stage] = (host,)
-        return RebuildPlan(donors, refused)
+        return StrategyPlan(donors, refused)
 
     @property
     def commits_needed(self) -> int:
@@ -48,8 +48,4 @@ class HostedCopy(Recovery, ABC):
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         (copy,) = kept.values()
-        return copy
-
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        (copy,) = donated.values()
         return copy

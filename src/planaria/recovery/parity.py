@@ -25,11 +25,11 @@ from planaria.recovery.stream import block, state_in, stream
 PARITY = "parity"
 
 
-class _Side:
+class _SnapshotSide:
     """Common state of both sides of a copy: the pending and the retained snapshot."""
 
-    def __init__(self, rule: SnapshotRetention) -> None:
-        self._rule = rule
+    def __init__(self, retention: SnapshotRetention) -> None:
+        self._retention = retention
         self._versions = SnapshotVersions()
 
     def restart(self) -> None:
@@ -43,21 +43,21 @@ class _Side:
 
     def _slice(self, step: int) -> int:
         """Return the slice to send in ``step``; -1: none."""
-        number = self._versions.begin(step, self._rule).slice(step)
-        return number if number < self._rule.slices else -1
+        number = self._versions.begin(step, self._retention).slice(step)
+        return number if number < self._retention.slices else -1
 
     def drop(self) -> None:
         """Drop the step: a snapshot that began with it begins again with the next attempt, from the same state."""
 
 
-class BlockSender(_Side, Sender):
+class BlockSender(_SnapshotSide, Sender):
     """Sends one block of the stage's state, after every update or slice by slice of each snapshot.
 
     It holds no memory; the stage's worker retains the snapshot.
     """
 
-    def __init__(self, number: int, parts: int, rule: SnapshotRetention) -> None:
-        super().__init__(rule)
+    def __init__(self, number: int, parts: int, retention: SnapshotRetention) -> None:
+        super().__init__(retention)
         self._number, self._parts = number, parts
         self._snapshot: Tensor | None = None
 
@@ -65,132 +65,132 @@ class BlockSender(_Side, Sender):
         super().restart()
         self._snapshot = None
 
-    def before(self, step: int, state: StageState) -> Tensor | None:
-        if self._rule.in_step:
+    def message_before_step(self, step: int, state: StageState) -> Tensor | None:
+        if self._retention.in_step:
             return None
         if (n := self._slice(step)) < 0:
             return None
         if self._snapshot is None:
             self._snapshot = stream(state)
-        return block(self._snapshot, self._number * self._rule.slices + n, self._parts * self._rule.slices)
+        return block(self._snapshot, self._number * self._retention.slices + n, self._parts * self._retention.slices)
 
-    def updates_first(self, step: int) -> bool:
-        return self._rule.in_step
+    def needs_applied_update(self, step: int) -> bool:
+        return self._retention.in_step
 
-    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
-        return block(stream(state), self._number, self._parts) if self._rule.in_step else None
+    def message_after_gradient(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
+        return block(stream(state), self._number, self._parts) if self._retention.in_step else None
 
     def commit(self, step: int) -> None:
-        self._versions = self._versions.begin(step, self._rule).commit(step, self._rule)
+        self._versions = self._versions.begin(step, self._retention).commit(step, self._retention)
         if self._versions.pending < 0:
             self._snapshot = None
 
 
-class _Keeper(_Side, RestoredHolder):
-    """Holds checked bytes of the retained snapshot, and collects those of the pending one."""
+class _SnapshotHolder(_SnapshotSide, RestoredHolder):
+    """Holds the retained snapshot's bytes with checksums, and collects those of the pending one."""
 
-    def __init__(self, rule: SnapshotRetention) -> None:
-        super().__init__(rule)
-        self._held: list[CheckedRow] = []
-        self._coming: list[CheckedRow] = []
+    def __init__(self, retention: SnapshotRetention) -> None:
+        super().__init__(retention)
+        self._retained_rows: list[CheckedRow] = []
+        self._pending_rows: list[CheckedRow] = []
 
     @property
     def nbytes(self) -> int:
-        return sum(row.nbytes for row in (*self._held, *self._coming))
+        return sum(row.nbytes for row in (*self._retained_rows, *self._pending_rows))
 
     def restart(self) -> None:
         super().restart()
-        self._coming.clear()
+        self._pending_rows.clear()
 
     def commit(self, step: int) -> None:
-        versions = self._versions.begin(step, self._rule)
-        if (row := self._received()) is not None:
-            self._coming.append(CheckedRow(row))
+        versions = self._versions.begin(step, self._retention)
+        if (row := self._committed_row()) is not None:
+            self._pending_rows.append(CheckedRow(row))
         self.drop()
-        self._versions = versions.commit(step, self._rule)
-        if versions.completed(step, self._rule):
-            self._held, self._coming = self._coming, []
+        self._versions = versions.commit(step, self._retention)
+        if versions.completes(step, self._retention):
+            self._retained_rows, self._pending_rows = self._pending_rows, []
 
     def intact(self) -> bool:
-        return all(row.intact() for row in self._held)
+        return all(row.intact() for row in self._retained_rows)
 
     @abstractmethod
-    def _received(self) -> Tensor | None:
-        """Return the bytes to keep of the step that is committed, if any."""
+    def _committed_row(self) -> Tensor | None:
+        """Return the bytes to keep from the step that is committed, if any."""
 
 
-class ParityHolder(_Keeper):
+class ParityHolder(_SnapshotHolder):
     """Holds one parity of the sources' blocks, by slice."""
 
-    def __init__(self, sources: Sequence[int], row: ErasureCode, rule: SnapshotRetention) -> None:
+    def __init__(self, sources: Sequence[int], row: ErasureCode, retention: SnapshotRetention) -> None:
         """``row``: a code with this one parity."""
-        super().__init__(rule)
+        super().__init__(retention)
         self._sources, self._row = tuple(sources), row
-        self._now: dict[int, Tensor] = {}
+        self._current_slices: dict[int, Tensor] = {}
         """source → its slice of the current step"""
 
     def expects(self, step: int) -> tuple[Moment, ...]:
-        if self._rule.in_step:
+        if self._retention.in_step:
             return ("after",)
         return ("before",) if self._slice(step) >= 0 else ()
 
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         if message.dtype != torch.uint8 or message.ndim != 1:
             raise ValueError(f"a block is a row of bytes, not {message.dtype} {list(message.shape)}")
-        self._now[source] = message
+        self._current_slices[source] = message
 
-    def _received(self) -> Tensor | None:
-        if self._now.keys() != set(self._sources):
+    def _committed_row(self) -> Tensor | None:
+        if self._current_slices.keys() != set(self._sources):
             return None
-        (parity,) = self._row.encode([self._now[source] for source in self._sources])
+        (parity,) = self._row.encode([self._current_slices[source] for source in self._sources])
         return torch.from_numpy(parity)
 
     def drop(self) -> None:
-        self._now.clear()
+        self._current_slices.clear()
 
     def state(self) -> StageState:
-        return StageState({f"{PARITY}{n}": row.whole for n, row in enumerate(self._held)})
+        return StageState({f"{PARITY}{n}": row.whole for n, row in enumerate(self._retained_rows)})
 
     def load(self, state: StageState, step: int) -> None:
-        self._held = [CheckedRow(state.weights[f"{PARITY}{n}"]) for n in range(len(state.weights))]
+        self._retained_rows = [CheckedRow(state.weights[f"{PARITY}{n}"]) for n in range(len(state.weights))]
         self._versions = SnapshotVersions(step)
 
 
-class OwnSender(_Side, Sender):
-    """Passes the stage's state to its :class:`OwnHolder` when a snapshot begins."""
+class SelfCopySender(_SnapshotSide, Sender):
+    """Gives the stage's state to its :class:`SelfCopyHolder` when a snapshot begins."""
 
-    def before(self, step: int, state: StageState) -> Tensor | None:
+    def message_before_step(self, step: int, state: StageState) -> Tensor | None:
         return stream(state) if self._slice(step) == 0 else None
 
     def commit(self, step: int) -> None:
-        self._versions = self._versions.begin(step, self._rule).commit(step, self._rule)
+        self._versions = self._versions.begin(step, self._retention).commit(step, self._retention)
 
 
-class OwnHolder(_Keeper):
+class SelfCopyHolder(_SnapshotHolder):
     """Holds the stage's own state of the retained and of the pending snapshot."""
 
-    def __init__(self, rule: SnapshotRetention) -> None:
-        super().__init__(rule)
-        self._now: Tensor | None = None
+    def __init__(self, retention: SnapshotRetention) -> None:
+        super().__init__(retention)
+        self._current_state: Tensor | None = None
 
     def expects(self, step: int) -> tuple[Moment, ...]:
         return ("before",) if self._slice(step) == 0 else ()
 
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
-        self._now = message
+        self._current_state = message
 
-    def _received(self) -> Tensor | None:
-        return self._now
+    def _committed_row(self) -> Tensor | None:
+        return self._current_state
 
     def drop(self) -> None:
-        self._now = None
+        self._current_state = None
 
     def state(self) -> StageState:
-        assert self._held, "no snapshot is retained yet"
-        return state_in(self._held[0].whole)
+        assert self._retained_rows, "no snapshot is retained yet"
+        return state_in(self._retained_rows[0].whole)
 
     def load(self, state: StageState, step: int) -> None:
-        self._held, self._versions = [CheckedRow(stream(state))], SnapshotVersions(step)
+        self._retained_rows, self._versions = [CheckedRow(stream(state))], SnapshotVersions(step)
 
 
 class CheckedRow:
@@ -199,7 +199,7 @@ class CheckedRow:
     def __init__(self, whole: Tensor) -> None:
         """``whole``: uint8 [n], not written to afterwards."""
         self.whole = whole
-        self._sum = _beside().submit(_checksum, whole)
+        self._stored_checksum = _checksum_pool().submit(_checksum, whole)
 
     def __deepcopy__(self, memo: object) -> CheckedRow:
         return CheckedRow(self.whole.clone())
@@ -210,11 +210,11 @@ class CheckedRow:
 
     def intact(self) -> bool:
         """Whether the bytes are unchanged."""
-        return self._sum.result() == _checksum(self.whole)
+        return self._stored_checksum.result() == _checksum(self.whole)
 
 
 @cache
-def _beside() -> ThreadPoolExecutor:
+def _checksum_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "checksums")
 
 

@@ -57,10 +57,10 @@ class TwinSender(Sender):
     def restart(self) -> None:
         self._restarted = True
 
-    def before(self, step: int, state: StageState) -> Tensor | None:
+    def message_before_step(self, step: int, state: StageState) -> Tensor | None:
         return pack(state.trained) if self._restarted else None
 
-    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
+    def message_after_gradient(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
         return pack(gradients)
 
     def commit(self, step: int) -> None:
@@ -93,7 +93,7 @@ class TwinHolder(Holder):
         else:
             self._gradients = unpack(message)
 
-    def passes(self, microbatch: int, x: Tensor) -> None:
+    def on_forward_output(self, microbatch: int, x: Tensor) -> None:
         """Compute the original's forward pass, once the twin has a state."""
         if self._forward and self._twin is not None:
             self._twin.forward_copy(microbatch, x)

@@ -16,7 +16,7 @@ class SnapshotRetention(NamedTuple):
     every: int
     """steps between snapshots; 0: copies follow every commit, without rollback"""
     slices: int = 1
-    outlive: bool = False
+    persist: bool = False
     """whether snapshots are also written to files in the machine's memory, which outlive the worker"""
 
     @property
@@ -36,21 +36,21 @@ class SnapshotVersions(NamedTuple):
     due: bool = True
     """whether a snapshot begins with the next step whatever the interval, because a member is new"""
 
-    def begin(self, step: int, rule: SnapshotRetention) -> SnapshotVersions:
+    def begin(self, step: int, retention: SnapshotRetention) -> SnapshotVersions:
         """Begin ``step``."""
-        if rule.in_step or self.pending >= 0 or not (self.due or step - self.retained >= rule.every):
+        if retention.in_step or self.pending >= 0 or not (self.due or step - self.retained >= retention.every):
             return self
         return SnapshotVersions(self.retained, step, False)
 
-    def completed(self, step: int, rule: SnapshotRetention) -> bool:
+    def completes(self, step: int, retention: SnapshotRetention) -> bool:
         """Whether a snapshot is retained with the commit of ``step``, possibly of the same step as the last one."""
-        return rule.in_step or (self.pending >= 0 and step + 1 - self.pending >= rule.slices)
+        return retention.in_step or (self.pending >= 0 and step + 1 - self.pending >= retention.slices)
 
-    def commit(self, step: int, rule: SnapshotRetention) -> SnapshotVersions:
+    def commit(self, step: int, retention: SnapshotRetention) -> SnapshotVersions:
         """Commit ``step``."""
-        if not self.completed(step, rule):
+        if not self.completes(step, retention):
             return self
-        return SnapshotVersions(step + 1 if rule.in_step else self.pending, -1, False)
+        return SnapshotVersions(step + 1 if retention.in_step else self.pending, -1, False)
 
     def restart(self) -> SnapshotVersions:
         """Discard the pending snapshot because members are new; keep the retained one."""

@@ -29,13 +29,13 @@ from planaria.recovery.base import (
     Holder,
     Original,
     RebuildInputs,
-    RebuildPlan,
     Sender,
+    StrategyPlan,
 )
 from planaria.recovery.codes import code
 from planaria.recovery.codes.base import ErasureCode
-from planaria.recovery.common_snapshot import NOTHING_YET, CommonSnapshot
-from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
+from planaria.recovery.common_snapshot import NO_SNAPSHOT, CommonSnapshot
+from planaria.recovery.parity import PARITY, BlockSender, ParityHolder, SelfCopyHolder, SelfCopySender
 from planaria.recovery.stream import block, block_bytes, join_blocks, state_in, stream, stream_bytes
 
 MEMBERS = "members"
@@ -66,30 +66,30 @@ class ParityGroup:
         """Return the member that has this shard of a stripe."""
         return (shard + stripe + (self.members - self.code.data)) % self.members
 
-    def givers(self, stripe: int) -> tuple[int, ...]:
+    def data_members(self, stripe: int) -> tuple[int, ...]:
         """Return the members whose data is in a stripe, by shard."""
         return tuple(self._member(stripe, shard) for shard in range(self.code.data))
 
-    def holders(self, stripe: int) -> tuple[int, ...]:
+    def parity_members(self, stripe: int) -> tuple[int, ...]:
         """Return the members that hold a stripe's parities, by shard."""
         return tuple(self._member(stripe, shard) for shard in range(self.code.data, self.members))
 
-    def given(self, member: int) -> tuple[int, ...]:
-        """Return the stripes to which a member gives data, by block; in the others it holds parity."""
+    def data_stripes(self, member: int) -> tuple[int, ...]:
+        """Return the stripes with a member's data, by block; in the others it holds parity."""
         return tuple(stripe for stripe in range(self.members) if self.shard(stripe, member) < self.code.data)
 
-    def reads(self, lost: Collection[int], heir: int) -> dict[int, tuple[int, ...]] | None:
-        """Return the members to read per stripe to rebuild the lost member ``heir``, with the parities that it held.
+    def members_to_read(self, lost: Collection[int], rebuilt: int) -> dict[int, tuple[int, ...]] | None:
+        """Return the members to read per stripe for the lost member ``rebuilt``, with the parities that it held.
 
         None if the others do not determine it.
         """
-        members_to_read = {}
+        by_stripe = {}
         for stripe in range(self.members):
-            plan = self.code.plan([self.shard(stripe, member) for member in lost], [self.shard(stripe, heir)])
+            plan = self.code.plan([self.shard(stripe, member) for member in lost], [self.shard(stripe, rebuilt)])
             if isinstance(plan, str):
                 return None
-            members_to_read[stripe] = tuple(self._member(stripe, shard) for shard in plan)
-        return members_to_read
+            by_stripe[stripe] = tuple(self._member(stripe, shard) for shard in plan)
+        return by_stripe
 
 
 class Snapshot(CommonSnapshot):
@@ -106,7 +106,7 @@ class Snapshot(CommonSnapshot):
     def quality_key(self) -> str:
         return f"any {self.tolerate}" + (f", every {self.every}" if self.every else "")
 
-    def sent(self, members: int) -> int:
+    def copies_sent_per_snapshot(self, members: int) -> int:
         group = self._group(members)
         return group.members - group.code.data
 
@@ -114,41 +114,42 @@ class Snapshot(CommonSnapshot):
         group = self._group(stages + 1)
         members = range(group.members)
         retained = [Copy((stage,), stage) for stage in members if self.every]
-        parities = (Copy(group.givers(t), host, group.members) for t in members for host in group.holders(t))
+        hosts = {stripe: group.parity_members(stripe) for stripe in members}
+        parities = (Copy(group.data_members(t), host, group.members) for t in members for host in hosts[t])
         return (*retained, *parities)
 
     def sender(self, copy: Copy, stage: int) -> Sender:
-        if copy.own:
-            return OwnSender(self.retention)
+        if copy.is_self_copy:
+            return SelfCopySender(self.retention)
         group = self._group(copy.group)
-        return BlockSender(group.given(stage).index(_stripe(group, copy)), group.code.data, self.retention)
+        return BlockSender(group.data_stripes(stage).index(_stripe(group, copy)), group.code.data, self.retention)
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
-        if copy.own:
-            return OwnHolder(self.retention)
+        if copy.is_self_copy:
+            return SelfCopyHolder(self.retention)
         group = self._group(copy.group)
-        row = group.holders(_stripe(group, copy)).index(copy.host)
+        row = group.parity_members(_stripe(group, copy)).index(copy.host)
         return ParityHolder(copy.sources, ErasureCode(group.code.weights[row : row + 1]), self.retention)
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         # The retained and the pending snapshot; the memory of older ones is reused.
         versions = 2 if self.every else 1
-        if copy.own:
+        if copy.is_self_copy:
             return CopyCost(0, versions * stream_bytes(shapes[copy.host]))
         slices = self.slices
         blocks = [block_bytes(own, self._group(copy.group).code.data * slices) for own in shapes.values()]
         sent = slices * sum(blocks) / len(blocks) / max(1, self.retention.every)
         return CopyCost(sent, versions * slices * max(blocks), in_background=not self.retention.in_step)
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         group = self._group(replica.stages + 1)
         if lost and not replica.with_snapshot:
-            return RebuildPlan(refused=dict.fromkeys(lost, NOTHING_YET))
+            return StrategyPlan(refused=dict.fromkeys(lost, NO_SNAPSHOT))
         # A new stage that has not taken part in a snapshot since lacks the version that the others have.
         missing = lost | {stage for stage in range(group.members) if stage not in replica.with_snapshot}
         donors, refused = {}, {}
         for stage in sorted(missing if self.every else lost):
-            reads = group.reads(missing, stage)
+            reads = group.members_to_read(missing, stage)
             if reads is None:
                 new = f", and {_list(missing - lost)} have not taken part in a step since" if missing - lost else ""
                 refused[stage] = f"{len(lost)} of {group.members} stages are lost together ({_list(lost)}{new})"
@@ -156,12 +157,12 @@ class Snapshot(CommonSnapshot):
                 donors[stage] = tuple(sorted({member for members in reads.values() for member in members}))
         if refused:  # stages roll back together or not at all
             reason = next(iter(refused.values()))
-            return RebuildPlan({}, dict.fromkeys(lost, reason)) if self.every else RebuildPlan(donors, refused)
-        return RebuildPlan(donors, {}, "memory" if self.every else None)
+            return StrategyPlan({}, dict.fromkeys(lost, reason)) if self.every else StrategyPlan(donors, refused)
+        return StrategyPlan(donors, {}, "memory" if self.every else None)
 
     def helps_rebuild(self, copy: Copy, lost: int) -> bool:
         """Return whether ``copy`` is a parity: it has the lost stage's blocks, or rebuilds a parity that it held."""
-        return not copy.own
+        return not copy.is_self_copy
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         group = self._group(next(iter(kept)).group)
@@ -169,7 +170,7 @@ class Snapshot(CommonSnapshot):
         whole, slices = stream(own), self.slices
         blocks = {
             f"{stripe}.{n}": block(whole, number * slices + n, group.code.data * slices)
-            for number, stripe in enumerate(group.given(me))
+            for number, stripe in enumerate(group.data_stripes(me))
             for n in range(slices)
         }
         parities = {
@@ -185,26 +186,26 @@ class Snapshot(CommonSnapshot):
         :raises LossError: if they do not determine the stage.
         """
         group = self._group_of(donated)
-        slices = range(self.slices)
-        blocks = [self._repaired(group, stripe, n, stage, donated) for stripe in group.given(stage) for n in slices]
+        stripes, slices = group.data_stripes(stage), range(self.slices)
+        blocks = [self._repair(group, stripe, n, stage, donated) for stripe in stripes for n in slices]
         return state_in(join_blocks(blocks))
 
-    def restored(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
-        if copy.own:
+    def rebuild_copy(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
+        if copy.is_self_copy:
             return None  # the rebuilt state is the retained state
         group = self._group_of(donated)
         stripe, slices = _stripe(group, copy), range(self.slices)
-        return StageState({f"{PARITY}{n}": self._repaired(group, stripe, n, copy.host, donated) for n in slices})
+        return StageState({f"{PARITY}{n}": self._repair(group, stripe, n, copy.host, donated) for n in slices})
 
-    def _repaired(
+    def _repair(
         self, group: ParityGroup, stripe: int, number: int, stage: int, donated: Mapping[int, StageState]
     ) -> Tensor:
         """Return the lost block or parity of ``stage`` in a stripe."""
-        key, wanted = f"{stripe}.{number}", group.shard(stripe, stage)
+        key, shard = f"{stripe}.{number}", group.shard(stripe, stage)
         blocks = {member: state.weights[key] for member, state in donated.items() if key in state.weights}
         longest = max(map(len, blocks.values()))
         reads = {group.shard(stripe, member): _padded(row, longest) for member, row in blocks.items()}
-        return torch.from_numpy(group.code.repair(reads, [wanted])[wanted])
+        return torch.from_numpy(group.code.repair(reads, [shard])[shard])
 
     def _group(self, members: int) -> ParityGroup:
         """Return the parity group of ``members``."""
@@ -225,7 +226,8 @@ _code = lru_cache(code)
 
 def _stripe(group: ParityGroup, copy: Copy) -> int:
     """Return the stripe of the parity that ``copy.host`` holds."""
-    return next(t for t in range(group.members) if group.givers(t) == copy.sources and copy.host in group.holders(t))
+    stripes = (stripe for stripe in range(group.members) if group.data_members(stripe) == copy.sources)
+    return next(stripe for stripe in stripes if copy.host in group.parity_members(stripe))
 
 
 def _padded(row: Tensor, size: int) -> Tensor:

@@ -6,11 +6,9 @@ kept besides training, and one survivor restores all others bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-from planaria.models.state import StageState
-from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, RebuildPlan, Recovery, StrategyRequirements
+from planaria.recovery.base import DamagedReplica, Recovery, StrategyPlan, StrategyRequirements
 
 
 class Survivor(Recovery):
@@ -20,15 +18,8 @@ class Survivor(Recovery):
     exact: ClassVar[bool] = True
     caption: ClassVar[str] = "{donors} has the same weights, and sends them"
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         left = [stage for stage in range(replica.stages + 1) if stage not in lost]
         if not left:
-            return RebuildPlan(refused=dict.fromkeys(lost, "no stage is left"))
-        return RebuildPlan({stage: (min(left, key=lambda s: (abs(s - stage), s)),) for stage in sorted(lost)})
-
-    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        return own
-
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        (state,) = donated.values()
-        return state
+            return StrategyPlan(refused=dict.fromkeys(lost, "all stages are lost"))
+        return StrategyPlan({stage: (min(left, key=lambda s: (abs(s - stage), s)),) for stage in sorted(lost)})

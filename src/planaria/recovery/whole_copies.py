@@ -21,16 +21,16 @@ from planaria.recovery.base import (
     Holder,
     Original,
     RebuildInputs,
-    RebuildPlan,
     Sender,
+    StrategyPlan,
 )
 from planaria.recovery.codes.base import ErasureCode
-from planaria.recovery.common_snapshot import NOTHING_YET, CommonSnapshot
-from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
+from planaria.recovery.common_snapshot import NO_SNAPSHOT, CommonSnapshot
+from planaria.recovery.parity import PARITY, BlockSender, ParityHolder, SelfCopyHolder, SelfCopySender
 from planaria.recovery.stream import block, block_bytes, join_blocks, state_in, stream, stream_bytes
 
 COPY, OWN = "copy", "own"
-_AS_IT_IS = ErasureCode(np.ones((1, 1), np.uint8))
+_IDENTITY = ErasureCode(np.ones((1, 1), np.uint8))
 """the code of one source: its bytes"""
 
 
@@ -44,34 +44,38 @@ class WholeCopies(CommonSnapshot):
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         if stages < 2:
-            raise UserError("pipeline.stages = 1: whole copies need three stages, the ends among them; give more")
+            raise UserError(
+                "pipeline.stages = 1: whole_copies needs at least 2 block stages; set pipeline.stages = 2 or more"
+            )
         members = range(stages + 1)
         return (*(Copy((s,), s) for s in members), *(Copy((s,), (s + 1) % len(members)) for s in members))
 
     def sender(self, copy: Copy, stage: int) -> Sender:
-        return OwnSender(self.retention) if copy.own else BlockSender(0, 1, self.retention)
+        return SelfCopySender(self.retention) if copy.is_self_copy else BlockSender(0, 1, self.retention)
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
-        return OwnHolder(self.retention) if copy.own else ParityHolder(copy.sources, _AS_IT_IS, self.retention)
+        if copy.is_self_copy:
+            return SelfCopyHolder(self.retention)
+        return ParityHolder(copy.sources, _IDENTITY, self.retention)
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         ((_, parameters),) = shapes.items()
-        if copy.own:
+        if copy.is_self_copy:
             return CopyCost(0, 2 * stream_bytes(parameters))
         sent = min(self.slices * block_bytes(parameters, self.slices), stream_bytes(parameters))
         return CopyCost(sent / self.retention.every, 2 * sent, in_background=True)
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         if lost and not replica.with_snapshot:
-            return RebuildPlan(refused=dict.fromkeys(lost, NOTHING_YET))
+            return StrategyPlan(refused=dict.fromkeys(lost, NO_SNAPSHOT))
         count = replica.stages + 1
         missing = lost | {stage for stage in range(count) if stage not in replica.with_snapshot}
         for stage in sorted(missing):
             if (host := (stage + 1) % count) in missing:
                 why = f"stage {stage}'s copy was at stage {host}, which is lost too or has none yet"
-                return RebuildPlan(refused=dict.fromkeys(lost, why))
+                return StrategyPlan(refused=dict.fromkeys(lost, why))
         # The next stage has the copy; the previous one sends its own state, of which the lost stage had the copy.
-        return RebuildPlan(
+        return StrategyPlan(
             {s: ((s + 1) % count, (s - 1) % count) for s in sorted(missing)}, {}, "memory" if missing else None
         )
 
@@ -86,8 +90,8 @@ class WholeCopies(CommonSnapshot):
         (copy,) = (state.weights for state in donated.values() if f"{COPY}0" in state.weights)
         return state_in(join_blocks([copy[f"{COPY}{n}"] for n in range(self.slices)]))
 
-    def restored(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
-        if copy.own:
+    def rebuild_copy(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
+        if copy.is_self_copy:
             return None  # the rebuilt state is the retained state
         source_state = donated[copy.sources[0]].weights
         return StageState({f"{PARITY}{n}": source_state[f"{OWN}{n}"] for n in range(self.slices)})

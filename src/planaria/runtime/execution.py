@@ -252,7 +252,7 @@ def require_complete(folder: Path) -> Run:
 def _remedy(run: ResolvedRun, ending: Finish) -> str:
     """Return advice on a strategy that would have continued this run; empty if its own failed for another reason."""
     refused = ending.outcome == "cannot" and " cannot, " in ending.reason
-    if not refused or "checkpoint" in run.recovery.strategies or run.recovery.control:
+    if not refused or "checkpoint" in run.recovery.strategies or run.recovery.control_strategy:
         return ""
     return (
         "to roll back to the newest checkpoint instead, add ', checkpoint': "

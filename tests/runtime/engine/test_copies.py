@@ -17,7 +17,7 @@ from planaria.models.state import StageState
 from planaria.pipeline.plan.build import plan_for
 from planaria.pipeline.routing import routes
 from planaria.recovery.base import Copy
-from planaria.recovery.chain import RecoveryPlan
+from planaria.recovery.chain import ChainPlan
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.prediction.copy_costs import costs_of_copies
 from planaria.runtime.resolved_config import ResolvedRun
@@ -85,7 +85,7 @@ def test_a_redundant_copy_follows_the_new_holder_of_its_stage(config: Recipe) ->
 def test_redundant_copies_of_adjacent_stages_are_lost_together(config: Recipe) -> None:
     engine = engine_of(config(recovery={"strategy": "redundant"}))
     losses(engine, 2)
-    assert engine.lose([2, 3]) == RecoveryPlan(
+    assert engine.lose([2, 3]) == ChainPlan(
         {2: ("redundant", (1,))}, None, "redundant cannot, stage 3's twin was at stage 2, which is lost too"
     )
 
@@ -100,7 +100,7 @@ def test_mirrored_stage_0_is_restored_byte_for_byte(tied: bool, config: Recipe) 
     for _ in range(3):
         losses(engine, 1)
         before = raw(engine.runners[0].state())
-        assert lose(engine, 0) == RecoveryPlan({0: ("checkfree_plus", (1, 4))}, None, "")
+        assert lose(engine, 0) == ChainPlan({0: ("checkfree_plus", (1, 4))}, None, "")
         weights, *rest = raw(engine.runners[0].state())
         assert weights == before[0]
         assert rest == [{}, {}, 1.0, None, None], "without mirrored moments the optimizer restarts"
@@ -166,7 +166,7 @@ def test_two_adjacent_stages_survive_with_more_distant_echoes(config: Recipe) ->
         engine = engine_of(config(recovery={"strategy": "echo", "options": {"every": 2, "distance": distance}}))
         losses(engine, 3)
         plans[distance] = lose(engine, 2, 3)
-    assert plans[2] == RecoveryPlan({2: ("echo", (4,)), 3: ("echo", (0,))}, None, "")
+    assert plans[2] == ChainPlan({2: ("echo", (4,)), 3: ("echo", (0,))}, None, "")
     assert losses(engine, 2)[-1] < math.log(257) + 0.5
     assert plans[1].reason == "echo cannot, stage 2's echo was at stage 3, which is lost too"
 
@@ -197,7 +197,7 @@ def test_copies_of_a_dead_host_are_lost_until_sent_again(
         assert engine.copies[host].nbytes == 0
     for _ in range(steps):
         untouched = whole(engine)
-        assert "not whole yet" in engine.lose([original]).reason
+        assert "is incomplete" in engine.lose([original]).reason
         assert whole(engine) == untouched
         losses(engine, 1)
     weights = raw(engine.runners[original].state())[0]
@@ -305,7 +305,7 @@ def test_a_copy_is_lost_with_the_node_that_kept_it(tmp_path: Path) -> None:
     losses(engine, 2)
     host, second = engine.active_nodes.nodes(1)
     assert engine.copies[second].nbytes == 0 < engine.copies[host].nbytes
-    assert "not whole yet" in lose(engine, host, *engine.active_nodes.nodes(2)).reason
+    assert "is incomplete" in lose(engine, host, *engine.active_nodes.nodes(2)).reason
     engine = scheduled(tmp_path, REDUNDANT)
     losses(engine, 2)
     assert lose(engine, host).reason == "", "it is copied from the other node of its stage"
@@ -320,7 +320,7 @@ def test_copies_are_kept_at_first_nodes(tmp_path: Path) -> None:
     engine = scheduled(tmp_path, REDUNDANT)
     first = {stage: engine.active_nodes.nodes(stage)[0] for stage in engine.active_nodes.stages}
     expected = [Copy((first[stage],), first[(stage - 1) % 5]) for stage in range(5)]
-    assert [slot.copy for slot in engine._chain.placed(engine.active_nodes)] == expected
+    assert [slot.copy for slot in engine._chain.slots_on_nodes(engine.active_nodes)] == expected
 
 
 def test_copies_need_one_replica_and_partners_need_swapped_routes(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ from planaria.recovery.base import (
     Moment,
     Original,
     RebuildInputs,
-    RebuildPlan,
     Recovery,
     Sender,
+    StrategyPlan,
 )
 from planaria.recovery.checkfree_plus import MirrorSender
 
@@ -50,11 +50,11 @@ class Parity(Recovery):
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         raise NotImplementedError
 
-    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> RebuildPlan:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         if 0 in lost or len(lost) > 1 or not replica.staleness[0]:
-            return RebuildPlan(refused=dict.fromkeys(lost, "one block stage at most comes back from a whole parity"))
+            return StrategyPlan(refused=dict.fromkeys(lost, "one block stage at most comes back from a whole parity"))
         others = [stage for stage in range(replica.stages + 1) if stage not in lost]
-        return RebuildPlan({stage: tuple(others) for stage in lost})
+        return StrategyPlan({stage: tuple(others) for stage in lost})
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         for parity in kept.values():
@@ -90,7 +90,7 @@ class ParityHolder:
         assert source in self._sources - self._pending.keys()
         self._pending[source] = message
 
-    def passes(self, microbatch: int, x: Tensor) -> None: ...
+    def on_forward_output(self, microbatch: int, x: Tensor) -> None: ...
 
     def commit(self, step: int) -> None:
         assert self._pending.keys() == self._sources, "a step is committed when all have sent"

@@ -14,7 +14,7 @@ from torch import Tensor
 from planaria.config.schema import RunConfig
 from planaria.models.llama_stages import Llama, global_name
 from planaria.pipeline.routing import routes
-from planaria.recovery.chain import RecoveryPlan
+from planaria.recovery.chain import ChainPlan
 from planaria.recovery.neighbour_average import merge
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.learning_rate import learning_rate
@@ -151,7 +151,7 @@ def test_a_lost_stage_is_rebuilt_by_the_formula(config: Recipe) -> None:
     before = whole(engine)
     one, other = (engine.runners[stage].state() for stage in (1, 3))
     expected = merge(one.weights, other.weights, one.grad_norm**2, other.grad_norm**2)
-    assert lose(engine, 2) == RecoveryPlan({2: ("checkfree", (1, 3))}, rollback=None, reason="")
+    assert lose(engine, 2) == ChainPlan({2: ("checkfree", (1, 3))}, rollback=None, reason="")
     rebuilt = engine.runners[2].state()
     assert rebuilt.weights.keys() == expected.keys()
     assert all(torch.equal(rebuilt.weights[name], tensor) for name, tensor in expected.items())

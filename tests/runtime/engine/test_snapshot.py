@@ -90,7 +90,7 @@ def test_all_return_to_the_retained_snapshot(config: Recipe, tolerate: int, ever
             retained = max((t for t in range(0, steps, every) if t + slices <= steps), default=None)
             reason = lose(engine, *lost).reason
             if retained is None:
-                assert "there is no snapshot yet" in reason
+                assert "no snapshot is complete yet" in reason
                 continue
             assert reason == "" and engine.step == retained, (lost, steps)
             assert losses(engine, 11 - retained) == expected[retained:], (lost, steps)
@@ -153,14 +153,17 @@ def test_all_return_to_a_checkpoint_newer_than_the_snapshot(config: Recipe) -> N
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"every": 2, "slices": 3}, "slices = 3: a snapshot is whole before the next one begins, after every = 2"),
-        ({"slices": 2}, "slices = 2: parities in step with training are sent in every step; leave it out"),
+        (
+            {"every": 2, "slices": 3},
+            "slices = 3: a snapshot must be complete before the next one begins, every = 2 steps later",
+        ),
+        ({"slices": 2}, "slices = 2: with every = 0, parities are sent in every step; leave it out"),
     ],
 )
 def test_invalid_settings_are_refused(config: Recipe, options: dict[str, int], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         check(config(recovery={"strategy": "snapshot", "options": options}))
-    skip = r"snapshot needs recovery.meanwhile = 'wait', not 'skip': steps that one stage"
+    skip = r"snapshot needs recovery.meanwhile = 'wait', not 'skip': other workers' copies of a skipped stage"
     with pytest.raises(UserError, match=skip):
         check(config(recovery={"strategy": "snapshot", "meanwhile": "skip"}))
     with pytest.raises(UserError, match=r"recovery.options.tolerate = 3: the ends and 4 block stages are 5"):
@@ -168,7 +171,7 @@ def test_invalid_settings_are_refused(config: Recipe, options: dict[str, int], c
 
 
 def test_snapshots_of_one_process_outlive_it_until_the_run_is_saved(config: Recipe, tmp_path: Path) -> None:
-    options = {"every": 2, "outlive": True}
+    options = {"every": 2, "persist": True}
     made = config(recovery={"strategy": "snapshot", "options": options}).model_copy(update={"engine": "inline"})
     assert list(without_effect(ResolvedRun(made), Trace(faults=()))) == []
     memory = MemoryFolder(tmp_path / "run")

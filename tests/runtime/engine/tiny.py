@@ -14,7 +14,7 @@ from planaria.data.stream import Stream
 from planaria.lab.inline.engine import InlineEngine
 from planaria.models.packing import pack
 from planaria.models.state import StageState
-from planaria.recovery.chain import RecoveryPlan
+from planaria.recovery.chain import ChainPlan
 
 Recipe = Callable[..., RunConfig]
 """a tiny recipe with single fields of its sections changed"""
@@ -53,7 +53,7 @@ def losses(engine: InlineEngine, steps: int) -> list[float]:
     return [engine.train_step().loss for _ in range(steps)]
 
 
-def lose(engine: InlineEngine, *nodes: int) -> RecoveryPlan:
+def lose(engine: InlineEngine, *nodes: int) -> ChainPlan:
     """Overwrite the weights of these nodes with NaN, then lose the nodes."""
     for node in nodes:
         for parameter in engine.runners[node].parameters.values():

@@ -63,4 +63,4 @@ def test_a_stage_that_is_lost_with_its_donor_cannot_be_rebuilt(tmp_path: Path) -
     config = tiny(tmp_path, fleet={"spares": 2}, **PLUS)
     record = train(config, [Fault(step=5, stage=0), Fault(step=5, stage=1)])
     assert ending(record).outcome == "cannot"
-    assert "stage 0 was to come from stage 1, which is lost too" in ending(record).reason
+    assert "stage 0 requires stage 1, which is also lost" in ending(record).reason

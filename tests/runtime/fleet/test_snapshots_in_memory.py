@@ -22,7 +22,7 @@ from waiting import until
 
 SAVED = 25
 """steps between checkpoints"""
-OPTIONS = {"tolerate": 1, "every": 5, "slices": 2, "outlive": True}
+OPTIONS = {"tolerate": 1, "every": 5, "slices": 2, "persist": True}
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +140,6 @@ def test_snapshots_newer_than_a_rollback_are_never_resumed_from(tmp_path: Path) 
 
 
 def test_snapshots_without_a_step_between_them_cannot_outlive(tmp_path: Path) -> None:
-    config = recipe(tmp_path, recovery={"strategy": "snapshot", "options": {"outlive": True}})
-    with pytest.raises(UserError, match="outlive = true: in step with training there is no snapshot to keep"):
+    config = recipe(tmp_path, recovery={"strategy": "snapshot", "options": {"persist": True}})
+    with pytest.raises(UserError, match="persist = true: with every = 0 there are no snapshots"):
         train(config)

@@ -43,7 +43,7 @@ class MemorySnapshot:
 
     def committed(self, step: int, everybody: Collection[int]) -> MemorySnapshot:
         """Return the memory after all committed the started step."""
-        if not self.versions.completed(step, self.rule):
+        if not self.versions.completes(step, self.rule):
             return self
         return replace(self, versions=self.versions.commit(step, self.rule), nodes=frozenset(everybody))
 

@@ -319,7 +319,8 @@ def candidates(config: RunConfig) -> Mapping[str, RunConfig]:
         checkpoint = plain.checkpoint.model_copy(update={"background": in_background})
         variants[name] = plain.model_copy(update={"checkpoint": checkpoint})
     own = recovery(config.recovery, config.pipeline.stages)
-    if (first := _first(config)) not in map(_first, variants.values()) and not own.control:  # controls are no choice
+    # A control is not a strategy to choose.
+    if (first := _first(config)) not in map(_first, variants.values()) and not own.control_strategy:
         listed = names(config.recovery)[0] in {names(variant.recovery)[0] for variant in variants.values()}
         variants[first if listed else config.recovery.strategy] = config
     return {

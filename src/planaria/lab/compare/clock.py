@@ -92,7 +92,7 @@ def clock_of(config: RunConfig) -> ArmClock:
             "network.forward_s and network.backward_s"
         )
     workers = config.exchange.replicas * (pipeline.stages + 1)
-    repeated_steps = 0.0 if recovery(config.recovery, pipeline.stages).control else 0.5
+    repeated_steps = 0.0 if recovery(config.recovery, pipeline.stages).control_strategy else 0.5
     return ArmClock(step, pause, moved, donated, network.replacement_s, bandwidth, upload, workers, repeated_steps)
 
 

@@ -221,7 +221,7 @@ def _scored(
         memory=memory,
         workers=clock.workers,
         curves=[curve(course, clock, scale) for course in courses],
-        control=chain.control if arm.faults else "",
+        control=chain.control_strategy if arm.faults else "",
         exact=all(strategy.exact for strategy in chain.strategies.values()),
         computes_copies=any(cost.forward for _, cost in costs_of_copies(ResolvedRun(clocked))),
         inputs=_inputs(clocked, clock, scale),

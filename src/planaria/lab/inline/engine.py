@@ -22,7 +22,7 @@ from planaria.models.state import StageState
 from planaria.pipeline.plan.actions import Action, StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Moment
-from planaria.recovery.chain import RecoveryPlan as RecoveryPlan
+from planaria.recovery.chain import ChainPlan as ChainPlan
 from planaria.recovery.chain import staleness_by_stage
 from planaria.runtime.engine.config_checks import require_device, require_sound
 from planaria.runtime.resolved_config import ResolvedRun
@@ -145,7 +145,7 @@ class InlineEngine:
         losses = [loss for node in active.nodes(0) if (loss := self.runners[node].loss) is not None]
         return fmean(losses)
 
-    def lose(self, nodes: Sequence[int], durable: int = -1) -> RecoveryPlan:
+    def lose(self, nodes: Sequence[int], durable: int = -1) -> ChainPlan:
         """Lose the state of ``nodes`` and all copies there; rebuild them as the recipe's strategies specify.
 
         Return the plan for stages without a surviving node; others are copied from one. A rollback to memory resets all
@@ -176,7 +176,7 @@ class InlineEngine:
             self.runners[node].load(self.copies[node].remembered().state)
         self.step = memory.step
 
-    def _rebuild(self, nodes: Sequence[int], plan: RecoveryPlan, alive: Arrangement) -> None:
+    def _rebuild(self, nodes: Sequence[int], plan: ChainPlan, alive: Arrangement) -> None:
         """Give lost ``nodes`` a state, and restore their copies where possible."""
         rebuilt: dict[int, StageState] = {}
         made: dict[int, tuple[str, dict[int, StageState]]] = {}
@@ -192,9 +192,9 @@ class InlineEngine:
                     )
             else:
                 at = rebuild_inputs(self.config, stage, self.step)
-                if self._chain.control:
+                if self._chain.control_strategy:
                     at = replace(at, before=self.runners[node].state())
-                rebuilt[node] = self._chain.rebuild(by, stage, given, at)
+                rebuilt[node] = self._chain.strategies[by].rebuild(stage, given, at)
                 made[node] = by, given
         self.load_states(rebuilt)
         if self.replicas is not None:
@@ -208,7 +208,10 @@ class InlineEngine:
     def _given(self, by: str, stage: int, donor: int) -> StageState:
         """Return the state that the node ``donor`` sends to a lost ``stage``, as received there."""
         own = self.runners[donor].state()
-        given = own.trained if by == PEER else self._chain.donate(by, stage, own, self.copies[donor].kept(by, stage))
+        if by == PEER:
+            given = own.trained
+        else:
+            given = self._chain.strategies[by].donate(stage, own, self.copies[donor].kept(by, stage))
         flat = pack(given)
         self.moved_bytes += flat.nbytes
         return unpack(flat)
@@ -236,7 +239,7 @@ class InlineEngine:
 
     def _age_copies(self) -> None:
         """Age all copies by one commit, by the rule of the run's record."""
-        pairs = [pair for slot in self._chain.placed(self.resolved.arrangement) for pair in slot.copy.pairs]
+        pairs = [pair for slot in self._chain.slots_on_nodes(self.resolved.arrangement) for pair in slot.copy.pairs]
         staleness, self._rested = after_commit(self._ages, self._rested, self.skipped, pairs)
         self._ages = dict(staleness)
 

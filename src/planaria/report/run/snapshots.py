@@ -25,7 +25,7 @@ def section(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
     else:
         how = f"one every {counted(rule.every, 'step')}, sent over {rule.slices}; after a loss, all go back to "
         how += "the last one"
-        how += ", which is also in files in the machine's memory" if rule.outlive else ""
+        how += ", which is also in files in the machine's memory" if rule.persist else ""
     blocked = [sum(s.end - s.start for s in w.spans if s.action == "copy") for _, w in record.worked]
     held_up = [seconds for seconds in blocked if seconds > 0]
     back = [timing for timing in timings if timing.outcome == "recalled"]
@@ -56,7 +56,7 @@ def _retained(record: RunRecord) -> int:
         elif isinstance(fact, d.RunStep) and fact.mode == "train":
             memory = memory.begun(fact.step)
         elif isinstance(fact, d.Commit):
-            count += memory.versions.completed(fact.step, memory.rule)
+            count += memory.versions.completes(fact.step, memory.rule)
             memory = memory.committed(fact.step, ())
     return count
 

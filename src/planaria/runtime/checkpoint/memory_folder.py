@@ -78,7 +78,7 @@ class MemoryFolder:
             atomic.write_text(self.folder / RUN, documents.sealed(owner))
         except OSError as error:
             raise UserError(
-                f"{atomic.write_error(self.folder, error)}; recovery.options.outlive = true keeps snapshots there"
+                f"{atomic.write_error(self.folder, error)}; recovery.options.persist = true keeps snapshots there"
             ) from None
 
     def write(self, stage: int, label: SnapshotLabel, state: StageState, parities: Mapping[str, Tensor]) -> None:
@@ -162,11 +162,11 @@ def require_room(size: int, shared: Path = SHARED) -> None:
         stats = os.statvfs(shared)
     except OSError:
         raise UserError(
-            f"recovery.options.outlive = true: this machine has no memory file system at {shared}; leave it out"
+            f"recovery.options.persist = true: this machine has no memory file system at {shared}; leave it out"
         ) from None
     if (free := stats.f_bavail * stats.f_frsize) < size:
         raise UserError(
-            f"recovery.options.outlive = true: two snapshots of all stages take {size / 1e6:,.1f} MB, and {shared} has "
+            f"recovery.options.persist = true: two snapshots of all stages take {size / 1e6:,.1f} MB, and {shared} has "
             f"{free / 1e6:,.1f} MB free; make room there, or leave it out"
         )
 

@@ -37,9 +37,9 @@ def check(config: RunConfig) -> ResolvedRun:
     resolved = ResolvedRun(config)
     require_sound(resolved)
     require(resolved.training(0))
-    control = resolved.recovery.control
+    control = resolved.recovery.control_strategy
     if control and config.engine == "fleet":
-        does = RECOVERIES.find(control).control
+        does = RECOVERIES.find(control).control_description
         raise UserError(
             f"recovery.strategy = {control!r} is a control for comparisons and {does}; use --engine inline, "
             "which keeps the state of lost workers, or another strategy"

@@ -68,7 +68,7 @@ def one_process(
         finally:
             rendezvous.leave(slot.inbox)
             worker.close()
-            if run.recovery.control and worker.assignment.node >= 0:
+            if run.recovery.control_strategy and worker.assignment.node >= 0:
                 if control_link.doing == "commit":  # the other workers apply this step
                     worker.runner.commit(worker.assignment.step)
                 worker.runner.drop()

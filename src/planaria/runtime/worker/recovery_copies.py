@@ -82,7 +82,7 @@ class StageCopies:
         """``column``: all nodes of the node's replica, present or absent."""
         self.node, self._stage = node, column.stage
         config, self._chain = run.config, run.recovery
-        self._placed = [slot.copy for slot in self._chain.placed(column)]
+        self._placed = [slot.copy for slot in self._chain.slots_on_nodes(column)]
         self._masks: Masks | None = None
         masks = self._mask if config.data.document_mask else None
         self._all_senders: dict[int, Sender] = {}
@@ -125,7 +125,7 @@ class StageCopies:
             return
         state = runner.state()
         for number, sender in self._senders.items():
-            message = sender.before(step, state)
+            message = sender.message_before_step(step, state)
             if message is not None and self._placed[number].host == self.node:
                 self._holders[number].take(step, self._stage[self.node], "before", message)
             elif message is not None:
@@ -136,18 +136,18 @@ class StageCopies:
         if action.kind == "forward" and action.target is not None:
             for number, holder in self._holders.items():
                 if self._stage[action.target] in self._chain.slots[number].copy.sources:
-                    holder.passes(action.microbatch, out)
+                    holder.on_forward_output(action.microbatch, out)
 
     def after(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
         """Yield messages to send once the gradient of ``step`` is complete: (host, parcel, bytes)."""
         if not self._senders:
             return
         gradients = runner.gradients()
-        if any(sender.updates_first(step) for sender in self._senders.values()):
+        if any(sender.needs_applied_update(step) for sender in self._senders.values()):
             runner.prepare(step)
         state = runner.state()
         for number, sender in self._senders.items():
-            message = sender.after(step, state, gradients)
+            message = sender.message_after_gradient(step, state, gradients)
             if message is not None:
                 yield self._placed[number].host, Parcel(number, self.node, "after"), message
 
@@ -175,7 +175,8 @@ class StageCopies:
 
     def kept(self, by: str, lost: int) -> dict[Copy, StageState]:
         """Return the copies for the strategy ``by`` that help to rebuild the stage ``lost``."""
-        helpful = {number: copy for number, copy in self._kept_by(by) if self._chain.helps_rebuild(by, copy, lost)}
+        strategy = self._chain.strategies[by]
+        helpful = {number: copy for number, copy in self._kept_by(by) if strategy.helps_rebuild(copy, lost)}
         return {copy: self._all_holders[number].state() for number, copy in helpful.items()}
 
     @property
@@ -216,7 +217,7 @@ class StageCopies:
         possible.
         """
         for number, copy in self._kept_by(by):
-            kept = state if copy.own else self._chain.strategies[by].restored(copy, donated)
+            kept = state if copy.is_self_copy else self._chain.strategies[by].rebuild_copy(copy, donated)
             if kept is not None:
                 cast(RestoredHolder, self._all_holders[number]).load(kept, step)
                 log.info("restored copy %d for %s, of step %d", number, by, step)
@@ -229,7 +230,7 @@ class StageCopies:
     def _own(self) -> tuple[int, RestoredHolder] | None:
         """Slot and holder of the worker's own retained stage."""
         for number, holder in self._all_holders.items():
-            if self._chain.slots[number].copy.own:
+            if self._chain.slots[number].copy.is_self_copy:
                 return number, cast(RestoredHolder, holder)
         return None
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def memory_of(run: ResolvedRun, folder: Path) -> MemoryFolder | None:
     """Return where the run's snapshots outlive its workers; None if the recipe does not ask for them."""
     retaining = run.recovery.retaining
-    return MemoryFolder(folder) if retaining is not None and retaining[1].outlive else None
+    return MemoryFolder(folder) if retaining is not None and retaining[1].persist else None
 
 
 def snapshot_writer(setup: Setup, run: ResolvedRun) -> SnapshotWriter | None:

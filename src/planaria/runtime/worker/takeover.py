@@ -83,7 +83,8 @@ def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: Stage
                 donated.outer = messages.round_member.outer.state_for_transfer(to_successor=False)
             else:
                 _require_intact(copies)
-                donated = run.recovery.donate(source.by, member.stage, donated, copies.kept(source.by, member.stage))
+                kept = copies.kept(source.by, member.stage)
+                donated = run.recovery.strategies[source.by].donate(member.stage, donated, kept)
             messages.links.transfers[member.node].send(State(messages.assignment.stage), pack(donated))
 
 
@@ -194,7 +195,8 @@ class Takeover:
             inputs = rebuild_inputs(self.run.config, assignment.stage, assignment.step)
             if self.lost is not None:
                 inputs = replace(inputs, before=self.lost.state())
-            self.runner.load(self.run.recovery.rebuild(source.by, assignment.stage, states, inputs))
+            strategy = self.run.recovery.strategies[source.by]
+            self.runner.load(strategy.rebuild(assignment.stage, states, inputs))
         messages.links.end_transfers()
         size = sum(flat.nbytes for flat in flats)
         timing = TakeoverTimes(arrived - start, size, time.monotonic() - arrived)
