@@ -42,6 +42,7 @@ from planaria.pipeline.plan.build import visits
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.sleeping_runner import new_runner
+from planaria.runtime.worker.step_samples import StepInputs
 
 RANKS, SEQUENCES, CONTEXT, WIDTH = 8, 512, 1024, 1024
 BANDWIDTH, LATENCY_S, COUNT_BYTES = 200 * MBIT, 0.05, 8
@@ -172,7 +173,7 @@ def run_codec(given: Namespace) -> Measurement:
         return time.perf_counter() - began
 
     def passing() -> float:
-        runner.begin(None, True, 1)
+        runner.begin(StepInputs())
         began = time.perf_counter()
         runner.forward(0, 1, x)
         runner.backward(0, 1, x)

@@ -247,7 +247,7 @@ class Statement:
 
 
 def small(given: Namespace, way: RecoveryConfig) -> RunConfig:
-    """Large stages, beside which parcel headers are negligible, with little to compute."""
+    """Large stages, beside which message headers are negligible, with little to compute."""
     return run_config(
         slug(way),
         model={
@@ -288,7 +288,7 @@ def counted_inline(config: RunConfig) -> Statement:
     for _ in range(2):
         for _ in range(ROUND):
             engine.train_step()
-        sent.append(engine.parcel_bytes)
+        sent.append(engine.copy_bytes)
     memory = {stage: copies.nbytes for stage, copies in engine.copies.items()}
     return Statement((sent[1] - sent[0]) / ROUND, memory)
 
@@ -414,10 +414,11 @@ def time_row(race: Race, rounds: int, repeats: int) -> Row:
 def run_costs(given: Namespace) -> Measurement:
     """Compare the costs that strategies state with measured ones.
 
-    Bytes and memory: strategies that keep copies train a small model on the inline engine, which counts parcels and
-    copies, and on the fleet, whose workers log sent bytes; the plan's activations are subtracted. Claims: within 2 % of
-    the statement inline, at every worker, and within 3 % on the fleet. Time: fleets whose stages sleep and whose links
-    delay, with copies and without. Claim: steps lengthen as the clock of `planaria compare` says, within 10 %.
+    Bytes and memory: strategies that keep copies train a small model on the inline engine, which counts copy
+    messages and copies, and on the fleet, whose workers log sent bytes; the plan's activations are subtracted.
+    Claims: within 2 % of the statement inline, at every worker, and within 3 % on the fleet. Time: fleets whose
+    stages sleep and whose links delay, with copies and without. Claim: steps lengthen as the clock of `planaria
+    compare` says, within 10 %.
     """
     rows = [row for way in WAYS[: given.ways] for row in bytes_rows(given, way)]
     rows += [time_row(race, given.rounds, given.repeats) for race in RACES[: given.races]]

@@ -319,7 +319,7 @@ class Holder(Protocol):
 
 @runtime_checkable
 class RestoredHolder(Holder, Protocol):
-    """The holder of a strategy with :class:`SnapshotRetention`; :meth:`Recovery.restored` restores its copy."""
+    """The holder of a strategy with :class:`SnapshotRetention`; :meth:`Recovery.rebuild_copy` rebuilds its copy."""
 
     @property
     def retained(self) -> int:

@@ -81,7 +81,7 @@ def test_the_copy_is_whole_and_of_the_time_of_the_order(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(checkpoint_writer, "write_stage", slow)
     expected = pack(own).numpy().tobytes()
-    span = Saver(control_link, FILES).save_beside(part(tmp_path), own)
+    span = Saver(control_link, FILES).save_in_background(part(tmp_path), own)
     assert span.action == "save" and control_link.writing is not None and control_link.writing[0] == 8
     assert [type(fact).__name__ for fact in control_link.reported] == ["StageCopied"], "the file is not written yet"
     spoil(own)
@@ -119,8 +119,8 @@ def test_a_part_waits_until_the_last_one_is_written(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(checkpoint_writer, "write_stage", slow)
     one = Saver(control_link, FILES)
-    one.save_beside(part(tmp_path / "a"), state(1))
-    one.save_beside(part(tmp_path / "b", 9), state(2))
+    one.save_in_background(part(tmp_path / "a"), state(1))
+    one.save_in_background(part(tmp_path / "b", 9), state(2))
     one.save(part(tmp_path / "c", 10), state(3))
     for name, seed, step in (("a", 1, 8), ("b", 2, 9), ("c", 3, 10)):
         assert pack(read_stage(tmp_path / name, 2, step)).equal(pack(state(seed)))
@@ -135,7 +135,7 @@ def test_an_error_of_the_thread_is_reported(
 
     control_link = ControlLink()
     monkeypatch.setattr(checkpoint_writer, "write_stage", fail)
-    Saver(control_link, FILES).save_beside(part(tmp_path), state())
+    Saver(control_link, FILES).save_in_background(part(tmp_path), state())
     assert control_link.wait(2)[1] == reported
 
 
@@ -145,7 +145,7 @@ def test_too_little_memory_for_a_copy_costs_the_save(tmp_path: Path, monkeypatch
 
     control_link, one = ControlLink(), state()
     monkeypatch.setattr(checkpoint_writer.torch, "empty", none)
-    Saver(control_link, FILES).save_beside(part(tmp_path), one)
+    Saver(control_link, FILES).save_in_background(part(tmp_path), one)
     (failed,) = control_link.reported
     assert isinstance(failed, e.SaveFailed) and "no memory for a copy of stage 2" in failed.detail
     assert control_link.writing is None and not list(tmp_path.iterdir())

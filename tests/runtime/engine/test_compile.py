@@ -16,16 +16,18 @@ from torch._dynamo.utils import counters
 
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.sleeping_runner import warm_runner
+from planaria.runtime.worker.step_samples import StepInputs
 
 PROGRAM = """
 import json, sys, torch
 from pathlib import Path
 from tiny import config_in
 from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.step_samples import StepInputs
 from torch._dynamo.utils import counters
 torch.set_num_threads(1)
 runner = StageRunner(config_in(Path(sys.argv[1]), train={"compile": True}), 0)
-runner.begin(lambda number: (torch.zeros(2, 16, dtype=torch.long),) * 2, True, 1)
+runner.begin(StepInputs(lambda number: (torch.zeros(2, 16, dtype=torch.long),) * 2))
 runner.forward(0, 1, runner.forward(0, 0, None))
 print(json.dumps({name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")}))
 """
@@ -42,7 +44,7 @@ def test_a_spare_that_becomes_any_block_stage_compiles_nothing(tmp_path: Path, m
     graphs = counters["stats"]["unique_graphs"]
     assert graphs > 0
     for runner in (warm, StageRunner(config, 3)):
-        runner.begin(None, True, 1)
+        runner.begin(StepInputs())
         x = torch.randn(2, config.model.context, config.model.dim)
         runner.forward(0, 1, x)
         runner.backward(0, 1, x)

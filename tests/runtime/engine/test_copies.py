@@ -48,8 +48,8 @@ def test_copies_change_no_loss(recovery: dict[str, Any], config: Recipe) -> None
     keeping = engine_of(config(routing=routing, optim=CLOCKED, recovery=recovery))
     assert losses(keeping, 6) == losses(plain, 6)
     assert whole(keeping) == whole(plain)
-    assert (keeping.parcel_bytes > 0) == (recovery["strategy"] != "identity, checkpoint")
-    assert plain.parcel_bytes == 0
+    assert (keeping.copy_bytes > 0) == (recovery["strategy"] != "identity, checkpoint")
+    assert plain.copy_bytes == 0
 
 
 # ---- redundant
@@ -270,9 +270,9 @@ def test_copies_send_the_stated_bytes_and_headers(recovery: dict[str, Any], mess
     recipe = config(routing=SWAPPED, recovery=recovery)
     engine = engine_of(recipe)
     losses(engine, 3)
-    first = engine.parcel_bytes
+    first = engine.copy_bytes
     losses(engine, 6)
-    sent = (engine.parcel_bytes - first) / 6
+    sent = (engine.copy_bytes - first) / 6
     stated = sum(len(copy.sources) * cost.step_bytes for copy, cost in costs_of_copies(ResolvedRun(recipe)))
     tensors = 3 * max(len(runner.parameters) for runner in engine.runners.values()) + 3
     assert round(stated) <= sent <= round(stated) + 200 * tensors * messages

@@ -21,7 +21,7 @@ from planaria.models.llama_layers import mask_of
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.unused_settings import require_used
 from planaria.runtime.worker.runner import StageRunner
-from planaria.runtime.worker.step_samples import batches, learned_targets, masks
+from planaria.runtime.worker.step_samples import StepInputs, batches, learned_targets, masks
 
 SMALL = {"model": {"layers": 2, "context": 24}, "optim": {"clip": 0.0}}
 
@@ -86,7 +86,7 @@ def test_a_stage_that_routes_skip_takes_the_mean_over_the_targets_it_saw(tmp_pat
         """Of stage 1, if only these microbatches pass through it."""
         ends, block = (StageRunner(config, stage) for stage in (0, 1))
         for runner in (ends, block):
-            runner.begin(None if runner is block else batch, True, 4, apart, target_counts=counts)
+            runner.begin(StepInputs(None if runner is block else batch, True, 4, apart, target_counts=counts))
         for microbatch in range(4):
             x = ends.forward(microbatch, 0, None)
             if microbatch in microbatches:

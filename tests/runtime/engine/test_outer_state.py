@@ -21,6 +21,7 @@ from planaria.runtime.worker.exchange_round import RoundMember
 from planaria.runtime.worker.outer_state import OuterState, UpdateReport
 from planaria.runtime.worker.plan_execution import exchange_gradients
 from planaria.runtime.worker.runner import NonFinite, StageRunner
+from planaria.runtime.worker.step_samples import StepInputs
 
 MODEL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8)
 NODES = (1, 3, 5)
@@ -35,7 +36,7 @@ def runners(config: RunConfig, seed: int = 0) -> dict[int, StageRunner]:
     found = {}
     for node in NODES:
         found[node] = StageRunner(config, 1)
-        found[node].begin(None, train=True, microbatches=1)
+        found[node].begin(StepInputs(microbatches=1))
         generator = torch.Generator().manual_seed(100 * seed + node)
         shapes = {name: parameter.shape for name, parameter in found[node].parameters.items()}
         found[node].set_gradients({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})

@@ -37,7 +37,7 @@ def header(label: Label = FORWARD, shape: tuple[int, ...] = SHAPE, dtype: torch.
 @pytest.fixture
 def frames_in() -> ReceivedFrames:
     made = ReceivedFrames(Fp32(), SHAPE)
-    made.turn(5, 9)
+    made.advance(5, 9)
     return made
 
 
@@ -80,7 +80,7 @@ def test_a_neighbour_may_be_ahead(label: Label, generation: int, step: int, fram
     ahead = label._replace(generation=generation, step=step)
     frames_in.put(1, header(ahead), torch.ones(SHAPE))
     assert FrameId(1, label) not in frames_in
-    frames_in.turn(generation, step)
+    frames_in.advance(generation, step)
     assert FrameId(1, ahead) in frames_in
 
 
@@ -92,17 +92,17 @@ def test_frames_of_the_past_are_dropped(label: Label, frames_in: ReceivedFrames)
     frames_in.put(1, header(old), torch.ones(SHAPE))
     frames_in.put(1, header(old, shape=(7,)), torch.ones(7))  # of the past: not checked
     frames_in.put(1, header(label), torch.ones(SHAPE))
-    frames_in.turn(6, 9)  # a new generation repeats the step
+    frames_in.advance(6, 9)  # a new generation repeats the step
     assert frame not in frames_in
-    frames_in.turn(4, 0)
+    frames_in.advance(4, 0)
     assert frame not in frames_in and FrameId(1, old) not in frames_in, "dropped, not hidden"
 
 
 def test_an_untaken_state_is_dropped_with_its_generation(frames_in: ReceivedFrames) -> None:
     frames_in.put(1, header(State(2)), torch.ones(SHAPE))
-    frames_in.turn(5, 9)
+    frames_in.advance(5, 9)
     assert FrameId(1, State(2)) in frames_in
-    frames_in.turn(6, 9)
+    frames_in.advance(6, 9)
     assert FrameId(1, State(2)) not in frames_in
 
 
@@ -115,7 +115,7 @@ def test_other_shapes_and_types_are_refused(wrong: TensorHeader, frames_in: Rece
 
 def test_other_types_than_the_recipes_wire_are_refused() -> None:
     frames_in = ReceivedFrames(Bf16(), SHAPE)
-    frames_in.turn(5, 9)
+    frames_in.advance(5, 9)
     with pytest.raises(wire.WireError, match=r"activations here are torch.bfloat16 \[2, 3\]"):
         frames_in.put(1, header(), torch.zeros(SHAPE))
     frames_in.put(1, header(dtype=torch.bfloat16), torch.zeros(SHAPE, dtype=torch.bfloat16))
@@ -130,7 +130,7 @@ def test_kept_activations_are_converted_on_arrival() -> None:
         return payload + 1
 
     frames_in, past = ReceivedFrames(Fp32(), SHAPE, land), FORWARD._replace(step=8)
-    frames_in.turn(5, 9)
+    frames_in.advance(5, 9)
     for label in (FORWARD, past, GradientShare(5, 9)):
         frames_in.put(1, header(label), torch.zeros(SHAPE))
     with pytest.raises(wire.WireError, match="activations here are"):
@@ -156,7 +156,7 @@ def test_damaged_messages_of_a_codec_are_refused_or_bounded(chosen: str | Option
     codec = codec_for(model, pipeline)
     sound = codec.encode(torch.randn(shape), "forward", Visit(1, 2, 3), torch.tensor([[3, 299]]))
     frames_in, refused = ReceivedFrames(codec, shape), 0
-    frames_in.turn(1, 9)
+    frames_in.advance(1, 9)
     for microbatch in range(10_000):
         message = sound.clone()
         for _ in range(rng.randint(1, 4)):

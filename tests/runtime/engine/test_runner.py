@@ -13,6 +13,7 @@ from torch import Tensor
 from planaria.config.schema import RunConfig
 from planaria.models.state import StageState
 from planaria.runtime.worker.runner import NonFinite, StageRunner, add_new_gradients, detach_gradients
+from planaria.runtime.worker.step_samples import StepInputs
 
 MICROBATCHES = 2
 
@@ -25,7 +26,7 @@ def activations(config: RunConfig, seed: int) -> list[Tensor]:
 
 def one_step(runner: StageRunner, seed: int) -> float:
     """Do a block stage's part of a step on random activations and gradients; return the norm."""
-    runner.begin(None, train=True, microbatches=MICROBATCHES)
+    runner.begin(StepInputs(microbatches=MICROBATCHES))
     for i, x in enumerate(activations(runner.config, seed)):
         runner.forward(i, 1, x)
     for i, grad in enumerate(activations(runner.config, seed + 100)):
@@ -49,7 +50,7 @@ def copied(state: StageState) -> StageState:
 
 def test_activations_and_gradients_are_passed_on_without_their_graph(config: Recipe) -> None:
     runner = StageRunner(config(), 1)
-    runner.begin(None, train=True, microbatches=MICROBATCHES)
+    runner.begin(StepInputs(microbatches=MICROBATCHES))
     x = activations(runner.config, 1)[0]
     y = runner.forward(0, 1, x)
     assert (y.shape, y.requires_grad, x.requires_grad) == (x.shape, False, False)
@@ -75,7 +76,7 @@ def test_norms_before_and_after_clipping_are_kept(clip: float, config: Recipe) -
 
 def test_half_a_step_is_discarded_when_the_next_one_begins(config: Recipe) -> None:
     runner, other = StageRunner(config(), 1), StageRunner(config(), 1)
-    runner.begin(None, train=True, microbatches=MICROBATCHES)
+    runner.begin(StepInputs(microbatches=MICROBATCHES))
     for i, x in enumerate(activations(runner.config, 9)):
         runner.forward(i, 1, x)
     runner.backward(0, 1, activations(runner.config, 10)[0])
@@ -207,7 +208,7 @@ def test_a_copy_of_stage_0_follows_a_tied_table(config: Recipe) -> None:
     runner, twin = StageRunner(recipe, 0), StageRunner(recipe, 0)
     tokens = torch.arange(32).view(2, 16)
     for step in range(3):
-        runner.begin(lambda i: (tokens + i, tokens + i + 1), train=True, microbatches=1)
+        runner.begin(StepInputs(lambda i: (tokens + i, tokens + i + 1), microbatches=1))
         hidden = runner.forward(0, 0, None)
         runner.forward(0, 5, hidden)
         runner.backward(0, 0, runner.backward(0, 5, None))
@@ -222,7 +223,7 @@ def test_a_copy_of_stage_0_follows_a_tied_table(config: Recipe) -> None:
 def test_a_gradient_that_is_not_finite_is_named_and_not_committed(poison: float, config: Recipe) -> None:
     runner = trained(config())
     before = raw(runner.state())
-    runner.begin(None, train=True, microbatches=1)
+    runner.begin(StepInputs(microbatches=1))
     runner.forward(0, 1, activations(runner.config, 1)[0])
     runner.backward(0, 1, torch.full_like(activations(runner.config, 1)[0], poison))
     with pytest.raises(NonFinite, match=r"the gradient norm of stage 1 is (nan|inf); lower optim.lr"):
@@ -236,7 +237,7 @@ def test_stage_0_takes_data_and_returns_the_mean_loss(config: Recipe) -> None:
     recipe = config()
     runner = StageRunner(recipe, 0)
     tokens = torch.arange(32).view(2, 16)
-    runner.begin(lambda i: (tokens + i, tokens + i + 1), train=True, microbatches=MICROBATCHES)
+    runner.begin(StepInputs(lambda i: (tokens + i, tokens + i + 1), microbatches=MICROBATCHES))
     assert runner.loss is None
     hidden = [runner.forward(i, 0, None) for i in range(MICROBATCHES)]
     expected = []
@@ -252,7 +253,7 @@ def test_stage_0_takes_data_and_returns_the_mean_loss(config: Recipe) -> None:
 def test_a_validation_keeps_no_graph_and_has_no_norm(config: Recipe) -> None:
     runner = trained(config())
     before = raw(runner.state())
-    runner.begin(None, train=False, microbatches=1)
+    runner.begin(StepInputs(train=False, microbatches=1))
     runner.forward(0, 1, activations(runner.config, 1)[0])
     assert not runner._pending.outputs
     assert runner.finish() is None

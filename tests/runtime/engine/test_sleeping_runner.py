@@ -10,6 +10,7 @@ from tiny import Recipe
 
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.sleeping_runner import SleepingRunner, Slowness, slowdown_factor
+from planaria.runtime.worker.step_samples import StepInputs
 
 
 def test_a_sleeper_takes_its_time_and_returns_tensors_of_the_real_size(config: Recipe) -> None:
@@ -17,7 +18,7 @@ def test_a_sleeper_takes_its_time_and_returns_tensors_of_the_real_size(config: R
     runner = SleepingRunner(recipe, 1)
     runner.use_prices(1, ResolvedRun(recipe).prices)
     before = {name: p.detach().clone() for name, p in runner.parameters.items()}
-    runner.begin(None, train=True, microbatches=1)
+    runner.begin(StepInputs(microbatches=1))
     x = torch.zeros(recipe.pipeline.microbatch_size, recipe.model.context, recipe.model.dim)
     start = time.monotonic()
     out = runner.forward(0, 1, x)
@@ -35,7 +36,7 @@ def test_a_sleeper_takes_its_time_and_returns_tensors_of_the_real_size(config: R
 
 def test_a_sleeping_stage_0_needs_no_data(config: Recipe) -> None:
     runner = SleepingRunner(config(network={"emulate": True}), 0)
-    runner.begin(None, train=True, microbatches=1)
+    runner.begin(StepInputs(microbatches=1))
     hidden = runner.forward(0, 0, None)
     assert hidden is not None and runner.forward(0, 5, hidden) is None
     assert runner.loss == 0.0

@@ -27,7 +27,7 @@ from planaria.runtime.worker.control_link import Superseded
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.plan_execution import execute_plan
 from planaria.runtime.worker.runner import StageRunner
-from planaria.runtime.worker.step_samples import StepData
+from planaria.runtime.worker.step_samples import StepData, StepInputs
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class CodedSteps:
         """Prepare ``runner`` for a task."""
         batch, masks = _renumbered(data.batch, work.microbatches), _renumbered(data.masks, work.microbatches)
         counts = None if data.target_counts is None else data.target_counts.renumbered(work.microbatches)
-        runner.begin(batch, True, self.microbatches, masks, work.weights, counts)
+        runner.begin(StepInputs(batch, True, self.microbatches, masks, work.weights, counts))
 
     def part(self, sent: SentVector) -> int:
         """Return the number of a vector among all that a node may send in a step."""
@@ -101,7 +101,7 @@ class CodedSteps:
 
         :param vector: returns a vector sent by all nodes of its stage (:meth:`StageRunner.gradient_sums`).
         """
-        runner.begin(None, True, self.microbatches, target_counts=data.target_counts)
+        runner.begin(StepInputs(microbatches=self.microbatches, target_counts=data.target_counts))
         total = torch.zeros_like(runner.gradient_sums())
         for sent, coefficient in self.coding.decoding(counted):
             total.add_(vector(sent), alpha=coefficient)

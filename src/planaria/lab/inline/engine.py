@@ -29,7 +29,7 @@ from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.plan_execution import nodes_sharing_parameters
 from planaria.runtime.worker.recovery_copies import StageCopies, rebuild_inputs
 from planaria.runtime.worker.runner import StageRunner, sum_shares
-from planaria.runtime.worker.step_samples import StepData, batches, learned_targets, masks
+from planaria.runtime.worker.step_samples import StepData, StepInputs, batches, learned_targets, masks
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class InlineEngine:
         self.stage = self.resolved.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
         self.copies = {node: self._nothing_kept(node) for node in self.stage}
-        self.parcel_bytes = 0
+        self.copy_bytes = 0
         """Bytes of all messages that maintain copies, so far."""
         self.moved_bytes = 0
         """Bytes sent by donors to lost nodes, so far."""
@@ -173,7 +173,7 @@ class InlineEngine:
     def _recall(self, memory: MemorySnapshot, active: Arrangement) -> None:
         """Reset the nodes of ``active`` to the remembered step."""
         for node in active.stage:
-            self.runners[node].load(self.copies[node].remembered().state)
+            self.runners[node].load(self.copies[node].export_snapshot().state)
         self.step = memory.step
 
     def _rebuild(self, nodes: Sequence[int], plan: ChainPlan, alive: Arrangement) -> None:
@@ -200,7 +200,7 @@ class InlineEngine:
         if self.replicas is not None:
             self.replicas.rebuilt([node for node in rebuilt if node not in made])
         for node, (by, given) in made.items():
-            self.copies[node].restore(by, self.runners[node].state(), given, self.step)
+            self.copies[node].restore_copies(by, self.runners[node].state(), given, self.step)
         if self._memory is not None:
             restored = [node for node, (by, _) in made.items() if by == self._memory.by]
             self._memory = replace(self._memory, nodes=self._memory.nodes.union(restored))
@@ -251,10 +251,10 @@ class InlineEngine:
         for node, copies in self.copies.items():
             if node in self.skipped:
                 continue
-            send = copies.before if moment == "before" else copies.after
-            for host, parcel, message in send(self.step, self.runners[node]):
-                self.parcel_bytes += message.nbytes
-                self.copies[host].take(self.step, parcel, message)
+            send = copies.messages_before_step if moment == "before" else copies.messages_after_gradient
+            for host, message_id, message in send(self.step, self.runners[node]):
+                self.copy_bytes += message.nbytes
+                self.copies[host].take(self.step, message_id, message)
 
     def _agree(self, active: Arrangement) -> None:
         """Sum each stage's gradients over its nodes as workers do; several replicas use their exchange."""
@@ -277,7 +277,7 @@ class InlineEngine:
                 batch = self.replicas.read(node, batch, self.step)
             if train and targets is not None:
                 targets = targets.at(node, plan, self.resolved.arrangement, self.resolved.lockstep)
-            runner.begin(
+            step = StepInputs(
                 None if self.stage[node] else batch,
                 train,
                 own,
@@ -285,13 +285,14 @@ class InlineEngine:
                 target_counts=targets,
                 first_sample=first_sample,
             )
+            runner.begin(step)
             self.copies[node].begin(samples.masks)
 
-        def passed(action: Action, out: Tensor) -> None:
+        def observe(action: Action, out: Tensor) -> None:
             if train:
-                self.copies[action.node].passed(action, out)
+                self.copies[action.node].observe_forward(action, out)
 
-        carry_out(plan, self.runners, passed)
+        carry_out(plan, self.runners, observe)
 
     def _carry_out_rounds(self, rounds: InlineRounds, stream: Stream, first_sample: int) -> None:
         samples = self._data(stream, first_sample, rounds.microbatches)

@@ -75,8 +75,8 @@ class ErasureCode:
 
         Checks that need the fewest further reads come first; elimination over all remaining shards is last.
         """
-        missing = self._known(lost)
-        requested = missing if wanted is None else self._known(wanted) & missing
+        missing = self._validated(lost)
+        requested = missing if wanted is None else self._validated(wanted) & missing
         order = self._by_checks(missing, requested)
         order += [shard for shard in range(self.shards) if shard not in missing and shard not in order]
         coefficients = solve_in_columns(self.generator[:, order], self.generator[:, sorted(requested)])
@@ -90,7 +90,7 @@ class ErasureCode:
         :raises LossError: if the shards read do not suffice.
         :raises ValueError: for an invalid shard number, or shards of unequal lengths.
         """
-        order, requested = sorted(self._known(reads)), sorted(self._known(wanted))
+        order, requested = sorted(self._validated(reads)), sorted(self._validated(wanted))
         rows = [_bytes(reads[shard]) for shard in order]
         if len({shard.size for shard in rows}) > 1:
             raise ValueError(f"shards of unequal lengths: {_list(shard.size for shard in rows)} bytes; pad them")
@@ -101,9 +101,9 @@ class ErasureCode:
             )
         return dict(zip(requested, combine(coefficients, rows, rows[0].size if rows else 0), strict=True))
 
-    def _known(self, numbers: Collection[int]) -> set[int]:
-        if strange := [number for number in numbers if not 0 <= number < self.shards]:
-            raise ValueError(f"shards {_list(strange)}: there are {self.shards}")
+    def _validated(self, numbers: Collection[int]) -> set[int]:
+        if invalid := [number for number in numbers if not 0 <= number < self.shards]:
+            raise ValueError(f"shards {_list(invalid)}: there are {self.shards}")
         return set(numbers)
 
     def _by_checks(self, lost: set[int], requested: set[int]) -> list[int]:

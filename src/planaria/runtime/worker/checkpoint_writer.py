@@ -175,7 +175,7 @@ class Saver:
         self._finish_last()
         return self._write(part, state, "save")
 
-    def save_beside(self, part: CheckpointPart, state: StageState) -> e.Span:
+    def save_in_background(self, part: CheckpointPart, state: StageState) -> e.Span:
         """Copy the part and write the copy in a thread; return the span of the copy.
 
         ``state`` may change after the return. Both the copy and the write are reported.

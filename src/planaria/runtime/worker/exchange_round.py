@@ -150,11 +150,11 @@ class RoundMember:
         outer, weighing = self.outer, self.outer.exchange.weighing
         if weighing is None:
             return {}
-        update = self._counted_own(me) if peer is None else _update_of_parts(self._received[peer])
+        update = self._accepted_own_update(me) if peer is None else _update_of_parts(self._received[peer])
         self._weighed |= weighing.decoded_values(outer.settled, {replica: update})
         return dict(weighing.products(outer.settled, self._weighed, me, [replica])[replica])
 
-    def _counted_own(self, me: int) -> Update:
+    def _accepted_own_update(self, me: int) -> Update:
         """Return the update of ``me`` that counts: the one it sent, even if corrupted, unless others reject it."""
         assert self._own is not None
         sent, codec = self._sent.get(me, self._own), self.outer.exchange.codec(self.outer.settled)
@@ -215,7 +215,7 @@ class RoundMember:
         rule = outer.exchange.after_rejecting(0, counted.append, weighed)
         outer.publisher.received(updates, rule.codec(outer.settled), outer.settled.rounds)
         if contributes:
-            updates[me] = self._counted_own(me) if peers else self._own
+            updates[me] = self._accepted_own_update(me) if peers else self._own
         spread = rule.spread(outer.settled, updates)
         fast, outer.settled = rule.settle(outer.settled, runner.state().weights, updates, me)
         runner.set_weights(fast)

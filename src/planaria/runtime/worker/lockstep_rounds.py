@@ -59,7 +59,7 @@ class LockstepRounds:
             }
             self._settled = before, messages.round_member.settle(before, messages.assignment.number, peers, runner)
 
-    def committed(self) -> tuple[int, SettledRound] | None:
+    def take_settled(self) -> tuple[int, SettledRound] | None:
         """Return and clear the round that the committed step settled."""
         settled, self._settled = self._settled, None
         return settled

@@ -33,7 +33,7 @@ class WorkerGauge:
         self._waited: defaultdict[int, float] = defaultdict(float)
         self._transits: defaultdict[int, list[float]] = defaultdict(list)
 
-    def stepped(
+    def add_step(
         self,
         step: int,
         seconds: float,

@@ -26,14 +26,14 @@ from planaria.runtime.worker.exchange_round import RoundMember
 from planaria.runtime.worker.links import WorkerLinks
 from planaria.runtime.worker.outer_state import UpdateReport
 from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
-from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
+from planaria.runtime.worker.recovery_copies import CopyMessageId, StageCopies
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.setup import Setup
 
-_TIMES = 3
+_TIMEOUT_IN_STEPS = 3
 """maximum wait for one message, in step durations"""
-_REMEMBERED = 16
-"""steps; the load of a machine changes"""
+_STEP_HISTORY = 16
+"""steps whose maximum duration sets the time-out; the load of a machine changes"""
 
 
 class WaitTimeout:
@@ -47,7 +47,7 @@ class WaitTimeout:
         """seconds of one forward, backward and update when the worker started"""
         self._floor_s = floor_s
         self._actions = 1
-        self._steps: deque[float] = deque(maxlen=_REMEMBERED)
+        self._steps: deque[float] = deque(maxlen=_STEP_HISTORY)
 
     def expect(self, actions: int) -> None:
         """Set the number of actions in the next step, over all workers."""
@@ -62,7 +62,7 @@ class WaitTimeout:
         """The current time-out."""
         # A forward and a backward pass are two actions.
         step_s = max(self._steps) if self._steps else self.warm_s * self._actions / 2
-        return max(self._floor_s, _TIMES * step_s)
+        return max(self._floor_s, _TIMEOUT_IN_STEPS * step_s)
 
 
 _PASSES: dict[Kind, wire.Pass] = {"forward": FrameContent.FORWARD, "backward": FrameContent.BACKWARD}
@@ -125,7 +125,7 @@ class PeerMessages:
         self.first_pass = 0
         self._step_began = time.monotonic()
         self.waited = {}
-        self.frames_in.turn(self.assignment.generation, step)
+        self.frames_in.advance(self.assignment.generation, step)
 
     def unassign(self) -> None:
         """Clear the assignment."""
@@ -146,35 +146,39 @@ class PeerMessages:
 
     def handle(self, item: Any) -> None:
         """Process an item from the inbox. Items of an older generation are ignored."""
+        if isinstance(item, FrameArrived | EdgeOpened | EdgeFailed) and not self.links.is_current(item.edge):
+            return  # of an older generation
         match item:
-            case FrameArrived(edge=edge) | EdgeOpened(edge=edge) | EdgeFailed(edge=edge) if not self.links.is_current(
-                edge
-            ):
-                return  # of an older generation
             case Donate() | BeginRound():
                 self.follow(item)
             case Commit() | Settle():
                 self.on_repeated(item)
             case OpenPrefetchLinks() if self.assignment.is_ours(item):
                 self.open_prefetch_links(item)
-            case FrameArrived(edge=edge, header=header, payload=payload) if edge in self.links.round_edges.values():
-                self._receive_update(edge, header, payload)
-            case FrameArrived(edge=edge, header=header, payload=payload):
-                try:
-                    self.frames_in.put(edge.spec.peer, header, payload)
-                except WireError as error:
-                    self.assignment.report_broken(edge.spec.peer, str(error))
-            case EdgeOpened(edge=edge):
-                self.links.opened.add(edge)
-            case EdgeFailed(edge=edge, detail=detail, received_invalid_frame=strange) if (
-                edge in self.links.round_edges.values()
-            ):
-                if strange:
-                    self._refuse(edge, detail)
-                return  # a wait for its update ends by time-out
-            case EdgeFailed(edge=edge):
-                self._broken[edge] = item
-                self._report_broken(item)
+            case FrameArrived():
+                self._on_frame(item)
+            case EdgeOpened():
+                self.links.opened.add(item.edge)
+            case EdgeFailed():
+                self._on_edge_failed(item)
+
+    def _on_frame(self, frame: FrameArrived) -> None:
+        edge = frame.edge
+        if edge in self.links.round_edges.values():
+            self._receive_update(edge, frame.header, frame.payload)
+            return
+        try:
+            self.frames_in.put(edge.spec.peer, frame.header, frame.payload)
+        except WireError as error:
+            self.assignment.report_broken(edge.spec.peer, str(error))
+
+    def _on_edge_failed(self, failure: EdgeFailed) -> None:
+        """Report a broken edge; on an edge of a round, the wait for the peer's update ends by time-out instead."""
+        if failure.edge not in self.links.round_edges.values():
+            self._broken[failure.edge] = failure
+            self._report_broken(failure)
+        elif failure.received_invalid_frame:
+            self._refuse(failure.edge, failure.detail)
 
     def _report_broken(self, broken: EdgeFailed) -> None:
         spec = broken.edge.spec
@@ -308,31 +312,33 @@ class PeerMessages:
             shares = self.collect([FrameId(node, label) for node in nodes], "the gradient of {}")
             if like is None:
                 return shares
-            wrong = {
+            invalid = {
                 n for n, flat in zip(nodes, shares, strict=True) if (flat.shape, flat.dtype) != (like.shape, like.dtype)
             }
-            for node in sorted(wrong):
+            for node in sorted(invalid):
                 self.assignment.report_broken(node, f"its gradient is not {list(like.shape)} numbers")
-            taken = [] if wrong else shares
+            taken = [] if invalid else shares
         return taken
 
     def report(self, update: UpdateReport, round: int, first: bool) -> None:
-        """Report what a node found of updates; ``first``: this is the first node of its stage."""
+        """Report this node's results on updates to the controller; ``first``: it is the first node of its stage."""
         for kind, fields in update.facts(first):
             self.assignment.report(kind, round=round, **fields)
 
-    def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:
+    def send_copy(self, host: int, message_id: CopyMessageId, flat: Tensor) -> None:
         """Send a copy's message to its host; messages sent before the step have a lower priority."""
-        self.links.edges[host].send(self._copy_message(parcel), flat, later=parcel.moment == "before")
+        self.links.edges[host].send(self._copy_label(message_id), flat, later=message_id.moment == "before")
 
-    def take_parcels(self, copies: StageCopies) -> None:
+    def receive_copies(self, copies: StageCopies) -> None:
         """Wait for this step's messages to the copies kept here, and store them."""
         for edge in self.links.edges.values():
             edge.flush_deferred()
         expected = copies.expects(self.assignment.step)
-        frames = [FrameId(parcel.source, self._copy_message(parcel)) for parcel in expected]
-        for parcel, flat in zip(expected, self.collect(frames, "the copy messages of {}"), strict=True):
-            copies.take(self.assignment.step, parcel, flat)
+        frames = [FrameId(message_id.source, self._copy_label(message_id)) for message_id in expected]
+        for message_id, flat in zip(expected, self.collect(frames, "the copy messages of {}"), strict=True):
+            copies.take(self.assignment.step, message_id, flat)
 
-    def _copy_message(self, parcel: Parcel) -> wire.CopyMessage:
-        return wire.CopyMessage(self.assignment.generation, self.assignment.step, parcel.slot, _MOMENTS[parcel.moment])
+    def _copy_label(self, message_id: CopyMessageId) -> wire.CopyMessage:
+        return wire.CopyMessage(
+            self.assignment.generation, self.assignment.step, message_id.slot, _MOMENTS[message_id.moment]
+        )

@@ -21,8 +21,8 @@ from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.received_frames import FrameId
 from planaria.runtime.worker.runner import StageRunner, sum_shares
 
-Passed = Callable[[Action, Tensor], None]
-"""called with each action and its output"""
+OnOutput = Callable[[Action, Tensor], None]
+"""called with each action whose output is sent, and the output"""
 
 
 class ReadyAction(NamedTuple):
@@ -33,7 +33,7 @@ class ReadyAction(NamedTuple):
 
 
 def execute_plan(
-    plan: StepPlan, messages: PeerMessages, runner: StageRunner, spans: list[Span], passed: Passed | None = None
+    plan: StepPlan, messages: PeerMessages, runner: StageRunner, spans: list[Span], on_output: OnOutput | None = None
 ) -> None:
     """Run the actions of this worker's node, and append a span for each to ``spans``.
 
@@ -45,7 +45,7 @@ def execute_plan(
     )
     while todo:
         task = _first_ready(todo, done, messages)
-        _act(task, messages, runner, spans, passed)
+        _act(task, messages, runner, spans, on_output)
         done.add(task.action.key)
         todo.remove(task)
 
@@ -72,7 +72,7 @@ def _first_ready(todo: list[ReadyAction], done: set[Key], messages: PeerMessages
 
 
 def _act(
-    task: ReadyAction, messages: PeerMessages, runner: StageRunner, spans: list[Span], passed: Passed | None
+    task: ReadyAction, messages: PeerMessages, runner: StageRunner, spans: list[Span], on_output: OnOutput | None
 ) -> None:
     action, control_link = task.action, messages.control_link
     control_link.set_activity(action.kind, messages.assignment.step, action.microbatch, action.hop)
@@ -85,8 +85,8 @@ def _act(
     if action.target is not None:
         assert out is not None
         messages.send(action, out)
-        if passed is not None:
-            passed(action, out)
+        if on_output is not None:
+            on_output(action, out)
     if control_link.reports_timings:
         end = time.monotonic()
         spans.append(Span(action=action.kind, microbatch=action.microbatch, hop=action.hop, start=start, end=end))

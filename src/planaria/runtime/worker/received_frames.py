@@ -44,7 +44,7 @@ class ReceivedFrames:
         """with the generation and step of each"""
         self._now = 0, 0
 
-    def turn(self, generation: int, step: int) -> None:
+    def advance(self, generation: int, step: int) -> None:
         """Advance to ``step`` of ``generation``, and drop stale frames."""
         self._now = generation, step
         self._frames = {frame: entry for frame, entry in self._frames.items() if entry[0] >= self._now}

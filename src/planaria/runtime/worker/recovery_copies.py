@@ -1,7 +1,7 @@
 """Copies of stages that workers keep for recovery strategies.
 
-In each step both engines call :meth:`StageCopies.before`, :meth:`StageCopies.after` and, once all expected messages
-have arrived, :meth:`StageCopies.commit` or :meth:`StageCopies.drop`.
+In each step both engines call :meth:`StageCopies.messages_before_step`, :meth:`StageCopies.messages_after_gradient`
+and, once all expected messages have arrived, :meth:`StageCopies.commit` or :meth:`StageCopies.drop`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Copy, Holder, Moment, RebuildInputs, RestoredHolder, Sender
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.runner import StageRunner
-from planaria.runtime.worker.step_samples import Masks
+from planaria.runtime.worker.step_samples import Masks, StepInputs
 
 log = logging.getLogger(__name__)
 MakeRunner = Callable[[RunConfig, int, bool], StageRunner]
 """(config, stage, whether to draw initial weights) → a runner of the kind that the engine uses"""
 
 
-class Parcel(NamedTuple):
-    """A message of a copy: ``slot`` is the copy's index in the chain's slots, ``source`` the sending node."""
+class CopyMessageId(NamedTuple):
+    """Which message of a copy: ``slot`` is the copy's index in the chain's slots, ``source`` the sending node."""
 
     slot: int
     source: int
@@ -71,7 +71,7 @@ class _Original:
 
     def twin(self) -> StageRunner:
         runner = self.make(self.config, self.stage, False)
-        runner.begin(None, train=True, microbatches=self.config.pipeline.microbatches, masks=self.masks)
+        runner.begin(StepInputs(microbatches=self.config.pipeline.microbatches, masks=self.masks))
         return runner
 
 
@@ -119,8 +119,8 @@ class StageCopies:
         assert self._masks is not None, "a pass outside of any step"
         return self._masks(microbatch)
 
-    def before(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
-        """Yield messages to send at the start of ``step``: (host, parcel, bytes)."""
+    def messages_before_step(self, step: int, runner: StageRunner) -> Iterator[tuple[int, CopyMessageId, Tensor]]:
+        """Yield messages to send at the start of ``step``: (host, id, bytes)."""
         if not self._senders:
             return
         state = runner.state()
@@ -129,17 +129,17 @@ class StageCopies:
             if message is not None and self._placed[number].host == self.node:
                 self._holders[number].take(step, self._stage[self.node], "before", message)
             elif message is not None:
-                yield self._placed[number].host, Parcel(number, self.node, "before"), message
+                yield self._placed[number].host, CopyMessageId(number, self.node, "before"), message
 
-    def passed(self, action: Action, out: Tensor) -> None:
-        """Process an ``action`` of this node and its output."""
+    def observe_forward(self, action: Action, out: Tensor) -> None:
+        """Show the output of this node's ``action`` to the holders of the stage that receives it."""
         if action.kind == "forward" and action.target is not None:
             for number, holder in self._holders.items():
                 if self._stage[action.target] in self._chain.slots[number].copy.sources:
                     holder.on_forward_output(action.microbatch, out)
 
-    def after(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
-        """Yield messages to send once the gradient of ``step`` is complete: (host, parcel, bytes)."""
+    def messages_after_gradient(self, step: int, runner: StageRunner) -> Iterator[tuple[int, CopyMessageId, Tensor]]:
+        """Yield messages to send once the gradient of ``step`` is complete: (host, id, bytes)."""
         if not self._senders:
             return
         gradients = runner.gradients()
@@ -149,21 +149,21 @@ class StageCopies:
         for number, sender in self._senders.items():
             message = sender.message_after_gradient(step, state, gradients)
             if message is not None:
-                yield self._placed[number].host, Parcel(number, self.node, "after"), message
+                yield self._placed[number].host, CopyMessageId(number, self.node, "after"), message
 
-    def expects(self, step: int) -> list[Parcel]:
+    def expects(self, step: int) -> list[CopyMessageId]:
         """Return the messages of ``step`` that this worker must receive before it is ready."""
         return [
-            Parcel(number, source, moment)
+            CopyMessageId(number, source, moment)
             for number, holder in self._holders.items()
             for moment in holder.expects(step)
             for source in self._placed[number].sources
             if source != self.node
         ]
 
-    def take(self, step: int, parcel: Parcel, message: Tensor) -> None:
+    def take(self, step: int, message_id: CopyMessageId, message: Tensor) -> None:
         """Store an expected message."""
-        self._holders[parcel.slot].take(step, self._stage[parcel.source], parcel.moment, message)
+        self._holders[message_id.slot].take(step, self._stage[message_id.source], message_id.moment, message)
 
     def commit(self, step: int) -> None:
         for side in self._active_sides:
@@ -184,7 +184,7 @@ class StageCopies:
         """Step of the snapshot that this worker retains; -1: none."""
         return -1 if self._own is None else self._own[1].retained
 
-    def remembered(self) -> SnapshotPart:
+    def export_snapshot(self) -> SnapshotPart:
         """Return this worker's part of the retained snapshot."""
         assert self._own is not None
         own_slot, holder = self._own
@@ -201,8 +201,8 @@ class StageCopies:
         holders = (holder for holder in self._all_holders.values() if isinstance(holder, RestoredHolder))
         return all(holder.intact() for holder in holders)
 
-    def recall(self, part: SnapshotPart) -> None:
-        """Restore a part of a snapshot from :meth:`remembered`."""
+    def import_snapshot(self, part: SnapshotPart) -> None:
+        """Retain a part of a snapshot from :meth:`export_snapshot`."""
         assert self._own is not None
         self._own[1].load(part.state, part.step)
         for number, _ in self._kept_by(self._chain.slots[self._own[0]].by):
@@ -212,7 +212,7 @@ class StageCopies:
                 cast(RestoredHolder, self._all_holders[number]).load(StageState(parities), part.step)
                 log.info("restored copy %d from the snapshot of step %d", number, part.step)
 
-    def restore(self, by: str, state: StageState, donated: Mapping[int, StageState], step: int) -> None:
+    def restore_copies(self, by: str, state: StageState, donated: Mapping[int, StageState], step: int) -> None:
         """Restore the copies for the strategy ``by`` after this stage was rebuilt as ``state`` of ``step``, if
         possible.
         """

@@ -22,7 +22,7 @@ from planaria.models.state import StageState
 from planaria.pipeline.codecs.base import Leg, Visit
 from planaria.pipeline.codecs.registry import codec_for
 from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
-from planaria.runtime.worker.step_samples import Batch, Masks, StepInputs, TargetCounts, to_device
+from planaria.runtime.worker.step_samples import StepInputs, to_device
 
 
 class NonFinite(Exception):
@@ -76,19 +76,10 @@ class StageRunner:
         self._step = StepInputs()
         self._pending = PendingStep()
 
-    def begin(
-        self,
-        batch: Batch | None,
-        train: bool,
-        microbatches: int,
-        masks: Masks | None = None,
-        weights: Sequence[float] | None = None,
-        target_counts: TargetCounts | None = None,
-        first_sample: int = 0,
-    ) -> None:
-        """Start a step or a validation of ``microbatches``; the parameters are fields of :class:`StepInputs`."""
+    def begin(self, step: StepInputs) -> None:
+        """Start a step or a validation."""
         self.drop()
-        self._step = StepInputs(batch, train, microbatches, masks, weights, target_counts, first_sample)
+        self._step = step
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
         """Run one forward pass on the message ``x``, and return the message with the activation.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from planaria.models.llama_stages import stage_layers
 from planaria.pipeline.codecs.base import LEGS, Leg, Shape, Visit, WireCodec
 from planaria.pipeline.network.costs import MessageCosts
 from planaria.runtime.worker.runner import StageRunner
-from planaria.runtime.worker.step_samples import Batch
+from planaria.runtime.worker.step_samples import StepInputs
 
 
 def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
@@ -90,8 +89,8 @@ class SleepingRunner(StageRunner):
         else:
             self._slowness = self._slowness or Slowness(self.config, replica, interval_s)
 
-    def begin(self, batch: Batch | None, train: bool, microbatches: int, *further: Any, **named: Any) -> None:
-        super().begin(batch, train, microbatches, *further, **named)
+    def begin(self, step: StepInputs) -> None:
+        super().begin(step)
         for parameter in self.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
 
@@ -150,7 +149,7 @@ def device_memory(config: RunConfig) -> int:
 
 def _pass(config: RunConfig, runner: StageRunner) -> None:
     mask = document_mask(torch.zeros(runner.shape[:2]), separator=-1)
-    runner.begin(None, True, 1, (lambda _: mask) if config.data.document_mask else None)
+    runner.begin(StepInputs(masks=(lambda _: mask) if config.data.document_mask else None))
     runner.forward(0, 1, _zeros(runner.codec, runner.shape, "forward"))
     runner.backward(0, 1, _zeros(runner.codec, runner.shape, "backward"))
 

@@ -39,44 +39,44 @@ class SnapshotWriter:
     def __init__(self, folder: MemoryFolder, part: str) -> None:
         """``part``: the name of this part of the run."""
         self._folder, self._run_part = folder, part
-        self._wanted: tuple[SnapshotLabel, SnapshotPart] | None = None
-        self._news = threading.Condition()
-        self._written = -1, -1
+        self._pending: tuple[SnapshotLabel, SnapshotPart] | None = None
+        self._changed = threading.Condition()
+        self._last_queued = -1, -1
         """node and step of the last snapshot handed to the thread"""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
         self._thread.start()
 
-    def rolled_back(self) -> None:
+    def write_again(self) -> None:
         """Write the retained snapshot again under the new generation, for workers that have joined since."""
-        self._written = -1, -1
+        self._last_queued = -1, -1
 
     def write_new(self, copies: StageCopies, generation: int) -> None:
         """Write the retained snapshot if it is new. Call it after each commit of this generation."""
         newest = copies.node, copies.retained
-        if copies.retained < 0 or newest == self._written:
+        if copies.retained < 0 or newest == self._last_queued:
             return
-        self._written = newest
-        with self._news:
+        self._last_queued = newest
+        with self._changed:
             label = SnapshotLabel(part=self._run_part, generation=generation, step=copies.retained)
-            self._wanted = label, copies.remembered()
-            self._news.notify()
+            self._pending = label, copies.export_snapshot()
+            self._changed.notify()
 
     def close(self) -> None:
         """Finish the write in progress and stop."""
-        with self._news:
+        with self._changed:
             self._closed = True
-            self._news.notify()
+            self._changed.notify()
         self._thread.join()
 
     def _work(self) -> None:
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._closed or self._wanted is not None)
-                wanted, self._wanted = self._wanted, None
-            if self._closed or wanted is None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._pending is not None)
+                snapshot, self._pending = self._pending, None
+            if self._closed or snapshot is None:
                 return
-            label, part = wanted
+            label, part = snapshot
             try:
                 self._folder.write(part.stage, label, part.state, part.parities)
             except OSError as error:

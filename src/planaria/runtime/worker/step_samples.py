@@ -114,7 +114,7 @@ class StepInputs:
     """Inputs of a step or validation."""
 
     batch: Batch | None = None
-    """data of the ends"""
+    """the microbatches' tokens and targets, at the ends"""
     train: bool = True
     microbatches: int = 1
     masks: Masks | None = None

@@ -42,7 +42,7 @@ class TakeoverTimes:
         return f"transfer {self.transfer_s:.3f} s ({self.transfer_bytes} bytes), rebuild {self.rebuild_s:.3f} s"
 
 
-def described(source: d.Source) -> str:
+def describe_source(source: d.Source) -> str:
     """Return the source of a state for logs, such as ``rebuild by=checkfree donors=[1, 3]``."""
     fields = dict(source)
     return " ".join([fields.pop("origin"), *(f"{name}={value}" for name, value in fields.items())])
@@ -111,7 +111,7 @@ class Takeover:
     copies: StageCopies | None
     rounds: int
     """settled exchange rounds of its replica"""
-    lost: StageRunner | None = None
+    lost_runner: StageRunner | None = None
     """the lost worker's runner, for controls such as the oracle"""
     make_runner: MakeRunner = new_runner
     """makes a runner with initial weights"""
@@ -122,7 +122,6 @@ class Takeover:
         :raises UserError: if a checkpoint cannot be read.
         :raises MemoryDamaged: if a retained snapshot has changed.
         """
-        start, assignment = time.monotonic(), self.messages.assignment
         match source:
             case d.Keep():
                 return TakenState(self.runner)
@@ -131,20 +130,11 @@ class Takeover:
             case d.Rebuild() | d.Handover():
                 return self._receive(source)
             case d.Recall():
-                part = self._recall(source)
-                return TakenState(self.runner, TakeoverTimes(rebuild_s=time.monotonic() - start), part=part)
+                return self._load_snapshot(source)
             case d.Fresh():
-                outer: Mapping[str, Tensor] = {}
-                self.runner.release()
-                self.runner = self.make_runner(self.setup.config, assignment.stage, True)
-            case d.Load(folder=folder):
-                self.messages.control_link.set_activity("read", assignment.step)
-                self._fit_runner()
-                state = StageFiles(self.setup, assignment.worker).read(folder, assignment.stage, assignment.number)
-                self.runner.load(state)
-                outer = state.outer
-        self.messages.round_member.begin(outer, self.runner, self.rounds)
-        return TakenState(self.runner, TakeoverTimes(rebuild_s=time.monotonic() - start))
+                return self._start_fresh()
+            case d.Load():
+                return self._load_checkpoint(source)
 
     def form_copies(self, form: d.Form, me: d.Member, taken: TakenState) -> StageCopies:
         """Return the worker's copies in the new formation, with the state that was ``taken``."""
@@ -152,29 +142,47 @@ class Takeover:
         if copies is None or not isinstance(me.source, d.Keep):
             copies = StageCopies(self.run, me.node, self.run.column(form.replica), self.make_runner)
         if taken.donated and isinstance(me.source, d.Rebuild):
-            copies.restore(me.source.by, taken.runner.state(), taken.donated, form.step)
+            copies.restore_copies(me.source.by, taken.runner.state(), taken.donated, form.step)
         if taken.part is not None:
-            copies.recall(taken.part)
+            copies.import_snapshot(taken.part)
         replaced = {member.node for member in form.members if not isinstance(member.source, d.Keep)}
         copies.formed(replaced, self.messages.assignment.absent)
         return copies
 
-    def _recall(self, recall: d.Recall) -> SnapshotPart:
+    def _start_fresh(self) -> TakenState:
+        """Make a runner with initial weights."""
+        start = time.monotonic()
+        self.runner.release()
+        self.runner = self.make_runner(self.setup.config, self.messages.assignment.stage, True)
+        self.messages.round_member.begin({}, self.runner, self.rounds)
+        return TakenState(self.runner, TakeoverTimes(rebuild_s=time.monotonic() - start))
+
+    def _load_checkpoint(self, source: d.Load) -> TakenState:
+        """Load the stage from a checkpoint."""
+        start, assignment = time.monotonic(), self.messages.assignment
+        self.messages.control_link.set_activity("read", assignment.step)
+        self._fit_runner()
+        state = StageFiles(self.setup, assignment.worker).read(source.folder, assignment.stage, assignment.number)
+        self.runner.load(state)
+        self.messages.round_member.begin(state.outer, self.runner, self.rounds)
+        return TakenState(self.runner, TakeoverTimes(rebuild_s=time.monotonic() - start))
+
+    def _load_snapshot(self, recall: d.Recall) -> TakenState:
         """Load this worker's part of a snapshot, from memory or from its predecessor's file."""
-        assignment = self.messages.assignment
+        start, assignment = time.monotonic(), self.messages.assignment
         self.messages.control_link.set_activity("read", assignment.step)
         self._fit_runner()
         stage, copies = assignment.stage, self.copies
         if copies is not None and copies.node == assignment.node and copies.retained == recall.step:
             _require_intact(copies)
-            part = copies.remembered()
+            part = copies.export_snapshot()
         elif recall.file is None:
             reason = f"its worker does not hold the snapshot of step {recall.step}; resume the run"
             raise UserError(f"stage {stage}: {reason}")
         else:
             part = SnapshotPart(stage, recall.step, *MemoryFolder(self.setup.folder).read(stage, recall.file))
         self.runner.load(part.state)
-        return part
+        return TakenState(self.runner, TakeoverTimes(rebuild_s=time.monotonic() - start), part=part)
 
     def _receive(self, source: d.Rebuild | d.Handover) -> TakenState:
         """Wait for the donors' states, and load the state or let the recovery strategy rebuild it."""
@@ -182,7 +190,7 @@ class Takeover:
         self._fit_runner()
         start = time.monotonic()
         donors = source.donors if isinstance(source, d.Rebuild) else [d.PREDECESSOR]
-        stages, flats = [assignment.stage_of(node) for node in donors], self._received(donors)
+        stages, flats = [assignment.stage_of(node) for node in donors], self._collect_states(donors)
         arrived = time.monotonic()
         messages.control_link.set_activity("rebuild", assignment.step)
         states = {stage: unpack(flat) for stage, flat in zip(stages, flats, strict=True)}
@@ -193,8 +201,8 @@ class Takeover:
             states = {}
         else:
             inputs = rebuild_inputs(self.run.config, assignment.stage, assignment.step)
-            if self.lost is not None:
-                inputs = replace(inputs, before=self.lost.state())
+            if self.lost_runner is not None:
+                inputs = replace(inputs, before=self.lost_runner.state())
             strategy = self.run.recovery.strategies[source.by]
             self.runner.load(strategy.rebuild(assignment.stage, states, inputs))
         messages.links.end_transfers()
@@ -205,13 +213,13 @@ class Takeover:
 
     def _catch_up(self, source: d.CatchUp) -> TakenState:
         """Wait for another replica's outer state, and take over the rounds that this one missed."""
-        start, (flat,) = time.monotonic(), self._received(source.donors)
+        start, (flat,) = time.monotonic(), self._collect_states(source.donors)
         arrived = time.monotonic()
         self.messages.round_member.catch_up(unpack(flat).outer, self.runner, self.rounds)
         self.messages.links.end_transfers()
         return TakenState(self.runner, TakeoverTimes(arrived - start, flat.nbytes, time.monotonic() - arrived))
 
-    def _received(self, donors: Sequence[int]) -> list[Tensor]:
+    def _collect_states(self, donors: Sequence[int]) -> list[Tensor]:
         """Wait for the packed states of these nodes."""
         messages, assignment = self.messages, self.messages.assignment
         messages.control_link.set_activity("receive state", assignment.step)

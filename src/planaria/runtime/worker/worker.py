@@ -32,14 +32,14 @@ from planaria.runtime.worker.lockstep_rounds import LockstepRounds, rounds_by
 from planaria.runtime.worker.measurements import WorkerGauge, peaks
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.plan_execution import combine_gradients, execute_plan
-from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
+from planaria.runtime.worker.recovery_copies import CopyMessageId, StageCopies
 from planaria.runtime.worker.runner import NonFinite, StageRunner
 from planaria.runtime.worker.setup import Setup
 from planaria.runtime.worker.sleeping_runner import SleepingRunner, device_memory, new_runner
 from planaria.runtime.worker.snapshots import snapshot_writer
-from planaria.runtime.worker.step_samples import RunSamples, StepData
+from planaria.runtime.worker.step_samples import RunSamples, StepData, StepInputs
 from planaria.runtime.worker.step_work import OwnLoop, step_work
-from planaria.runtime.worker.takeover import MemoryDamaged, Takeover, described, donate, transfer
+from planaria.runtime.worker.takeover import MemoryDamaged, Takeover, describe_source, donate, transfer
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class Worker:
         self.messages.assign(me.node, form)
         takeover = Takeover(
             self.setup, self.resolved, self.messages, self.runner, self.copies, self._rounds_at(form),
-            lost=self._last_runners.get(me.node), make_runner=self._make_runner,
+            lost_runner=self._last_runners.get(me.node), make_runner=self._make_runner,
         )  # fmt: skip
         # A donor may itself be new in its stage; donors are never rebuilt, so this cannot deadlock.
         taken = takeover.take(me.source)
@@ -188,13 +188,13 @@ class Worker:
         if isinstance(self.runner, SleepingRunner):
             self.runner.use_prices(self.resolved.position(me.node), self.resolved.prices)
         if form.goes_back and self.snapshots is not None:
-            self.snapshots.rolled_back()
+            self.snapshots.write_again()
         donate(self.resolved, self.messages, form, self.runner, self.copies)
         links = self.messages.links
         self.messages.wait_for(lambda: links.unopened, "the edge to {}")
         link_s = time.monotonic() - start - timing.transfer_s - timing.rebuild_s
         self.assignment.report(e.Linked, link_s=link_s, **asdict(timing))
-        formed = form.generation, form.outcome, described(me.source), timing, link_s
+        formed = form.generation, form.outcome, describe_source(me.source), timing, link_s
         log.info("formed generation %d (%s), state: %s; %s, edges %.3f s", *formed)
 
     def _rounds_at(self, form: d.Form) -> int:
@@ -224,10 +224,11 @@ class Worker:
                 target_counts = target_counts.at(
                     self.assignment.node, plan, self.assignment.present, self.resolved.lockstep
                 )
-            self.runner.begin(
+            step = StepInputs(
                 data.batch, train, microbatches, data.masks,
                 target_counts=target_counts, first_sample=data.first_sample,
             )  # fmt: skip
+            self.runner.begin(step)
         if self.copies is not None:
             self.copies.begin(data.masks)
         spans: list[e.Span] = []
@@ -248,7 +249,7 @@ class Worker:
         """Measure a step, and report when a report is due."""
         arrived = self.messages.links.newly_arrived()
         waited, read = self.messages.waited, self.control_link.reading.step_s
-        if measured := self.gauge.stepped(self.assignment.step, seconds, spans, waited, arrived, read):
+        if measured := self.gauge.add_step(self.assignment.step, seconds, spans, waited, arrived, read):
             self.assignment.report(e.WorkerMeasurements, **measured)
 
     def _emulate_delay(self, round: int) -> None:
@@ -265,24 +266,24 @@ class Worker:
         """Run this stage's part of a training step and send its copies; return the gradient's norm."""
         step, copies = self.assignment.step, self.copies
         assert copies is not None
-        self._send_copies(copies.before(step, self.runner), spans)
+        self._send_copies(copies.messages_before_step(step, self.runner), spans)
         if self.step_work is not None:
             self.step_work.run(self.messages, self.runner, data, spans, self._emulate_delay)
         else:
-            execute_plan(plan, self.messages, self.runner, spans, copies.passed)
+            execute_plan(plan, self.messages, self.runner, spans, copies.observe_forward)
             combine_gradients(self.config, self.messages, self.runner, spans)
         norm = self.runner.finish()
-        self._send_copies(copies.after(step, self.runner), spans)
-        self.messages.take_parcels(copies)
+        self._send_copies(copies.messages_after_gradient(step, self.runner), spans)
+        self.messages.receive_copies(copies)
         if self._lockstep is not None:
             self._lockstep.run(self.messages, self.runner)
         return norm
 
-    def _send_copies(self, parcels: Iterable[tuple[int, Parcel, Tensor]], spans: list[e.Span]) -> None:
+    def _send_copies(self, messages: Iterable[tuple[int, CopyMessageId, Tensor]], spans: list[e.Span]) -> None:
         """Send copies of this stage to the nodes that keep them."""
         start, any_sent = time.monotonic(), False
-        for parcel in parcels:
-            self.messages.send_parcel(*parcel)
+        for message in messages:
+            self.messages.send_copy(*message)
             any_sent = True
         if any_sent:
             spans.append(e.Span(action="copy", start=start, end=time.monotonic()))
@@ -306,7 +307,7 @@ class Worker:
         self.copies.commit(order.step)
         first = self.assignment.node == min(self.assignment.present.peers(self.assignment.node))
         self.messages.report(self.messages.round_member.outer.commit(), order.step, first)
-        if self._lockstep is not None and (settled := self._lockstep.committed()) is not None:
+        if self._lockstep is not None and (settled := self._lockstep.take_settled()) is not None:
             self._report_round(*settled, first)
         self._repeated.report_commit(order)
         log.debug("committed")
@@ -361,7 +362,7 @@ class Worker:
             folder, assignment.stage, assignment.worker, assignment.node, order.generation, order.step, index, keeps
         )
         log.info("saving %s for the checkpoint of step %d", keeps, order.step)
-        span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
+        span = (self._saver.save_in_background if order.background else self._saver.save)(part, state)
         self._report_work([span])
 
     def _injector(self) -> InjectedFaults:
