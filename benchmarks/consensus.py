@@ -232,7 +232,7 @@ class Table:
     """
 
     run = "0" * 32
-    unsettled = False
+    may_be_overruled = False
 
     def __init__(self, me: str) -> None:
         self.me, self.published, self.others = me, {}, list[Any]()

@@ -33,7 +33,7 @@ from planaria.recovery.stream import stream
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.prediction.copy_costs import costs_of_copies, settle
+from planaria.runtime.prediction.copy_costs import costs_of_copies, resolve_best_options
 from planaria.runtime.resolved_config import ResolvedRun
 
 STAGES, SKIP, STEPS = 4, 3, 12
@@ -128,7 +128,7 @@ def _recipe(given: Namespace, name: str, bandwidth: float, options: dict[str, ob
     passes = {"forward_s": [0.0] + [given.pass_s] * STAGES, "backward_s": [0.0] + [2 * given.pass_s] * STAGES}
     network = {**passes, "bandwidth": bandwidth, "emulate": True, "hourly": 0.1}
     config = _config(f"snapshots-{name}", (384, 1056, 32), STAGES, 8, steps, network=network, recovery=recovery)
-    return settle(config)
+    return resolve_best_options(config)
 
 
 def _steps(given: Namespace, link: str, bandwidth: float) -> list[Row]:

@@ -32,7 +32,7 @@ class Command:
         run = partial(_be_planaria, [str(word) for word in words], dict(os.environ))
         self._child = spawner.spawner().spawn("planaria", run, _PRELOAD, [out, errors], cwd=cwd)
         try:
-            self.pid = self._child.started(_START_S)
+            self.pid = self._child.wait_until_started(_START_S)
         except OSError:
             self.close()
             raise

@@ -210,12 +210,12 @@ def test_a_signal_interrupts_the_preparations(
     """Fetching files and importing modules may take minutes."""
     began = time.monotonic()
 
-    def settled(*_: object) -> Workplace:
+    def fetching(*_: object) -> Workplace:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(600)
         raise AssertionError("not interrupted")
 
-    monkeypatch.setattr("planaria.runtime.engine.join.local_workplace", settled)
+    monkeypatch.setattr("planaria.runtime.engine.join.local_workplace", fetching)
     assert exit_code("join", run) == 0
     assert capfd.readouterr().out.endswith("starting workers\nleft\n")
     assert time.monotonic() - began < 300

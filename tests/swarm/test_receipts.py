@@ -317,7 +317,7 @@ def test_members_of_a_round_have_joined_and_not_left() -> None:
 def test_found_messages_stay_and_open_ones_are_read_again() -> None:
     one = PeerIdentity.fresh()
     first = RoundMessages({}, ("b", one.peer), {"c": "forged", "d": "not JSON", "e": "not readable"})
-    assert {*first.open} == {"b", "d", "e", one.peer} and first.settled == {"c": "forged"}
+    assert {*first.open} == {"b", "d", "e", one.peer} and first.refused_permanently == {"c": "forged"}
     message = rollouts(one)
     later = first.updated(RoundMessages({one.peer: message}, ("b",), {"d": "replayed", "e": "not JSON"}))
     assert later.found == {one.peer: message} and {*later.open} == {"b", "e"}

@@ -55,7 +55,7 @@ def plan(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
     """
     board = _Board(flows, network, [None] * len(flows))
     board.place(range(len(flows)))
-    board.settle()
+    board.improve_fully()
     return board.assignment
 
 
@@ -135,7 +135,7 @@ class _Board:
         """Make one move or swap that lowers loads, if there is any."""
         return any(self._move(n) for n in self._hottest_first()) or self._swap()
 
-    def settle(self) -> None:
+    def improve_fully(self) -> None:
         """Make moves and swaps until none lowers loads."""
         while sum([self._move(n) for n in self._hottest_first()]) or self._swap():
             pass

@@ -79,17 +79,17 @@ def test_a_machine_uses_the_runs_folder_if_it_sees_it_and_fetches_otherwise(tmp_
     (home / "run").mkdir(parents=True)
     with served(config_in(home)) as (setup, address):
 
-        def settle(one: Setup, cwd: Path = home) -> Workplace:
+        def workplace_of(one: Setup, cwd: Path = home) -> Workplace:
             return local_workplace(one, cwd, cache, lambda line: None, address, "n1")
 
         run = replace(setup, folder=home / "run", sign="this one")
         publish_run_address(run.folder, address, setup.key, "this one")
-        seen = settle(run)
+        seen = workplace_of(run)
         assert of(seen) == run and (seen.cwd, seen.scratch) == (home, None)
-        assert settle(run, home / "gone").cwd == run.folder and not cache.exists()
+        assert workplace_of(run, home / "gone").cwd == run.folder and not cache.exists()
 
         def fetches(one: Setup) -> None:
-            place = settle(one)
+            place = workplace_of(one)
             own = of(place)
             assert own.files == address and own.dataset == cache / setup.dataset.name
             assert own.folder.parent == cache / JOINED and own.folder.name.endswith("-n1")

@@ -29,7 +29,7 @@ def gpus(*gigabytes: int) -> tuple[Device, ...]:
     return tuple(Device(f"GPU-{number}", size * GB) for number, size in enumerate(gigabytes))
 
 
-def settled(workers: int, devices: tuple[Device, ...]) -> dict[Name, str]:
+def assigned_devices(workers: int, devices: tuple[Device, ...]) -> dict[Name, str]:
     """Return the devices of ``workers`` workers that started one after the other."""
     homes: dict[Name, str] = {}
     for number in range(workers):
@@ -38,17 +38,17 @@ def settled(workers: int, devices: tuple[Device, ...]) -> dict[Name, str]:
 
 
 def test_workers_get_a_device_each_the_largest_first() -> None:
-    assert list(settled(8, gpus(*[80] * 8)).values()) == [f"GPU-{number}" for number in range(8)]
-    assert list(settled(3, gpus(24, 80, 24)).values()) == ["GPU-1", "GPU-0", "GPU-2"]
+    assert list(assigned_devices(8, gpus(*[80] * 8)).values()) == [f"GPU-{number}" for number in range(8)]
+    assert list(assigned_devices(3, gpus(24, 80, 24)).values()) == ["GPU-1", "GPU-0", "GPU-2"]
 
 
 def test_a_restarted_worker_gets_a_free_device_else_that_of_its_dead_process() -> None:
     """The kernel may take a moment to end a process; sharing a living worker's device would be permanent."""
-    homes = settled(8, gpus(*[80] * 8))
+    homes = assigned_devices(8, gpus(*[80] * 8))
     free = homes.pop(("w5", 1))
     assert device_of("w5", gpus(*[80] * 8), homes) == free
-    assert device_of("w1", gpus(80, 80, 80), settled(2, gpus(80, 80, 80))) == "GPU-2", "w1 may be frozen"
-    homes = settled(3, gpus(80, 80, 80))
+    assert device_of("w1", gpus(80, 80, 80), assigned_devices(2, gpus(80, 80, 80))) == "GPU-2", "w1 may be frozen"
+    homes = assigned_devices(3, gpus(80, 80, 80))
     assert device_of("w1", gpus(80, 80, 80), homes) == homes["w1", 1]
 
 

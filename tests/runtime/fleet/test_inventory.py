@@ -152,7 +152,7 @@ class Unforked:
         self.runs.append(run.args)
         self.folders.add(cwd)
         child = WorkerProcess(name)
-        child.settle(os.getpid())
+        child.record_start(os.getpid())
         return child
 
 

@@ -56,7 +56,7 @@ class Scene:
     def join(self, workers: int = 2) -> WorkerLine:
         line = self.ask_to_join(workers)
         assert isinstance(receive(line), joining.Welcome)
-        send(line, joining.Settled())
+        send(line, joining.MachineReady())
         count = len([n for n in self.notices if isinstance(n, Joined)])
         self.until(lambda: len([n for n in self.notices if isinstance(n, Joined)]) > count)
         return line
@@ -96,7 +96,7 @@ def test_a_machine_gets_the_setup_and_starts_workers_on_request(scene: Scene) ->
     assert receive(line) == joining.Welcome(host="g1", setup='{"setup": 1}', cwd=str(Path.cwd()))
     scene.poll()
     assert not scene.notices, "no workers before it has checked the folders"
-    send(line, joining.Settled())
+    send(line, joining.MachineReady())
     scene.until(lambda: bool(scene.of_kind(Joined)))
     assert scene.of_kind(Joined) == [Joined("g1", 3, "a [31m machine")], "control characters are replaced"
     scene.spawn("w7", "g1")
@@ -131,7 +131,7 @@ def test_a_failed_start_of_its_own_worker_counts_as_an_exit(scene: Scene) -> Non
     assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "no memory")]
 
 
-def test_a_machine_that_leaves_before_it_has_settled_is_ignored(scene: Scene) -> None:
+def test_a_machine_that_leaves_before_it_is_ready_is_ignored(scene: Scene) -> None:
     line = scene.ask_to_join()
     assert isinstance(receive(line), joining.Welcome)
     send(line, joining.Departing(detail="SIGTERM"))
@@ -166,7 +166,7 @@ def test_a_silent_machine_is_lost_and_one_that_sends_heartbeats_is_not(scene: Sc
 @pytest.mark.parametrize(
     "messages",
     [[b"{"], [b'{"kind": "root"}'], [b'{"kind": "join", "called": "x", "version": "1", "workers": 100000}'],
-     [joining.Settled().model_dump_json().encode()], [b"[" * 100_000],
+     [joining.MachineReady().model_dump_json().encode()], [b"[" * 100_000],
      [b'{"kind":"departing","detail":"' + b"x" * 300 + b'"}']],
 )  # fmt: skip
 def test_an_invalid_message_ends_only_its_connection(scene: Scene, messages: list[bytes]) -> None:
@@ -282,7 +282,7 @@ def test_a_machine_returns_with_its_worker_and_stays(led_elsewhere: Scene) -> No
     scene.fleet.send("w1", b"first")
     line = come_back(scene, "g1")
     assert receive(line).host == "g1"
-    send(line, joining.Settled())
+    send(line, joining.MachineReady())
     worker = call(scene.guests.address, scene.guests.key, "w1", 1)
     scene.fleet.send("w1", b"second")
     deadline = time.monotonic() + START_S + 2.0

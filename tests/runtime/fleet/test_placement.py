@@ -85,7 +85,7 @@ class Pretended:
         elif method == "facts":
             version = "0.0.1" if pool.node in self.old else planaria.__version__
             answer.set_result(NodeFacts(version, ""))
-        elif method == "settle":
+        elif method == "fetch_files":
             answer.set_result("no room" if pool.node in self.full else "")
         else:
             if method == "signal":

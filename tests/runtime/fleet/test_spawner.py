@@ -165,7 +165,7 @@ def test_a_cancelled_start_does_not_happen(tmp_path: Path) -> None:
     unwanted.signal(signal.SIGKILL)
     assert unwanted.join(60.0) and not started.exists()
     ends = spawner().spawn("ends", partial(sys.exit, 3))
-    assert (ends.started(60.0), ends.join(60.0), ends.exitcode) == (ends.pid, 3, 3)
+    assert (ends.wait_until_started(60.0), ends.join(60.0), ends.exitcode) == (ends.pid, 3, 3)
     ends.signal(signal.SIGKILL)  # its id may be another's by now
 
 
@@ -179,7 +179,7 @@ def test_slow_imports_fail_all_waiting_starts_at_once(tmp_path: Path, monkeypatc
     why = r"not imported what workers need within 0\.5 s .*raise fleet\.start_timeout_s"
     for child in waiting[1:]:
         with pytest.raises(OSError, match=why):
-            child.started(60.0)
+            child.wait_until_started(60.0)
     patient = spawner().spawn("w7", partial(sys.exit, 0), ["slow_to_import"], start_s=600.0)
     patient.kill(600.0)  # returns at once: it has not started
     assert time.monotonic() - began < 18 * 0.5, "as long as three attempts for each would take"
@@ -232,7 +232,7 @@ BREAKING = """
     spawner.fork_server(["breaks"])
     child = spawner.spawner().spawn("child", partial(sys.exit, 0), ["breaks"])
     try:
-        child.started(60.0)
+        child.wait_until_started(60.0)
         print(child.join(60.0))
     except OSError as error:
         print(error)

@@ -140,8 +140,8 @@ def choose(
         for name, scheme in candidate_schemes(n, most_delay)
         if microbatches is None or microbatches % scheme.chunks(n) == 0 or name == "none"
     ]
-    ranked = tuple(sorted(candidates, key=lambda update: (update.seconds + update.error, update.load)))
-    none = next(update for update in ranked if update.name == "none")
+    ranked = tuple(sorted(candidates, key=lambda candidate: (candidate.seconds + candidate.error, candidate.load)))
+    none = next(candidate for candidate in ranked if candidate.name == "none")
     best = ranked[0] if ranked[0].seconds < (1 - WORTH) * none.seconds else none
     if always := slow_always(profile, slow):
         return _no_case(profile, ranked, none, best, always, slow, window)

@@ -111,9 +111,9 @@ def section(record: RunRecord) -> Iterator[str]:
     parts = [page.chart(finish_figure(rounds, coding), "stragglers")]
     if (chosen := schemes(record)) is not None:
         rows = [
-            [str(update).partition(":")[0], f"{1e3 * update.seconds:.1f}", f"{update.load:.3f}", f"{update.vectors}",
-             f"{update.microbatches}"]
-            for update in chosen.candidates[:12]
+            [str(candidate).partition(":")[0], f"{1e3 * candidate.seconds:.1f}", f"{candidate.load:.3f}",
+             f"{candidate.vectors}", f"{candidate.microbatches}"]
+            for candidate in chosen.candidates[:12]
         ]  # fmt: skip
         note = f"Time that each scheme would have taken with these delays, fastest first: {chosen.why}."
         parts += [page.subheading("Other schemes"), page.note(note), page.table("schemes", HEAD, rows, numbers_from=1)]

@@ -47,7 +47,7 @@ from planaria.runtime.custom_classes import own_classes
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.prepare import epochs, streams
-from planaria.runtime.prediction.copy_costs import costs_of_copies, settle, step_bytes_and_memory
+from planaria.runtime.prediction.copy_costs import costs_of_copies, resolve_best_options, step_bytes_and_memory
 from planaria.runtime.resolved_config import ResolvedRun
 
 REPORT, NUMBERS = "report.html", "comparison.json"
@@ -303,7 +303,7 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) 
     A replica gets the same share of the clock recipe's microbatches as the arm has of those of ``base``.
     """
     if not comparison.clock:
-        return settle(arm.config)
+        return resolve_best_options(arm.config)
     recipe_file = path.parent / comparison.clock
     clock = recipe.load(recipe_file if recipe_file.is_file() else Path(comparison.clock), {}, "train", "compare")
     if clock.pipeline.stages != arm.config.pipeline.stages:
@@ -322,4 +322,6 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) 
         )
     pipeline = clock.pipeline.model_copy(update={"microbatches": count})
     names = ("routing", "recovery", "exchange", "checkpoint")
-    return settle(clock.model_copy(update={"pipeline": pipeline} | {name: getattr(arm.config, name) for name in names}))
+    return resolve_best_options(
+        clock.model_copy(update={"pipeline": pipeline} | {name: getattr(arm.config, name) for name in names})
+    )

@@ -263,7 +263,7 @@ class _Stay:
         notify(f"joined {setup.config.name} as {visit.welcome.host}; starting workers")
         if not visit.reach.reachable:
             notify("others cannot connect to this machine; it connects to them, or through the controller")
-        if wrong := self._pool.settle():
+        if wrong := self._pool.fetch_files():
             raise UserError(wrong)
         self._pool.warm_up()
 

@@ -25,7 +25,7 @@ from planaria.recovery.codes import read_code
 from planaria.runtime.engine.config_checks import check, read_faults
 from planaria.runtime.engine.starting_weights import require_tokenizer, starting_weights, weight_warnings
 from planaria.runtime.engine.unused_settings import require_used, without_effect
-from planaria.runtime.prediction.copy_costs import settle
+from planaria.runtime.prediction.copy_costs import resolve_best_options
 from planaria.runtime.prediction.memory import fitted_here
 from planaria.runtime.resolved_config import ResolvedRun
 
@@ -114,7 +114,7 @@ def with_absolute_paths(config: RunConfig, recipe: Path | None) -> RunConfig:
 
     :raises UserError: if the schedule is invalid or does not match the recipe, or the code file cannot be read.
     """
-    config = settle(with_code_embedded(config, recipe))
+    config = resolve_best_options(with_code_embedded(config, recipe))
     config = config.model_copy(update={"data": resolved(config.data)})
     if config.chaos.trace is not None and (file := relative_to_recipe(recipe, config.chaos.trace)) != Path(
         config.chaos.trace

@@ -197,9 +197,9 @@ class JoinedMachines:
                 machine.called = printable(message.called)
                 machine.room = message.workers or self._info.workers_per_replica
                 self._let_in(machine, message)
-            case joining.Settled() if machine.joined:
+            case joining.MachineReady() if machine.joined:
                 pass  # it has returned
-            case joining.Settled() if machine.room:
+            case joining.MachineReady() if machine.room:
                 machine.joined = True
                 self._queue.put(Joined(machine.host, machine.room, machine.called))
             case joining.Started(worker=worker, incarnation=incarnation):

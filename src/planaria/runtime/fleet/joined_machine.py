@@ -127,7 +127,7 @@ class RunMembership:
         :param is_led_elsewhere: a silent run is lost only if this returns that it has another controller. It is called
             until one is found, the connection breaks, or the controller is heard again, as after a short partition.
         """
-        self._send(joining.Settled())
+        self._send(joining.MachineReady())
         notify(JOINED)
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         leaving, silence = "", HeartbeatMonitor[str](joining.BEAT_S, silence_s / joining.BEAT_S)

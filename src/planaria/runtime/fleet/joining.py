@@ -144,10 +144,10 @@ class JoinRequest(Message):
     """its name in the run, if it was a machine of a former controller; its workers return too"""
 
 
-class Settled(Message):
+class MachineReady(Message):
     """The machine is ready to start workers."""
 
-    kind: Literal["settled"] = "settled"
+    kind: Literal["machine_ready"] = "machine_ready"
 
 
 class Beat(Message):
@@ -219,7 +219,7 @@ class Goodbye(Message):
     """whether it should reconnect at once, since the run restarts"""
 
 
-FromMachine = JoinRequest | Settled | Beat | Started | Failed | Departing | Strike
+FromMachine = JoinRequest | MachineReady | Beat | Started | Failed | Departing | Strike
 ToMachine = Welcome | Start | Signal | Beat | Goodbye
 FROM_MACHINE: TypeAdapter[FromMachine] = TypeAdapter(Annotated[FromMachine, Field(discriminator="kind")])
 TO_MACHINE: TypeAdapter[ToMachine] = TypeAdapter(Annotated[ToMachine, Field(discriminator="kind")])

@@ -102,8 +102,8 @@ class Placement:
             self._open(node)
         for node, node_facts in self._answers("facts", patience_s):
             require_suitable(node, node_facts, self._needs)
-        for node, unsettled in self._answers("settle", _FETCH_S):
-            require_files(node, unsettled)
+        for node, failure in self._answers("fetch_files", _FETCH_S):
+            require_files(node, failure)
         self._thread.start()
 
     # ---- called by the controller's thread
@@ -230,7 +230,7 @@ class Placement:
         try:
             if isinstance(answer, NodeFacts):
                 require_suitable(name, answer, self._needs)
-                self._ask(pool, "settle", then=partial(self._check_node, node, pool))
+                self._ask(pool, "fetch_files", then=partial(self._check_node, node, pool))
             else:
                 require_files(name, answer)
         except UserError as error:

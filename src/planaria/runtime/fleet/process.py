@@ -90,7 +90,7 @@ class WorkerProcess:
         """None until it has started"""
         self.failure = ""
         """why it could not be started"""
-        self._guarded, self._settled = threading.Lock(), threading.Event()
+        self._guarded, self._start_recorded = threading.Lock(), threading.Event()
         self._code: int | None = None
         self._due: list[int] = []
 
@@ -102,12 +102,12 @@ class WorkerProcess:
                 self._code = _exit_code(self.pid)
             return self._code
 
-    def started(self, patience_s: float | None = None) -> int:
+    def wait_until_started(self, patience_s: float | None = None) -> int:
         """Wait until it has started; return the process id.
 
         :raises OSError: if it fails to start, or takes longer than ``patience_s``.
         """
-        if not self._settled.wait(patience_s):
+        if not self._start_recorded.wait(patience_s):
             raise TimeoutError(f"{self.name} has not been started within {patience_s:g} s")
         if self.pid is None:
             raise OSError(f"{self.name} could not be started: {self.failure}")
@@ -129,7 +129,7 @@ class WorkerProcess:
             time.sleep(_LOOK_S)
         return code
 
-    def settle(self, pid: int | None, failure: str = "") -> None:
+    def record_start(self, pid: int | None, failure: str = "") -> None:
         """Record its start, or why it failed (``pid = None``)."""
         with self._guarded:
             self.pid, self.failure = pid, failure
@@ -137,7 +137,7 @@ class WorkerProcess:
             due, self._due = self._due, []
         for number in due:
             self.signal(number)
-        self._settled.set()
+        self._start_recorded.set()
 
     def kill(self, patience_s: float) -> None:
         """Kill the process and wait for its end; if it has not started, kill it at its start, without waiting."""

@@ -92,7 +92,7 @@ class ProcessPool:
         """device of each worker"""
         self._found = inventory() if orders.needs.cuda else NO_INVENTORY
         self._spawner = spawner()
-        self._settling = threading.Lock()
+        self._preparing = threading.Lock()
         self._workplace: Workplace | None = None
         self.address = orders.address
         """of the controller that leads, which new workers call"""
@@ -104,10 +104,10 @@ class ProcessPool:
         """Return the facts of this node."""
         return facts(self._found)
 
-    def settle(self) -> str:
+    def fetch_files(self) -> str:
         """Find or fetch the run's files; return why that failed; empty if it succeeded."""
         try:
-            self._settled()
+            self._prepared_workplace()
         except UserError as error:
             return str(error)
         return ""
@@ -127,7 +127,7 @@ class ProcessPool:
         """
         orders = self._orders
         try:
-            workplace = self._settled()
+            workplace = self._prepared_workplace()
         except UserError as error:
             raise OSError(str(error)) from None
         with self._guarded:
@@ -142,7 +142,7 @@ class ProcessPool:
                 f"planaria {worker}.{incarnation}", run, orders.preload, cwd=workplace.cwd, start_s=orders.start_s
             )
             self._children[worker, incarnation], self._homes[worker, incarnation] = child, device
-        return child.started()
+        return child.wait_until_started()
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
         """Send a signal; do nothing if the worker has ended."""
@@ -171,10 +171,10 @@ class ProcessPool:
             shutil.rmtree(self._workplace.scratch, ignore_errors=True)
         self._scratch.cleanup()
 
-    def _settled(self) -> Workplace:
+    def _prepared_workplace(self) -> Workplace:
         """Return the workplace; UserError if the run's files are unavailable."""
         orders = self._orders
-        with self._settling:
+        with self._preparing:
             if self._workplace is None:
                 self._workplace = orders.prepare_workplace(orders.address, orders.machine)
                 self._spawner.prepare(orders.preload)

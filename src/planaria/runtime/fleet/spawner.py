@@ -61,7 +61,7 @@ class _Task:
 
     def fail(self, failure: str) -> None:
         if self.child is not None:
-            self.child.settle(None, failure)
+            self.child.record_start(None, failure)
         for fd in self.fds:  # the reader of the other end sees it close
             os.close(fd)
 
@@ -147,7 +147,7 @@ class _Server:
         for look in count(1):
             if wait([line], min(_LOOK_S, limit_s)):
                 return
-            doing, waited = activity(self._process.started()), look * min(_LOOK_S, limit_s)
+            doing, waited = activity(self._process.wait_until_started()), look * min(_LOOK_S, limit_s)
             late = waited > limit_s * (_BUSY_TIMES if doing == "busy" else 1)
             if late and not self._ready:
                 raise _NotReadyError(
@@ -197,7 +197,7 @@ def _forked(control_socket: socket.socket, preload: frozenset[str]) -> WorkerPro
 
 def _as_child(pid: int) -> WorkerProcess:
     server = WorkerProcess("planaria forks")
-    server.settle(pid)
+    server.record_start(pid)
     return server
 
 
@@ -274,7 +274,7 @@ class Spawner:
                     unimported = ""
                 if task.child is not None:
                     with adopting():
-                        server.fork(task.request, task.fds, task.child.settle)
+                        server.fork(task.request, task.fds, task.child.record_start)
                 return ""
             except OSError as error:
                 if isinstance(error, TimeoutError | _NotImportedError) and self._server is not None:

@@ -60,7 +60,7 @@ def start_supervisor(
     theirs.close()
     process = spawner().spawn("planaria supervisor", partial(main, supervisor), work.preload, [handle])
     try:
-        process.started(config.start_timeout_s)
+        process.wait_until_started(config.start_timeout_s)
         if not ours.poll(config.start_timeout_s):
             raise TimeoutError(f"no answer within {config.start_timeout_s:g} s")
         ours.recv_bytes(16)

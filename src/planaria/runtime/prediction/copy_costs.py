@@ -88,7 +88,7 @@ def copies_stated(run: ResolvedRun) -> list[str]:
     return lines
 
 
-def settle(config: RunConfig) -> RunConfig:
+def resolve_best_options(config: RunConfig) -> RunConfig:
     """Return the recipe with numbers in place of 'best' in its recovery options.
 
     :raises UserError: if an option is invalid, or has no best value for this recipe.

@@ -150,9 +150,9 @@ def fitted_here(config: RunConfig) -> tuple[RunConfig, str]:
     :raises UserError: if the settings do not fit into its memory.
     """
     if config.train.device != "cuda":
-        settled = _settled(config, False)
-        require_room(settled, own_workers(settled), NO_INVENTORY, free_memory())
-        return settled, ""
+        resolved = _resolve_recompute(config, False)
+        require_room(resolved, own_workers(resolved), NO_INVENTORY, free_memory())
+        return resolved, ""
     return fit_to_memory(config, devices_of(config), own_workers(config))
 
 
@@ -222,7 +222,7 @@ def fit_to_memory(config: RunConfig, devices: Inventory, workers: int) -> tuple[
     :raises UserError: if the given settings do not fit.
     """
     if not devices.devices:
-        return _settled(config, False), ""
+        return _resolve_recompute(config, False), ""
     room = min(device.memory for device in devices.devices)
     crowd, replicas = (
         max(homes_of(devices, workers).values(), default=0),
@@ -243,11 +243,11 @@ def _choices(config: RunConfig, devices: int) -> Iterator[RunConfig]:
     flowing = [count for count in counts if count is None or count > devices or count == pipeline.in_flight]
     for recompute, allowed in ((False, flowing), (True, flowing), (True, counts)) if automatic else ((None, counts),):
         for count in allowed:
-            settled = _settled(config, recompute)
-            yield settled.model_copy(update={"pipeline": pipeline.model_copy(update={"in_flight": count})})
+            resolved = _resolve_recompute(config, recompute)
+            yield resolved.model_copy(update={"pipeline": pipeline.model_copy(update={"in_flight": count})})
 
 
-def _settled(config: RunConfig, recompute: bool | None) -> RunConfig:
+def _resolve_recompute(config: RunConfig, recompute: bool | None) -> RunConfig:
     """Return ``config`` with a decision in place of ``train.recompute = "auto"``."""
     if config.train.recompute != "auto" or recompute is None:
         return config

@@ -53,18 +53,20 @@ class RoundMessages:
         ]
 
     @property
-    def settled(self) -> dict[str, str]:
+    def refused_permanently(self) -> dict[str, str]:
         """Permanently refused peers: their messages are complete, and messages are never replaced."""
         return {peer: why for peer, why in self.refused.items() if why not in _MAY_STILL_COME}
 
     @property
     def open(self) -> tuple[str, ...]:
         """Peers whose message is missing or may still be incomplete."""
-        return (*self.missing, *(self.refused.keys() - self.settled.keys()))
+        return (*self.missing, *(self.refused.keys() - self.refused_permanently.keys()))
 
     def updated(self, later: RoundMessages) -> RoundMessages:
         """Merge a later read of the open peers."""
-        return RoundMessages(self.found | later.found, later.missing, self.settled | later.refused, self.arrival_s)
+        return RoundMessages(
+            self.found | later.found, later.missing, self.refused_permanently | later.refused, self.arrival_s
+        )
 
     def timed(self, elapsed_s: float) -> RoundMessages:
         """Set the arrival time of the new messages to ``elapsed_s``."""

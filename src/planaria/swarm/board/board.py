@@ -242,7 +242,7 @@ class Board:
             seen = seen.updated(self.gather(round, seen.open))
             elapsed = self._clock() - began
             seen = seen.timed(elapsed)
-            match decide(everyone, seen.found.keys(), seen.settled.keys(), elapsed, terms):
+            match decide(everyone, seen.found.keys(), seen.refused_permanently.keys(), elapsed, terms):
                 case Decision.CLOSE:
                     return seen
                 case Decision.STALLED:

@@ -159,7 +159,7 @@ class PeerBoard:
         return None
 
     @property
-    def unsettled(self) -> bool:
+    def may_be_overruled(self) -> bool:
         """Whether a pending certificate may still send this peer back."""
         return bool(self._uncertified)
 

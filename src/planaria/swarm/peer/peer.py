@@ -136,7 +136,7 @@ class Peer:
             done, number = number, self.recovery.roll_back_if_overruled(number)
             if number != done:
                 self.draws.forget()
-            if (last or kept) and number == done and not self.board.unsettled:
+            if (last or kept) and number == done and not self.board.may_be_overruled:
                 self.board.receipts.publish_receipt("weights", number, weights_digest(self.policy.module))
 
     def round(self, number: int) -> None:

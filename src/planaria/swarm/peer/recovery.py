@@ -80,7 +80,7 @@ class PeerRecovery:
 
     def remember(self, number: int) -> None:
         """Before learning from round ``number``: keep a state to return to, while a certificate is pending."""
-        if self._board.unsettled and self._before is None:
+        if self._board.may_be_overruled and self._before is None:
             self._before = StateBefore(number, self._learners, self._defence.state())
 
     def roll_back_if_overruled(self, number: int) -> int:
@@ -90,7 +90,7 @@ class PeerRecovery:
         if back is not None and self._before is not None:
             self._before.restore(self._learners)
             self._defence.load_state(self._before.memory)
-        if not self._board.unsettled:
+        if not self._board.may_be_overruled:
             self._before = None
         return number if back is None else back
 
