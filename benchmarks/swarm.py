@@ -34,7 +34,7 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Hello, Receipt, Rollouts
 from planaria.swarm.board.receipts import RunCertificate
 from planaria.swarm.checks.base import Check, Context
-from planaria.swarm.checks.defence import Defence, Report
+from planaria.swarm.checks.defence import Defence, DefenceReport
 from planaria.swarm.config import SamplingConfig, SupervisedWarmupConfig, SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names
 from planaria.swarm.peer.completion_authors import HonestAuthor
@@ -586,7 +586,7 @@ def work(config: SwarmConfig, task: Task, reader: Policy, other: Policy, number:
     return [replace(c, reward=scored(task, c)) for c in found]
 
 
-def examined(config: SwarmConfig, task: Task, reader: Policy, cases: list[Rollout], number: int) -> Report:
+def examined(config: SwarmConfig, task: Task, reader: Policy, cases: list[Rollout], number: int) -> DefenceReport:
     from planaria.swarm.checks import checks
 
     context = Context(task, config.seed, config.sampling.support(reader.vocab), reader.vocab)
@@ -620,7 +620,7 @@ def scored(task: Task, rollout: Rollout) -> float:
     return task.score(rollout.problem, rollout.text) if rollout.ended else 0.0
 
 
-def told(what: str, report: Report) -> Iterator[tuple[str, float]]:
+def told(what: str, report: DefenceReport) -> Iterator[tuple[str, float]]:
     for layer in ("claims", "support", "surprisal", "duplicates"):
         yield f"{what}: {layer} off", float(layer in report.off)
     sent_poison = [r for r in report.rollouts if r.poison]

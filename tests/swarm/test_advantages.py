@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from tiny_swarm import CONTEXT, case
 
 from planaria.swarm.checks import checks
-from planaria.swarm.checks.defence import Defence, Report
+from planaria.swarm.checks.defence import Defence, DefenceReport
 from planaria.swarm.config import DefenceConfig, SwarmConfig
 from planaria.swarm.learning.advantages import (
     Advantages,
@@ -203,7 +203,7 @@ def test_it_is_off_by_default_and_must_fit_into_a_completion() -> None:
 TASK = Sums()
 
 
-def judged(entries: list[tuple[str, float, int]], task: Sums = TASK) -> Report:
+def judged(entries: list[tuple[str, float, int]], task: Sums = TASK) -> DefenceReport:
     """The verdicts of a judge of steps on completions (text, reward, tokens) of one problem."""
     cases = [
         with_length_penalty(

@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.base import Check, Context, LayerFindings
-from planaria.swarm.checks.defence import Defence, PeerAccounts, Report, warnings
+from planaria.swarm.checks.defence import Defence, DefenceReport, PeerAccounts, warnings
 from planaria.swarm.config import DefenceConfig
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import NEWCOMERS
@@ -53,7 +53,7 @@ def from_peers(**texts: str) -> list[Rollout]:
     return [case(peer, index=n, text=letter) for peer, letters in texts.items() for n, letter in enumerate(letters)]
 
 
-def layer_of(report: Report) -> str:
+def layer_of(report: DefenceReport) -> str:
     return " ".join(rollout.layer or "-" for rollout in report.rollouts)
 
 

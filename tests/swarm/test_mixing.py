@@ -19,7 +19,7 @@ from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.config.recipe import peer_names
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.learning.learner import UpdateResult
-from planaria.swarm.learning.mixing import Group, group_of, mix
+from planaria.swarm.learning.mixing import GroupName, group_of, mix
 from planaria.swarm.peer.completion_intake import CompletionScore
 from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.rollout import Rollout
@@ -33,7 +33,7 @@ def drawing(own: int, foreign: int, drop_flat: str = "foreign") -> RoundsConfig:
     return RoundsConfig.model_validate({"mode": "vertical", "own": own, "foreign": foreign, "drop_flat": drop_flat})
 
 
-def groups(of: dict[Group, bool]) -> list[Rollout]:
+def groups(of: dict[GroupName, bool]) -> list[Rollout]:
     """Two completions per group, with equal rewards if it is flat."""
     return [
         case(who, problem, index, reward=float(index and not flat))
@@ -42,14 +42,14 @@ def groups(of: dict[Group, bool]) -> list[Rollout]:
     ]
 
 
-def drawn(rollouts: Sequence[Rollout], config: RoundsConfig, *purpose: object) -> set[Group]:
+def drawn(rollouts: Sequence[Rollout], config: RoundsConfig, *purpose: object) -> set[GroupName]:
     found = mix(round_advantages(rollouts, "vertical", True), rollouts, "me", config, *purpose)
     result = {group_of(rollout) for rollout in found.taken}
     assert found.groups == len(result)
     return result
 
 
-def count(of: set[Group], own: bool) -> int:
+def count(of: set[GroupName], own: bool) -> int:
     return sum((who == "me") is own for _, who in of)
 
 
@@ -58,7 +58,7 @@ POOLS = st.dictionaries(st.tuples(st.integers(0, 9), st.sampled_from(["me", "a",
 
 @given(POOLS, st.integers(0, 6), st.integers(0, 6), st.integers(0, 99))
 def test_draws_take_as_many_groups_as_required_or_available(
-    pool: dict[Group, bool], own: int, foreign: int, seed: int
+    pool: dict[GroupName, bool], own: int, foreign: int, seed: int
 ) -> None:
     if not own + foreign:
         return
@@ -70,7 +70,7 @@ def test_draws_take_as_many_groups_as_required_or_available(
 
 
 @given(POOLS, st.integers(1, 30), st.integers(0, 99))
-def test_flat_groups_take_a_place_unless_they_are_dropped(pool: dict[Group, bool], each: int, seed: int) -> None:
+def test_flat_groups_take_a_place_unless_they_are_dropped(pool: dict[GroupName, bool], each: int, seed: int) -> None:
     own, foreign = ({group for group in pool if (group[1] == "me") is mine} for mine in (True, False))
     for drop_flat in ("foreign", "none"):
         found = drawn(groups(pool), drawing(each, each, drop_flat), seed)

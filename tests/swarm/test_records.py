@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 from tiny_swarm import case
 
-from planaria.swarm.checks.defence import Report
+from planaria.swarm.checks.defence import DefenceReport
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.learning.learner import UpdateResult
 from planaria.swarm.peer.completion_intake import EarlyRejection
@@ -90,11 +90,11 @@ def test_samples_and_poison_are_read_back(tmp_path: Path, read: Callable[[Path],
     assert list(read(tmp_path / "notes")) == notes
 
 
-def judged() -> Report:
+def judged() -> DefenceReport:
     texts = [case("me", 1, n, reward=n % 2) for n in range(2)] + [case("x", 1, n, reward=1.0) for n in range(2)]
     found = [replace(c, passed=("support",)) for c in texts[:3]]
     found.append(replace(texts[3], layer="support", reason="token 1"))
-    return Report(found, {"support": {"me": (2, 0), "x": (2, 1)}}, {"judge": "no eyes"}, {"x": "much"})
+    return DefenceReport(found, {"support": {"me": (2, 0), "x": (2, 1)}}, {"judge": "no eyes"}, {"x": "much"})
 
 
 TURNED = [
@@ -140,7 +140,7 @@ def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> N
 
 
 def empty_round(me: str, learned: UpdateResult) -> RoundDone:
-    return RoundResult(0, {}, me, Report([]), round_advantages([], "horizontal", True), learned, "").record()
+    return RoundResult(0, {}, me, DefenceReport([]), round_advantages([], "horizontal", True), learned, "").record()
 
 
 def test_a_peer_without_completions_has_zero_reward() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +16,9 @@ from planaria.data.dataset import LEARNED, START, Data, Dataset, Split
 from planaria.data.mixture import SourceOrder
 from planaria.data.permutation import permute
 from planaria.models.chunked_loss import IGNORED
+
+Batch = Callable[[int], tuple[Tensor, Tensor]]
+"""microbatch → (tokens, targets), both [microbatch_size, context] int64"""
 
 
 class Stream:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
+from planaria.data.stream import Batch
 from planaria.exchange.attacks import attack_of
 from planaria.exchange.attacks.base import Attack, AttackView
 from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.robust.rules import robust_of
 from planaria.exchange.update_publisher import UpdatePublisher, vectors
-
-Batch = Callable[[int], tuple[Tensor, Tensor]]
-"""microbatch → (tokens, targets), as ``runtime/worker/step_samples.py``"""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import InjectFault
-from planaria.faults.byzantine import Batch, Byzantine, misbehaviour_of
+from planaria.data.stream import Batch
+from planaria.faults.byzantine import Byzantine, misbehaviour_of
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.transport.edge import EdgeEnd
 from planaria.runtime.worker.links import WorkerLinks

@@ -25,7 +25,7 @@ ROWS, COLUMNS, RANDOM, PLANNED = (
 )
 
 
-Step = Callable[[PlanningProblem, Solution], int]
+StepTime = Callable[[PlanningProblem, Solution], int]
 """returns the simulated step of a plan, nanoseconds"""
 
 
@@ -34,7 +34,7 @@ def baselines(
     solution: Solution,
     seed: int,
     budget: SearchBudget,
-    step: Step = step_ns,
+    step: StepTime = step_ns,
     find: Find = search,
 ) -> dict[str, float]:
     """Return the seconds of a step by baseline; most of ``budget``, which is for all, plans a full pipeline."""
@@ -51,7 +51,7 @@ def baselines(
     return others | {PLANNED: find(full, seed, left).step_s}
 
 
-def random_skipping(problem: PlanningProblem, solution: Solution, seed: int, step: Step = step_ns) -> float:
+def random_skipping(problem: PlanningProblem, solution: Solution, seed: int, step: StepTime = step_ns) -> float:
     """Return the mean seconds of a step over draws of random routes on the arrangement of ``solution``."""
     stages = [solution.members(stage) for stage in range(len(problem.sizes))]
     drawn = [random_routes(problem, stages, random.Random(f"{seed} {n}"), problem.swaps) for n in range(DRAWS)]

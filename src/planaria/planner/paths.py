@@ -188,7 +188,7 @@ def random_paths(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> 
     return tuple(chance.choice(network.living(flow.source, flow.target)) for flow in flows)
 
 
-Pair = tuple[str, str]
+SitePair = tuple[str, str]
 
 
 class CutBound(NamedTuple):
@@ -207,7 +207,7 @@ def tightest_cut(flows: Sequence[SiteFlow], network: PathNetwork) -> CutBound:
 
     :raises UserError: when no path is left for a flow.
     """
-    sizes: dict[Pair, list[int]] = {}
+    sizes: dict[SitePair, list[int]] = {}
     for flow in flows:
         sizes.setdefault((flow.source, flow.target), []).append(flow.size)
     paths = {pair: network.living(*pair) for pair in sizes}
@@ -219,7 +219,10 @@ def tightest_cut(flows: Sequence[SiteFlow], network: PathNetwork) -> CutBound:
 
 
 def _bound(
-    sizes: Mapping[Pair, list[int]], crossed: Mapping[Pair, int], links: Collection[str], capacity: Mapping[str, float]
+    sizes: Mapping[SitePair, list[int]],
+    crossed: Mapping[SitePair, int],
+    links: Collection[str],
+    capacity: Mapping[str, float],
 ) -> CutBound:
     """Return the bound of a cut that every path of a pair crosses at least ``crossed`` times."""
     across = sorted((size for pair, times in crossed.items() if times for size in sizes[pair]), reverse=True)
@@ -242,8 +245,8 @@ def _turns(capacities: Sequence[float]) -> Iterator[float]:
 
 
 def _candidates(
-    sizes: Mapping[Pair, list[int]], paths: Mapping[Pair, Sequence[Path]], capacity: Mapping[str, float]
-) -> Iterator[tuple[Collection[Pair], frozenset[str]]]:
+    sizes: Mapping[SitePair, list[int]], paths: Mapping[SitePair, Sequence[Path]], capacity: Mapping[str, float]
+) -> Iterator[tuple[Collection[SitePair], frozenset[str]]]:
     """Yield (pairs, links) to try; any links are a cut of some pairs."""
     narrowest = {
         pair: frozenset(min(path.links, key=capacity.__getitem__) for path in known) for pair, known in paths.items()
@@ -259,7 +262,7 @@ def _candidates(
 
 
 def _weighed(
-    sizes: Mapping[Pair, list[int]], paths: Mapping[Pair, Sequence[Path]], capacity: Mapping[str, float]
+    sizes: Mapping[SitePair, list[int]], paths: Mapping[SitePair, Sequence[Path]], capacity: Mapping[str, float]
 ) -> Iterator[frozenset[str]]:
     """Yield sets of links in order of weights that grow with load while flows take the lightest path.
 

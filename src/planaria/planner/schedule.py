@@ -23,7 +23,7 @@ from planaria.planner.problem import LONGEST_S, ROLES, PlanningProblem, Solution
 from planaria.planner.tables import NO_SUMS, Ints
 
 MAX_BYTES = 256 << 20
-Span = Annotated[float, Field(ge=0, le=LONGEST_S)]
+ExactSeconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
 """seconds that are exact in whole nanoseconds"""
 
 
@@ -39,9 +39,9 @@ class ScheduleNode(Section):
     """index into ``sites``"""
     slots: Annotated[int, Field(ge=1, le=1 << 40)]
     role: Literal["any", "data", "worker"]
-    forward_s: tuple[Span, Span, Span]
+    forward_s: tuple[ExactSeconds, ExactSeconds, ExactSeconds]
     """of one microbatch: at the entry, at a block stage, at the return"""
-    backward_s: tuple[Span, Span, Span]
+    backward_s: tuple[ExactSeconds, ExactSeconds, ExactSeconds]
 
 
 class PlanRules(Section):
@@ -101,9 +101,9 @@ class Schedule(Section):
     format: Literal["planaria schedule"] = "planaria schedule"
     version: Literal[1] = 1
     sites: list[str]
-    link_s: list[list[Span]]
+    link_s: list[list[ExactSeconds]]
     """[sites, sites]: one message from sending to arrival"""
-    transmit_s: list[list[Span]] | None
+    transmit_s: list[list[ExactSeconds]] | None
     """[sites, sites]: time for which a message occupies its link; null if messages never queue"""
     nodes: list[ScheduleNode]
     rules: PlanRules
@@ -117,7 +117,7 @@ class Schedule(Section):
     compared: dict[str, Seconds]
     """simulated steps of baselines on the same nodes with as many microbatches"""
     search: SearchRecord
-    sums_s: list[list[list[Span]]] | None = None
+    sums_s: list[list[list[ExactSeconds]]] | None = None
     """[2, sites, sites]: a message with all gradients of an ends node, of a block-stage node; null if not planned"""
     paths: SeveralPaths | None = None
     """if given, every node is its own site, and link_s and transmit_s are those of the edges' paths"""

@@ -28,14 +28,14 @@ from planaria.swarm.serving.remote_sampling import PeerServer
 from planaria.swarm.tasks import TASKS, open_task
 from planaria.swarm.tasks.base import Task
 
-Report = Callable[[str], None]
+OnProgress = Callable[[str], None]
 SERVED = "served"
 """folder of the weights for a peer's server"""
 PROMPT_SETTINGS = ("chat", "instruction", "examples")
 """prompt settings"""
 
 
-def policy_of(config: SwarmConfig, task: Task, on_progress: Report | None = None) -> Policy:
+def policy_of(config: SwarmConfig, task: Task, on_progress: OnProgress | None = None) -> Policy:
     """Return the policy that a peer starts with, with the recipe's prompt settings; UserError if it is unavailable."""
     source = POLICIES.make(config.policy.kind, config.policy.options)
     policy = place_policy(source.open(config, task, on_progress), config.policy)
@@ -72,7 +72,7 @@ def assemble(
     identity: PeerIdentity,
     late: bool = False,
     known: Set[str] = frozenset(),
-    on_progress: Report | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Peer:
     """Construct the peer ``name``, which records in ``folder`` and joins the run on ``board``.
 

@@ -19,7 +19,7 @@ from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.topology import read
 from planaria.report.observe.bars import SurveyProgress
 from planaria.runtime.engine.link_survey import SurveyLeader
-from planaria.runtime.engine.link_survey_node import Failed
+from planaria.runtime.engine.link_survey_node import LinkFailed
 from planaria.runtime.fleet.base import Reported, WorkerEnded
 
 # Links are long and slow, so that the milliseconds a busy machine adds per thread matter little.
@@ -174,7 +174,7 @@ def says(node: str, report: Fact) -> Reported:
     return Reported(node, 0, report.model_dump_json().encode())
 
 
-BROKEN = Failed(link="survey:0-1", detail="Connection closed by peer")
+BROKEN = LinkFailed(link="survey:0-1", detail="Connection closed by peer")
 LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
 
 
@@ -186,7 +186,10 @@ LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
             "link a – b: b exited (connection, pid 7);",
         ),
         ([[says("a", BROKEN)]], "link a – b: Connection closed by peer;"),
-        ([[says("a", Failed(link="survey:0-2", detail="old"))], [says("b", BROKEN)]], "link a – b: Connection closed"),
+        (
+            [[says("a", LinkFailed(link="survey:0-2", detail="old"))], [says("b", BROKEN)]],
+            "link a – b: Connection closed",
+        ),
         ([[WorkerEnded("c", 0, "heartbeat", "silent for 9 s")]], "c exited (heartbeat, silent for 9 s);"),
     ],
 )
@@ -194,7 +197,7 @@ def test_a_broken_edge_is_explained_by_a_death_or_named(
     script: list[list[Reported | WorkerEnded]], output: str
 ) -> None:
     leader = SurveyLeader(PretendFleet(script), "abc", LINES, lambda *_: None)
-    leader._at = dict.fromkeys(range(3), "nowhere")
+    leader._addresses = dict.fromkeys(range(3), "nowhere")
     with pytest.raises(RunStopped) as stopped:
         leader.measure([(0, 1)])
     assert str(stopped.value).startswith(output)

@@ -20,6 +20,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.roster import Roster, WorkerState
 from planaria.control.state.run import RunState
+from planaria.data.stream import Batch
 from planaria.exchange.base import Update
 from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.update_publisher import UpdatePublisher
@@ -28,7 +29,7 @@ from planaria.faults.worker import WorkerFaults
 from planaria.runtime.engine.config_checks import read_faults
 from planaria.runtime.engine.unused_settings import without_effect
 from planaria.runtime.resolved_config import ResolvedRun
-from planaria.runtime.worker.step_samples import Batch, ReadTimer, batches
+from planaria.runtime.worker.step_samples import ReadTimer, batches
 
 LATE_S = 0.02
 

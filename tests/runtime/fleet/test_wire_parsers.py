@@ -115,7 +115,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], type[Exception], list[Any]]]
     "survey, report": (
         link_survey_node.REPORT.validate_json,
         ValidationError,
-        plain([link_survey_node.Failed(link="x", detail="y")]),
+        plain([link_survey_node.LinkFailed(link="x", detail="y")]),
     ),
 }
 

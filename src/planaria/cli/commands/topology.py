@@ -11,7 +11,7 @@ from planaria.cli.commands.schedule import topology_of
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import MBIT
-from planaria.pipeline.network.measurement import MeasuredLink, Pair, Quartiles, between_sites, emulated, files
+from planaria.pipeline.network.measurement import MeasuredLink, NodePair, Quartiles, between_sites, emulated, files
 from planaria.pipeline.network.topology import Node, NodeGroup, Topology
 from planaria.report.observe.bars import SurveyProgress
 from planaria.report.tables import Table, show
@@ -33,7 +33,7 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
     lines = {(a, b): emulated(config.network, topology, nodes[a], nodes[b]) for a, b in ordered}
     with SurveyProgress(len(lines) // 2, quiet) as progress:
 
-        def report(pair: Pair, there: MeasuredLink, back: MeasuredLink) -> None:
+        def report(pair: NodePair, there: MeasuredLink, back: MeasuredLink) -> None:
             a, b = (nodes[n].name for n in pair)
             rates = " and ".join(_digits(link.bandwidth.value / MBIT) for link in (there, back))
             progress.update(f"{a} – {b}, {_digits(there.latency.value * 1000)} ms, {rates} Mbit/s there and back")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
+from planaria.data.stream import Batch
 from planaria.exchange.base import Update, UpdateWeights
 from planaria.exchange.robust.equivocation import Exclusions, digest, findings, joined
 from planaria.exchange.robust.suspicion import Suspicion, byzantine_bound
@@ -23,7 +24,6 @@ from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.worker.outer_state import OuterState, UpdateReport
 from planaria.runtime.worker.runner import NonFinite, StageRunner
-from planaria.runtime.worker.step_samples import Batch
 
 Received = dict[int, dict[int, Update]]
 """node → the update received in a round from each replica of its group, itself included"""

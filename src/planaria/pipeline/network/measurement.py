@@ -27,7 +27,7 @@ CAPACITY = 1e9 / 8
 """bytes per second of emulated links that this machine carries at once without interference"""
 MAX_SAMPLES = 64
 
-Pair = tuple[int, int]
+NodePair = tuple[int, int]
 """two nodes, the lower number first"""
 _Time = Annotated[float, Field(gt=0)]
 
@@ -59,7 +59,7 @@ class MeasuredLink(NamedTuple):
     bandwidth: Quartiles
 
 
-def rounds(nodes: int) -> list[list[Pair]]:
+def rounds(nodes: int) -> list[list[NodePair]]:
     """Return every pair of ``nodes`` exactly once, in the fewest rounds; no node is twice in a round.
 
     One node is fixed and the others rotate by one place per round (the circle method: a 1-factorisation of the complete
@@ -74,13 +74,13 @@ def rounds(nodes: int) -> list[list[Pair]]:
     return [pairs for pairs in scheduled if pairs]
 
 
-def batches(nodes: int, demand: Mapping[Pair, float], capacity: float) -> list[list[Pair]]:
+def batches(nodes: int, demand: Mapping[NodePair, float], capacity: float) -> list[list[NodePair]]:
     """Return the pairs to measure together, batch after batch: rounds, cut so that pairs do not interfere.
 
     ``demand`` is the capacity of a pair's link (bytes per second); a batch takes at most ``capacity``. A pair that
     takes more is measured alone.
     """
-    batched: list[list[Pair]] = []
+    batched: list[list[NodePair]] = []
     for pairs in rounds(nodes):
         room = -1.0
         for pair in pairs:
@@ -127,7 +127,7 @@ def spread(numbers: Sequence[float]) -> Quartiles:
     return Quartiles(middle, low, high)
 
 
-def between_sites(nodes: Sequence[Node], links: Mapping[Pair, MeasuredLink]) -> dict[tuple[str, str], MeasuredLink]:
+def between_sites(nodes: Sequence[Node], links: Mapping[NodePair, MeasuredLink]) -> dict[tuple[str, str], MeasuredLink]:
     """Return the links between sites, from those between nodes, each way (``links`` has a pair in both orders).
 
     Several pairs give the median, and the outermost of their spreads. A site with one node has no link to itself.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from planaria.config.registry import Registry
 from planaria.config.schema import RunConfig
-from planaria.pipeline.routing.base import FixedRoutes, FullRouting, Route, Routing, SwappedRouting, full, require
+from planaria.pipeline.routing.base import FixedRoutes, FullRouting, Routing, StageRoute, SwappedRouting, full, require
 from planaria.pipeline.routing.skipping import Skipping
 
 __all__ = ["ROUTINGS", "change", "full", "routes", "without"]
@@ -19,7 +19,7 @@ ROUTINGS: Registry[Routing] = Registry(
 )
 
 
-def routes(config: RunConfig, step: int) -> list[Route]:
+def routes(config: RunConfig, step: int) -> list[StageRoute]:
     """Return the routes of a training step.
 
     :raises UserError: for an unknown kind or option, or an invalid route.

@@ -10,7 +10,7 @@ from planaria.common.errors import UserError
 from planaria.config.registry import Choice
 from planaria.config.schema import RunConfig
 
-Route = tuple[int, ...]
+StageRoute = tuple[int, ...]
 """a closed walk ``(0, …, 0)`` over stages"""
 
 
@@ -23,11 +23,11 @@ class Routing(Choice, ABC):
     """its effect on stages trained in natural order, as a clause of a warning; empty: no warning"""
 
     @abstractmethod
-    def routes(self, config: RunConfig, step: int) -> list[Route]:
+    def routes(self, config: RunConfig, step: int) -> list[StageRoute]:
         """Return one closed route over stages per microbatch of the recipe, in training step ``step``."""
 
 
-def require(routes: Sequence[Sequence[int]], config: RunConfig, location: str) -> list[Route]:
+def require(routes: Sequence[Sequence[int]], config: RunConfig, location: str) -> list[StageRoute]:
     """Return the routes, checked.
 
     :raises UserError: naming ``location``, the first invalid route and the reason.
@@ -51,7 +51,7 @@ def require(routes: Sequence[Sequence[int]], config: RunConfig, location: str) -
 class FullRouting(Routing):
     """Every microbatch visits every stage in natural order."""
 
-    def routes(self, config: RunConfig, step: int) -> list[Route]:
+    def routes(self, config: RunConfig, step: int) -> list[StageRoute]:
         return full(config.pipeline.stages, config.pipeline.microbatches)
 
 
@@ -63,7 +63,7 @@ def full(stages: int, microbatches: int) -> list[tuple[int, ...]]:
 class FixedRoutes(Routing):
     """``routing.routes``."""
 
-    def routes(self, config: RunConfig, step: int) -> list[Route]:
+    def routes(self, config: RunConfig, step: int) -> list[StageRoute]:
         """:raises UserError: unless there is one closed route per microbatch over the recipe's stages."""
         return require(config.routing.routes, config, "routing.routes")
 
@@ -77,7 +77,7 @@ class SwappedRouting(Routing):
 
     pretrained_warning: ClassVar[str] = "half of the microbatches visit the outer stages in an unfamiliar order"
 
-    def routes(self, config: RunConfig, step: int) -> list[Route]:
+    def routes(self, config: RunConfig, step: int) -> list[StageRoute]:
         return swapped(config.pipeline.stages, config.pipeline.microbatches)
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.pipeline.routing.base import Route, Routing
+from planaria.pipeline.routing.base import Routing, StageRoute
 
 TRIES = 30
 """draws of one set of stages"""
@@ -31,11 +31,11 @@ class Skipping(Routing):
 
     varies: ClassVar[bool] = True
 
-    def routes(self, config: RunConfig, step: int) -> list[Route]:
+    def routes(self, config: RunConfig, step: int) -> list[StageRoute]:
         return skipping(config, step)
 
 
-def skipping(config: RunConfig, step: int) -> list[Route]:
+def skipping(config: RunConfig, step: int) -> list[StageRoute]:
     """Draw the routes of ``step`` from the run's seed; stages are used equally often, within one.
 
     :raises UserError: if routing.max_jump is too short for so few visits.

@@ -44,10 +44,10 @@ class Probe(Fact):
     kind: Literal["probe"] = "probe"
 
 
-class Part(Fact):
-    """Abandon the edge."""
+class CloseLink(Fact):
+    """Close the edge."""
 
-    kind: Literal["part"] = "part"
+    kind: Literal["close_link"] = "close_link"
 
 
 class Ready(Fact):
@@ -58,33 +58,33 @@ class Ready(Fact):
     """its address"""
 
 
-class Met(Fact):
+class LinkOpened(Fact):
     """The edge is open at this end."""
 
-    kind: Literal["met"] = "met"
+    kind: Literal["link_opened"] = "link_opened"
     link: str
 
 
-class Probed(Fact):
+class ProbeResult(Fact):
     """The measured samples."""
 
-    kind: Literal["probed"] = "probed"
+    kind: Literal["probe_result"] = "probe_result"
     link: str
     samples: NodeSamples
 
 
-class Failed(Fact):
+class LinkFailed(Fact):
     """The edge failed."""
 
-    kind: Literal["failed"] = "failed"
+    kind: Literal["link_failed"] = "link_failed"
     link: str
     detail: Annotated[str, Field(max_length=400)]
 
 
-Order = Annotated[OpenLink | Probe | Part | UnassignWorker, Field(discriminator="kind")]
-Report = Annotated[Ready | Met | Probed | Failed | Heartbeat, Field(discriminator="kind")]
-ORDER: TypeAdapter[Order] = TypeAdapter(Order)
-REPORT: TypeAdapter[Report] = TypeAdapter(Report)
+NodeOrder = Annotated[OpenLink | Probe | CloseLink | UnassignWorker, Field(discriminator="kind")]
+NodeReport = Annotated[Ready | LinkOpened | ProbeResult | LinkFailed | Heartbeat, Field(discriminator="kind")]
+ORDER: TypeAdapter[NodeOrder] = TypeAdapter(NodeOrder)
+REPORT: TypeAdapter[NodeReport] = TypeAdapter(NodeReport)
 
 
 @dataclass(frozen=True)
@@ -125,24 +125,24 @@ class Surveyor:
         self._control_link.report(Ready(at=self._port.address))
         while True:
             try:
-                self._take(self._control_link.next())
+                self._process(self._control_link.next())
             except Superseded:
                 os._exit(0)
             except _Lost as lost:
                 assert self._edge is not None
-                self._control_link.report(Failed(link=self._edge.spec.link_id, detail=str(lost)[:400]))
+                self._control_link.report(LinkFailed(link=self._edge.spec.link_id, detail=str(lost)[:400]))
 
-    def _take(self, item: Any) -> None:
+    def _process(self, item: Any) -> None:
         match item:
             case OpenLink():
                 self._edge = Edge(self._spec(item), self._port, self._inbox)
             case Probe() if self._edge is not None:
-                self._control_link.report(Probed(link=self._edge.spec.link_id, samples=self._probe(self._edge)))
-            case Part() if self._edge is not None:
+                self._control_link.report(ProbeResult(link=self._edge.spec.link_id, samples=self._probe(self._edge)))
+            case CloseLink() if self._edge is not None:
                 self._edge.abandon()
                 self._edge = None
             case EdgeOpened(edge=edge) if edge is self._edge:
-                self._control_link.report(Met(link=edge.spec.link_id))
+                self._control_link.report(LinkOpened(link=edge.spec.link_id))
             case EdgeFailed(edge=edge, detail=detail) if edge is self._edge:
                 raise _Lost(detail)
             case FrameArrived(edge=edge, header=TensorHeader(label=Ping(number, FrameContent.PING))) if (
@@ -150,14 +150,14 @@ class Surveyor:
             ):
                 edge.send(Ping(number, FrameContent.PONG), torch.empty(0, dtype=torch.uint8))
 
-    def _spec(self, meet: OpenLink) -> EdgeSpec:
+    def _spec(self, order: OpenLink) -> EdgeSpec:
         return EdgeSpec(
-            link_id=meet.link,
-            at=meet.at,
-            peer=meet.peer,
+            link_id=order.link,
+            at=order.at,
+            peer=order.peer,
             max_bytes=MAX_BYTES,
             open_timeout_s=self._setup.timeout_s,
-            link=EmulatedLink(meet.latency_s, meet.bandwidth),
+            link=EmulatedLink(order.latency_s, order.bandwidth),
         )
 
     def _probe(self, edge: Edge) -> NodeSamples:
@@ -187,7 +187,7 @@ class Surveyor:
                     if number == self._number:
                         return time.monotonic() - start
                 case _:
-                    self._take(item)
+                    self._process(item)
 
 
 def _repeat(measure: Callable[[], T], least: int, most: int, seconds: float) -> list[T]:

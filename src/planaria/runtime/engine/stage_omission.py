@@ -11,8 +11,9 @@ from statistics import fmean
 import torch
 
 from planaria.control.facts.events import Fact
+from planaria.data.stream import Batch
 from planaria.models.family import Pipelined
-from planaria.runtime.worker.step_samples import Batch, Masks, TargetCounts
+from planaria.runtime.worker.step_samples import Masks, TargetCounts
 
 
 class Omission(Fact):

@@ -19,10 +19,11 @@ from pydantic import TypeAdapter, ValidationError
 from planaria.common.documents import first
 from planaria.control.facts.decisions import ORDER, InjectFault, Order
 from planaria.control.facts.events import Fact, Heartbeat
+from planaria.data.stream import Batch
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.fleet.base import MAX_ORDER_BYTES, ControlLine
 from planaria.runtime.transport.inbox import Inbox, InboxQueue
-from planaria.runtime.worker.step_samples import Batch, ReadTimer
+from planaria.runtime.worker.step_samples import ReadTimer
 
 log = logging.getLogger(__name__)
 

@@ -16,15 +16,13 @@ from torch import Tensor
 from planaria.config.schema import DataConfig
 from planaria.control.facts import decisions as d
 from planaria.data.dataset import Split, open_data
-from planaria.data.stream import Stream
+from planaria.data.stream import Batch, Stream
 from planaria.models.llama_layers import mask_of
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.setup import Setup
 
-Batch = Callable[[int], tuple[Tensor, Tensor]]
-"""microbatch → (tokens, targets), both [microbatch_size, context] int64"""
 Masks = Callable[[int], Tensor]
 """microbatch → document mask, bool [microbatch_size, 1, context, context]"""
 

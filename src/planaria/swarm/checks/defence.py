@@ -60,7 +60,7 @@ class Layer:
 
 
 @dataclass
-class Report:
+class DefenceReport:
     """What all layers found in a round."""
 
     rollouts: list[Rollout]
@@ -107,10 +107,10 @@ class Defence:
         self._layers = [Layer(check, deque(maxlen=config.window)) for check in checks]
         self._quarantine = Quarantine(config.quarantine, config.window)
 
-    def examine(self, number: int, rollouts: Sequence[Rollout]) -> Report:
+    def examine(self, number: int, rollouts: Sequence[Rollout]) -> DefenceReport:
         """Return the verdicts on round ``number``'s completions, in order."""
         verdicts = dict(enumerate(rollouts))
-        report = Report([])
+        report = DefenceReport([])
         for layer in self._layers:
             accepted = [index for index, verdict in verdicts.items() if not verdict.layer]
             self._apply_layer(layer, accepted, verdicts, report)
@@ -135,7 +135,9 @@ class Defence:
         if memory.known:  # older versions saved none
             self.accounts.recall(memory.known, memory.received, memory.newest)
 
-    def _apply_layer(self, layer: Layer, accepted: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
+    def _apply_layer(
+        self, layer: Layer, accepted: list[int], verdicts: dict[int, Rollout], report: DefenceReport
+    ) -> None:
         name = layer.check.name
         result = layer.check.examine([verdicts[index] for index in accepted], self._context)
         for nth, reward in result.rewards.items():

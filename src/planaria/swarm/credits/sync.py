@@ -19,15 +19,15 @@ from typing import Literal, NamedTuple
 from planaria.swarm.credits.messages import quorum
 
 Status = Literal["locked", "paid", "back"]
-Kind = Literal["lock", "secret", "expire", "wake", Status]
-Fault = Literal["", "locks nothing", "reveals nothing", "unlocks nothing", "claims late"]
-FAULTS: tuple[Fault, ...] = ("locks nothing", "reveals nothing", "unlocks nothing", "claims late")
+EventKind = Literal["lock", "secret", "expire", "wake", Status]
+PartyFault = Literal["", "locks nothing", "reveals nothing", "unlocks nothing", "claims late"]
+FAULTS: tuple[PartyFault, ...] = ("locks nothing", "reveals nothing", "unlocks nothing", "claims late")
 
 
 class ReceiverEvent(NamedTuple):
     """A message, or a timer of the receiver."""
 
-    kind: Kind
+    kind: EventKind
     hop: int
     sender: str
     secret: bytes = b""
@@ -100,7 +100,7 @@ class Party:
     terms: PaymentTerms
     hop: int
     secret: bytes = b""
-    fault: Fault = ""
+    fault: PartyFault = ""
     votes: set[tuple[Status, int, str]] = field(default_factory=set)
     settled: dict[int, Status] = field(default_factory=dict)
     """hop → status certified by its committee"""
@@ -166,7 +166,7 @@ class Party:
         claim = Sending(self.name, ReceiverEvent("wake", hop, self.name), max(now, self.terms.deadline(hop) - before))
         return [claim] if late else [Sending(f"p{hop}", ReceiverEvent("secret", hop, self.name, self.secret)), claim]
 
-    def _to_committee(self, kind: Kind, hop: int) -> list[Sending]:
+    def _to_committee(self, kind: EventKind, hop: int) -> list[Sending]:
         event = ReceiverEvent(kind, hop, self.name, self.secret if kind == "secret" else b"")
         return [Sending(member, event) for member in self.terms.committee(hop)]
 

@@ -70,7 +70,7 @@ def kl_to_reference(logp: Tensor, ref_logp: Tensor, bound: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LossInputs:
     """Validated inputs of the formulas; padding holds 0."""
 
     logp: Tensor
@@ -89,7 +89,7 @@ class Batch:
     """tokens to train on: bool [N, T]"""
 
 
-def keeps_advantage(config: LossConfig, batch: Batch) -> Tensor:
+def keeps_advantage(config: LossConfig, batch: LossInputs) -> Tensor:
     """Return which samples keep their advantage: bool [N].
 
     The filter of F-TIS keeps successes and failures known to be near: Â > 0 or divergence < γ; without claims a failure
@@ -106,7 +106,7 @@ def keeps_advantage(config: LossConfig, batch: Batch) -> Tensor:
     return torch.ones_like(batch.known)
 
 
-def terms(config: LossConfig, batch: Batch, advantage: Tensor) -> Tensor:
+def terms(config: LossConfig, batch: LossInputs, advantage: Tensor) -> Tensor:
     """Return each token's objective [N, T], to be maximized, given the kept advantages [N, 1]: the table's column.
 
     The clip bounds a success but not a failure's ratio from above: a generator that claims a tiny probability for its
@@ -134,7 +134,7 @@ def _outside(config: LossConfig, ratio: Tensor) -> Tensor:
     return (ratio <= 1 - config.low) | (ratio >= 1 + config.high)
 
 
-def _ratio(config: LossConfig, batch: Batch) -> Tensor:
+def _ratio(config: LossConfig, batch: LossInputs) -> Tensor:
     if config.term in ("vis", "dis"):
         ratio = ratio_of(batch.logp, batch.gen, config.log_ratio_bound)
         return ratio.clamp(max=config.cap) if config.term == "vis" else ratio
@@ -205,7 +205,7 @@ def _batch(
     mask: Tensor,
     old_logp: Tensor | None,
     ref_logp: Tensor | None,
-) -> Batch:
+) -> LossInputs:
     """Validate the inputs and zero the padding first: a later multiplication by 0 could be 0·inf."""
     by_token = {"mask": mask, "gen_logp": gen_logp, "old_logp": old_logp, "ref_logp": ref_logp}
     for name, tensor in {**by_token, "advantages": advantages}.items():
@@ -224,10 +224,10 @@ def _batch(
         gen = torch.where(claimed[:, None] & mask, gen_logp.detach(), old)
     elif config.kind not in ("grpo", "dr_grpo", "dapo", "nois"):
         raise ValueError(f"the loss {config.kind!r} compares with the generators and needs gen_logp")
-    return Batch(logp, old, gen, claimed, ref, advantages, mask)
+    return LossInputs(logp, old, gen, claimed, ref, advantages, mask)
 
 
-def _stats(config: LossConfig, batch: Batch, keep: Tensor, kl: Tensor) -> LossStats:
+def _stats(config: LossConfig, batch: LossInputs, keep: Tensor, kl: Tensor) -> LossStats:
     """Compute all sums in one transfer from the device."""
     bound = config.log_ratio_bound
     now = batch.logp.detach()

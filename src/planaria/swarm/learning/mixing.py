@@ -13,17 +13,17 @@ from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.peer.rollout import Rollout
 
 log = logging.getLogger(__name__)
-Group = tuple[int, str]
+GroupName = tuple[int, str]
 """(problem, peer) of a group in vertical mode"""
 
 
-def group_of(rollout: Rollout) -> Group:
+def group_of(rollout: Rollout) -> GroupName:
     return rollout.problem.number, rollout.peer
 
 
 def drawn_groups(
-    own: Sequence[Group], foreign: Sequence[Group], rounds: RoundsConfig, *purpose: object
-) -> tuple[list[Group], list[Group]]:
+    own: Sequence[GroupName], foreign: Sequence[GroupName], rounds: RoundsConfig, *purpose: object
+) -> tuple[list[GroupName], list[GroupName]]:
     """Return I = ``rounds.own`` of the own and J = ``rounds.foreign`` of the foreign groups, or all if there are fewer.
 
     Draws are uniform without replacement, and repeat for equal groups in equal order and an equal ``purpose``, which

@@ -16,7 +16,7 @@ from planaria.swarm.board.attendance import RoundMessages
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
 from planaria.swarm.board.quorum import PeerBoard
 from planaria.swarm.checks.base import Check, Context
-from planaria.swarm.checks.defence import Defence, Report, warnings
+from planaria.swarm.checks.defence import Defence, DefenceReport, warnings
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.learning.advantages import Advantages, round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner
@@ -280,7 +280,7 @@ class Peer:
         )
         return [with_reading(rollout, reading) for rollout, reading in zip(rollouts, readings, strict=True)]
 
-    def _advantages(self, number: int, report: Report) -> Advantages:
+    def _advantages(self, number: int, report: DefenceReport) -> Advantages:
         config = self.config
         rollouts = report.accepted
         if config.defence.refused == "zero":

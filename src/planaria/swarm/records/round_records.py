@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planaria.swarm.checks.defence import Report
+from planaria.swarm.checks.defence import DefenceReport
 from planaria.swarm.learning.advantages import Advantages
 from planaria.swarm.learning.learner import UpdateResult
 from planaria.swarm.peer.completion_intake import EarlyRejection
@@ -17,7 +17,7 @@ from planaria.swarm.tasks.base import Task
 
 
 def sample_records(
-    report: Report, advantages: Advantages, turned: Sequence[EarlyRejection], number: int
+    report: DefenceReport, advantages: Advantages, turned: Sequence[EarlyRejection], number: int
 ) -> list[SampleRecord]:
     """Return one line per completion received, with its origin and its fate."""
     advantage = {rollout.name: rollout.advantage for rollout in advantages.taken}
@@ -50,7 +50,7 @@ def sample_records(
     ]
 
 
-def agreed(report: Report, task: Task) -> VoteSummary:
+def agreed(report: DefenceReport, task: Task) -> VoteSummary:
     """Summarize a round's votes. Where the task can score, each label is checked for the records; nothing is learned
     from it."""
     holders = {
@@ -67,7 +67,7 @@ def agreed(report: Report, task: Task) -> VoteSummary:
     )
 
 
-def _layers(report: Report) -> dict[str, dict[str, LayerCounts]]:
+def _layers(report: DefenceReport) -> dict[str, dict[str, LayerCounts]]:
     return {
         layer: {peer: LayerCounts(examined=n, refused=k) for peer, (n, k) in counts.items()}
         for layer, counts in report.refused.items()
@@ -83,7 +83,7 @@ class RoundResult:
     """of each phase"""
     peer: str
     """the recording peer"""
-    report: Report
+    report: DefenceReport
     advantages: Advantages
     update: UpdateResult
     weights: str

@@ -19,7 +19,7 @@ from planaria.swarm.peer.rollout import ask
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.repair.results import TextMeasurements
-from planaria.swarm.repair.texts import Pair, RepairTexts, Text
+from planaria.swarm.repair.texts import AnswerPair, RepairTexts, Text
 from planaria.swarm.repair.training import nats
 from planaria.swarm.tasks.base import Task, TaskProblem
 
@@ -57,7 +57,7 @@ class TextExam:
     """Texts of files: likelihood of the texts of a pair, and cost of benign texts."""
 
     def __init__(
-        self, pairs: Sequence[Pair], benign: Sequence[Text], known: Sequence[Pair], trusted: Sequence[Text]
+        self, pairs: Sequence[AnswerPair], benign: Sequence[Text], known: Sequence[AnswerPair], trusted: Sequence[Text]
     ) -> None:
         """``known`` and ``trusted``: training texts, used to select among repairs."""
         self._pairs = pairs
@@ -74,7 +74,7 @@ class TextExam:
         return -(result.rate or 0.0), -_mean(policy, self._trusted)
 
 
-def _rejected(policy: Policy, pairs: Sequence[Pair]) -> HitTally:
+def _rejected(policy: Policy, pairs: Sequence[AnswerPair]) -> HitTally:
     """Count the rejected texts that are at least as likely as their chosen ones."""
     chosen, rejected = (nats(policy, [getattr(pair, kind) for pair in pairs]) for kind in ("chosen", "rejected"))
     return HitTally(hits=sum(b <= a for a, b in zip(chosen, rejected, strict=True)), eligible=len(pairs))

@@ -30,7 +30,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Pair:
+class AnswerPair:
     """Two answers to one prompt."""
 
     chosen: Text
@@ -67,9 +67,11 @@ def read_trusted(file: Path, policy: Policy) -> list[Text]:
     return [_text(record, "text", policy) for record in _records([file])]
 
 
-def read_pairs(file: Path, policy: Policy) -> list[Pair]:
+def read_pairs(file: Path, policy: Policy) -> list[AnswerPair]:
     """Read JSONL of {"prompt", "chosen", "rejected"}; UserError naming file and line of a mistake."""
-    return [Pair(_text(record, "chosen", policy), _text(record, "rejected", policy)) for record in _records([file])]
+    return [
+        AnswerPair(_text(record, "chosen", policy), _text(record, "rejected", policy)) for record in _records([file])
+    ]
 
 
 def read_benign(benign: Path, policy: Policy) -> list[Benign]:
