@@ -225,8 +225,8 @@ def ended(given: Namespace, seed: int, rule: str, scope: str, attack: str) -> En
 
 def counted(engine: InlineEngine, round: StageRounds) -> dict[int, float]:
     """Return the Byzantine updates' coefficients in a round by stage; with scope 'replica' the first holds for all."""
-    first = [(node, verdict) for node, verdict in round.verdicts.items() if node in round.first and verdict.counted]
-    return {engine.stage[node]: verdict.counted[0].coefficients[LIAR] for node, verdict in first}
+    first = [(node, verdict) for node, verdict in round.verdicts.items() if node in round.first and verdict.weights]
+    return {engine.stage[node]: verdict.weights[0].coefficients[LIAR] for node, verdict in first}
 
 
 def robust_scope_rows_of(given: Namespace) -> list[Row]:

@@ -62,11 +62,11 @@ def test_coefficients_equal_those_of_whole_vectors(
         "noloco" if own else "diloco", n, {"group": n} if own else {}, rule=rule, mix=mix, byzantine=byzantine
     ).weighing
     me, order = data.draw(st.integers(0, n - 1)), data.draw(st.permutations(range(n)))
-    found = of.counted(node_products(of, parts, me, order), range(n), me, draw=seed)
+    found = of.update_weights(node_products(of, parts, me, order), range(n), me, draw=seed)
     expected = combine(of.robust.rule, list(whole.double()), of.robust.mix, seed).coefficients
     assert list(found.coefficients.values()) == pytest.approx(expected.tolist(), abs=1e-9)
     fewer = list(range(of.robust.min_members() - 1))
-    assert of.counted(node_products(of, parts, 0, order), fewer, 0, draw=seed) is None, "they are too few"
+    assert of.update_weights(node_products(of, parts, 0, order), fewer, 0, draw=seed) is None, "they are too few"
 
 
 def test_reports_do_not_depend_on_order_or_threads() -> None:
@@ -111,7 +111,7 @@ def settled(of: Exchange, parts: list[dict[int, Replica]], round: int) -> list[U
         for part, updates in zip(parts, sent, strict=True):
             decoded_values = of.decoded_values(part[me].outer, updates)
             nodes.append(of.weighing.products(part[me].outer, decoded_values, me, members))
-        found.append(of.weighing.counted(nodes, members, me, round))
+        found.append(of.weighing.update_weights(nodes, members, me, round))
     for part, updates in zip(parts, sent, strict=True):
         for me, replica in part.items():
             received = list[UpdateWeights]()
@@ -162,9 +162,9 @@ def test_corruption_at_one_stage_excludes_the_replica_everywhere() -> None:
         for stage, part in enumerate(parts):
             drift(part, seed=stage)
         parts[1][4].fast = {name: -10 * tensor for name, tensor in parts[1][4].fast.items()}
-        for counted in settled(of, parts, 0)[:4]:
-            assert counted.coefficients[4] == 0.0 and sum(counted.coefficients.values()) == pytest.approx(1.0)
-            assert counted.rivals()["krum"] == {4: 0.0}
+        for found in settled(of, parts, 0)[:4]:
+            assert found.coefficients[4] == 0.0 and sum(found.coefficients.values()) == pytest.approx(1.0)
+            assert found.rivals()["krum"] == {4: 0.0}
 
 
 def test_too_few_members_leave_the_weights_unchanged() -> None:
@@ -172,7 +172,7 @@ def test_too_few_members_leave_the_weights_unchanged() -> None:
     part = replicas(of, weights(0), 4)
     drift(part, seed=1)
     updates = {m: of.update(replica.outer, replica.fast) for m, replica in part.items()}
-    fast, outer = of.after_rejecting(0, lambda counted: None).settle(part[0].outer, part[0].fast, updates, 0)
+    fast, outer = of.after_rejecting(0, lambda weights: None).settle(part[0].outer, part[0].fast, updates, 0)
     assert outer.rounds == 1 and all(torch.equal(fast[name], part[0].fast[name]) for name in fast)
 
 

@@ -215,7 +215,7 @@ def test_unknown_peers_share_one_schedule_account(reader: LlamaPolicy) -> None:
     samples, known, turned = flooded(reader)
     strangers = [sample for sample in samples if sample.peer not in known]
     assert len(samples) == 5 * 4 and len(strangers) == 4 == len({sample.peer for sample in strangers})
-    assert {sample.counted for sample in strangers} == {NEWCOMERS}
+    assert {sample.effective_account for sample in strangers} == {NEWCOMERS}
     assert {entry.reason for entry in turned} == {"more than 4 completions of one problem, all newcomers together"}
 
 

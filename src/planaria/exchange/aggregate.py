@@ -19,7 +19,7 @@ from planaria.exchange import weight_message
 from planaria.exchange.base import (
     Exchange,
     ExchangeCost,
-    OnCounted,
+    OnWeights,
     Parts,
     Shapes,
     StageOuterState,
@@ -238,11 +238,11 @@ class AggregatingExchange(Exchange, ABC):
     def strikes(self) -> int:
         return 0 if self._robust is None else self._robust.strikes
 
-    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
+    def after_rejecting(self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
         if self._robust is None:
             return self
         exchange = self.model_copy()
-        exchange._robust = self._robust.after_rejecting(refused, on_counted, counted)
+        exchange._robust = self._robust.after_rejecting(refused, on_weights, known_weights)
         return exchange
 
     @property

@@ -149,7 +149,7 @@ class UpdateWeights(NamedTuple):
     """computes, for members with small coefficients, those under other rules: rule → member → coefficient"""
 
 
-OnCounted = Callable[[UpdateWeights], None]
+OnWeights = Callable[[UpdateWeights], None]
 
 
 class UpdateWeigher(Protocol):
@@ -162,7 +162,7 @@ class UpdateWeigher(Protocol):
         self, outer: StageOuterState, decoded: Mapping[int, Weights], me: int, new: Collection[int]
     ) -> Mapping[int, Mapping[int, float]]: ...
 
-    def counted(
+    def update_weights(
         self, stages: Sequence[Mapping[int, Mapping[int, float]]], members: Sequence[int], me: int, draw: int
     ) -> UpdateWeights | None: ...
 
@@ -267,11 +267,11 @@ class Exchange(Choice, ABC):
         """How updates are weighted over all stages of a replica together; None: each stage weights on its own."""
         return None
 
-    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
+    def after_rejecting(self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
         """Return the exchange for a round in which ``refused`` members' updates were rejected; they count as Byzantine.
 
-        :param on_counted: receives the weight of each remaining update, if the rule determines one.
-        :param counted: these weights, if they were computed elsewhere.
+        :param on_weights: receives the weight of each remaining update, if the rule determines one.
+        :param known_weights: these weights, if they were computed elsewhere.
         """
         return self
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from planaria.config.bounds import Positive
 from planaria.exchange import weight_message
 from planaria.exchange.aggregate import AGGREGATORS, equal_weights, known_aggregator
-from planaria.exchange.base import OnCounted, Settled, StageOuterState, UpdateWeights, Weights
+from planaria.exchange.base import OnWeights, Settled, StageOuterState, UpdateWeights, Weights
 from planaria.exchange.robust.rules import RobustAggregator
 from planaria.exchange.streaming_diloco import Streaming, fragments
 
@@ -39,7 +39,7 @@ class Decoupled(Streaming):
     aggregator: Annotated[str, AfterValidator(known_aggregator)] = "rda"
     """rule that combines the values of a group: mean, rda, senders, clipped_senders"""
 
-    _counted: Mapping[int, float] | None = PrivateAttr(default=None)
+    _known_weights: Mapping[int, float] | None = PrivateAttr(default=None)
     """weights of the updates in the round that is being settled"""
 
     @model_validator(mode="after")
@@ -63,7 +63,7 @@ class Decoupled(Streaming):
 
     @property
     def uses_own_exactly(self) -> bool:
-        return self._counted is None
+        return self._known_weights is None
 
     def update_weights(self, steps: Mapping[int, int]) -> dict[int, float]:
         return {member: float(max(count, 1)) for member, count in steps.items()}
@@ -79,12 +79,12 @@ class Decoupled(Streaming):
         )
         return {**fast, **weight_message.fast_copy(taken, fast)}, caught_up
 
-    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
-        exchange = super().after_rejecting(refused, on_counted, counted)
-        if counted is not None:
+    def after_rejecting(self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
+        exchange = super().after_rejecting(refused, on_weights, known_weights)
+        if known_weights is not None:
             exchange = exchange.model_copy()
-            exchange._counted = counted.coefficients
+            exchange._known_weights = known_weights.coefficients
         return exchange
 
     def aggregate(self, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
-        return AGGREGATORS[self.aggregator](decoded, self._counted or equal_weights(decoded))
+        return AGGREGATORS[self.aggregator](decoded, self._known_weights or equal_weights(decoded))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.config.bounds import Fraction, Natural
 from planaria.exchange import weight_message
-from planaria.exchange.base import OnCounted, Parts, Settled, StageOuterState, Updates, UpdateWeights, Weights
+from planaria.exchange.base import OnWeights, Parts, Settled, StageOuterState, Updates, UpdateWeights, Weights
 from planaria.exchange.gossip import SlowWeightExchange
 from planaria.exchange.robust.products import Vector, chunks
 from planaria.exchange.robust.rules import RobustAggregator
@@ -42,7 +42,7 @@ class MoNNA(SlowWeightExchange):
     def tolerated(self) -> int:
         return self.byzantine
 
-    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
+    def after_rejecting(self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
         return self.model_copy(update={"byzantine": max(0, self.byzantine - refused)})
 
     def why_unsupported(self, members: int) -> str:

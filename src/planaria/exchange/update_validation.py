@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planaria.exchange.base import (
     Exchange,
-    OnCounted,
+    OnWeights,
     StageOuterState,
     TooManyByzantine,
     Update,
@@ -34,7 +34,7 @@ class ValidUpdates(NamedTuple):
     """replica whose update is invalid → why"""
 
 
-def _ignore(counted: UpdateWeights) -> None:
+def _ignore(weights: UpdateWeights) -> None:
     """Ignore the weights."""
 
 
@@ -43,12 +43,12 @@ def validate(
     outer: StageOuterState,
     updates: Updates,
     like: Update,
-    on_counted: OnCounted = _ignore,
+    on_weights: OnWeights = _ignore,
     left_out: Mapping[int, str] = MappingProxyType({}),
 ) -> ValidUpdates:
     """Return the valid ones of ``updates`` in the round after ``outer``, and the exchange for them.
 
-    :param on_counted: as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
+    :param on_weights: as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
     :param left_out: members to reject, with the reason.
     :raises TooManyByzantine: if more updates are invalid than the exchange tolerates, with replicas and reasons.
     """
@@ -58,7 +58,7 @@ def validate(
         limit = f" (exchange.robust tolerates {rule.tolerated})" if rule.tolerated else ""
         raise TooManyByzantine("; ".join(reasons) + limit)
     valid = {member: update for member, update in updates.items() if member not in invalid}
-    return ValidUpdates(rule.after_rejecting(len(invalid), on_counted), valid, invalid)
+    return ValidUpdates(rule.after_rejecting(len(invalid), on_weights), valid, invalid)
 
 
 def invalid_updates(updates: Updates, like: Update, codec: Compressor) -> dict[int, str]:

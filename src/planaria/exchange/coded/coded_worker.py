@@ -19,7 +19,7 @@ from planaria.common.errors import UserError
 from planaria.control.facts import events as e
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.coded.base import MiniTask
-from planaria.exchange.coded.coding import Coding, Counted, SentVector, coding_of
+from planaria.exchange.coded.coding import Coding, CountedReplicas, SentVector, coding_of
 from planaria.exchange.coded.facts import CloseRound, ResultsSent
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.resolved_config import ResolvedRun
@@ -75,7 +75,7 @@ class CodedSteps:
         """Run a step (``StepWork.run``)."""
         CodedRounds(self, messages, runner, data, spans).run(begun)
 
-    def tasks_of(self, step: int, counted: Counted, replica: int) -> Iterator[NodeTask]:
+    def tasks_of(self, step: int, counted: CountedReplicas, replica: int) -> Iterator[NodeTask]:
         """Yield ``replica``'s tasks in the round after those in ``counted``."""
         size, first = self.microbatches // self.coding.chunks, len(counted) * self.coding.scheme.slots()
         for number, assigned in enumerate(self.coding.tasks_of(counted, replica), first):
@@ -95,7 +95,7 @@ class CodedSteps:
         return (sent.round * self.coding.jobs + sent.job) * self.coding.scheme.vectors() + sent.vector
 
     def absorb(
-        self, runner: StageRunner, data: StepData, counted: Counted, vector: Callable[[SentVector], Tensor]
+        self, runner: StageRunner, data: StepData, counted: CountedReplicas, vector: Callable[[SentVector], Tensor]
     ) -> None:
         """Replace the node's gradient by the step's, after its last round.
 
@@ -178,7 +178,7 @@ class CodedRounds:
         self._spans = spans
         nodes = messages.assignment.present.peers(messages.assignment.node)
         self._others = {replica: node for replica, node in enumerate(nodes) if node != messages.assignment.node}
-        self._counted: Counted = ()
+        self._counted: CountedReplicas = ()
         self._sums = PartialSums()
 
     def run(self, begun: Callable[[int], None]) -> None:

@@ -14,7 +14,7 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.coded.base import History, Late, MiniTask, Scheme
 from planaria.exchange.coded.schemes import CodedSchedule, coded_of
 
-Counted = tuple[frozenset[int], ...]
+CountedReplicas = tuple[frozenset[int], ...]
 """replicas whose results count, for each completed round"""
 
 
@@ -71,23 +71,23 @@ class Coding:
         """Return the replicas whose work of a round is lost if only ``counted`` ones count."""
         return frozenset(range(self.replicas)) - counted
 
-    def history(self, counted: Counted) -> History:
+    def history(self, counted: CountedReplicas) -> History:
         """Return the history in the schemes' form."""
         return [self.uncounted(replicas) for replicas in counted]
 
-    def tasks_of(self, counted: Counted, replica: int) -> list[AssignedTask]:
+    def tasks_of(self, counted: CountedReplicas, replica: int) -> list[AssignedTask]:
         """Return the mini-tasks of ``replica`` in the next round."""
         size = self.scheme.chunks(self.replicas)
         tasks = self.scheme.tasks(self.replicas, self.jobs, self.history(counted))[replica]
         parts = [(task, self.scheme.parts(self.replicas, replica, task)) for task in tasks]
         return [AssignedTask(t, tuple((t.job * size + chunk, weight) for chunk, weight in pairs)) for t, pairs in parts]
 
-    def busy(self, counted: Counted) -> frozenset[int]:
+    def busy(self, counted: CountedReplicas) -> frozenset[int]:
         """Return the replicas with mini-tasks in the next round."""
         tasks_of = self.scheme.busy(self.replicas, self.jobs, self.history(counted))
         return frozenset(replica for replica, tasks in enumerate(tasks_of) if tasks)
 
-    def may_close(self, counted: Counted, done: frozenset[int], late: bool) -> bool:
+    def may_close(self, counted: CountedReplicas, done: frozenset[int], late: bool) -> bool:
         """Return whether the next round may end with the results of the replicas in ``done``.
 
         Not before it is ``late``, if the others would have to repeat work.
@@ -99,7 +99,7 @@ class Coding:
             return False
         return self.scheme.tolerates_losses(self.replicas, self.jobs, [*self.history(counted), missing])
 
-    def decoding(self, counted: Counted) -> list[tuple[SentVector, float]]:
+    def decoding(self, counted: CountedReplicas) -> list[tuple[SentVector, float]]:
         """Return the vectors and coefficients that add up to the step's gradient, in order of addition."""
         vectors, history = list[tuple[SentVector, float]](), self.history(counted)
         for job in range(self.jobs):

@@ -142,10 +142,10 @@ def _enough(rule: RobustRule, count: int) -> None:
         )
 
 
-def low_weight_members(counted: Sequence[float], byzantine: int) -> list[int]:
+def low_weight_members(coefficients: Sequence[float], byzantine: int) -> list[int]:
     """Return the members, by index, with less than half of their weight in a mean: at most ``byzantine``, in order."""
-    little = [index for index, weight in enumerate(counted) if weight < _LITTLE / len(counted)]
-    return sorted(sorted(little, key=lambda index: (counted[index], index))[:byzantine])
+    little = [index for index, weight in enumerate(coefficients) if weight < _LITTLE / len(coefficients)]
+    return sorted(sorted(little, key=lambda index: (coefficients[index], index))[:byzantine])
 
 
 def rival_coefficients(

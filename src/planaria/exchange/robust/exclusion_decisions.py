@@ -80,7 +80,7 @@ def settle_weights(run: RunState, round: int, members: Sequence[int]) -> tuple[C
         open_round, arrangement = run.replicas[me].open_round, run.replicas[me].arrangement
         assert open_round is not None
         stages = [open_round.products_at(arrangement.nodes(stage)[0]) for stage in arrangement.stages]
-        if (weights := weighing.counted(stages, members, me, round)) is None:  # too few for the rule
+        if (weights := weighing.update_weights(stages, members, me, round)) is None:  # too few for the rule
             return {}, {}
         first = first if coefficients else weights
         coefficients[me] = dict(weights.coefficients)

@@ -62,7 +62,7 @@ class TrustHistory:
     """rounds per column"""
     whole: bool = False
     """whether updates are weighed over all stages of a replica"""
-    counted: dict[Place, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
+    coefficients: dict[Place, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
     """place → column → [sum of coefficients, count]"""
     refused: dict[tuple[int, int, str], RejectionCounts] = field(default_factory=lambda: defaultdict(RejectionCounts))
     """(replica, stage, reason)"""
@@ -73,7 +73,7 @@ class TrustHistory:
         return replica, -1 if self.whole else stage
 
     def mean(self, location: Place, column: int) -> float | None:
-        total, count = self.counted.get(location, {}).get(column, (0.0, 0))
+        total, count = self.coefficients.get(location, {}).get(column, (0.0, 0))
         return total / count if count else None
 
 
@@ -92,7 +92,7 @@ def _trust(record: RunRecord) -> TrustHistory:
     for _, fact in record.history:
         if isinstance(fact, UpdatesWeighted):
             for replica, coefficient in fact.counted.items():
-                cell = history.counted[history.position(replica, fact.stage)].setdefault(
+                cell = history.coefficients[history.position(replica, fact.stage)].setdefault(
                     fact.round // history.width, [0.0, 0]
                 )
                 cell[0] += coefficient
@@ -122,10 +122,10 @@ def section(record: RunRecord) -> Iterator[str]:
     if record.config.exchange.replicas == 1:
         return
     trust = trust_of(record)
-    if not trust.counted and not trust.refused:
+    if not trust.coefficients and not trust.refused:
         return
     text, parts = "Weights of each replica's updates, and rejected updates.", []
-    if trust.counted:
+    if trust.coefficients:
         over = "over all stages" if trust.whole else "stage by stage"
         text = (
             f"Weight of each replica's updates in the aggregate (exchange.robust = "
@@ -171,8 +171,8 @@ def trust_figure(trust: TrustHistory) -> go.Figure:
     refused: dict[Place, set[int]] = defaultdict(set)
     for (replica, stage, _), refusals in trust.refused.items():
         refused[trust.position(replica, stage)] |= {round // trust.width for round in refusals.rounds}
-    positions = sorted({*trust.counted, *refused})
-    columns = sorted({column for of in (*trust.counted.values(), *refused.values()) for column in of})
+    positions = sorted({*trust.coefficients, *refused})
+    columns = sorted({column for of in (*trust.coefficients.values(), *refused.values()) for column in of})
     names = [f"replica {replica}" + (f" · stage {stage}" if stage >= 0 else "") for replica, stage in positions]
     rounds = [column * trust.width for column in columns]
     means = [[trust.mean(index, column) for column in columns] for index in positions]

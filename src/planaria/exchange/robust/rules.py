@@ -16,7 +16,7 @@ from torch import Tensor
 from planaria.common.errors import UserError, nearest
 from planaria.config.registry import Registry
 from planaria.exchange import weight_message
-from planaria.exchange.base import OnCounted, TooManyByzantine, UpdateWeights, Weights
+from planaria.exchange.base import OnWeights, TooManyByzantine, UpdateWeights, Weights
 from planaria.exchange.robust.base import CoordinateRule, GramRule, RobustRule
 from planaria.exchange.robust.clipping import CenteredClipping
 from planaria.exchange.robust.combining import (
@@ -60,13 +60,13 @@ class RobustAggregator:
 
     rule: RobustRule
     mix: Mix = "none"
-    on_counted: OnCounted | None = None
+    on_weights: OnWeights | None = None
     """receives the weight of each member in a round's value, if the rule has coefficients"""
     strikes: int = STRIKES
     """as of :attr:`~planaria.exchange.base.Exchange.strikes`"""
     scope: Scope = "stage"
     """scope of a judgement: the updates that each stage receives, or whole replicas (``weighing.py``)"""
-    counted: UpdateWeights | None = None
+    known_weights: UpdateWeights | None = None
     """with scope "replica": the members' weights over all stages"""
 
     def min_members(self) -> int:
@@ -80,14 +80,14 @@ class RobustAggregator:
         return isinstance(self.rule, GramRule) and self.rule.continues
 
     def after_rejecting(
-        self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None
+        self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None
     ) -> RobustAggregator:
         """Return the rule after ``refused`` updates were rejected; these count as Byzantine.
 
-        ``on_counted`` and ``counted`` as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
+        ``on_weights`` and ``known_weights`` as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
         """
         rule = self.rule.model_copy(update={"byzantine": max(0, self.rule.byzantine - refused)})
-        return replace(self, rule=rule, on_counted=on_counted, counted=counted)
+        return replace(self, rule=rule, on_weights=on_weights, known_weights=known_weights)
 
     def aggregate(self, decoded: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
         """Return one value of several members' values, in order.
@@ -113,14 +113,14 @@ class RobustAggregator:
             combined = combine(self.rule, vectors, self.mix, draw, before)
         except NotFinite as error:
             raise TooManyByzantine("a member's vector is not finite, and was not rejected") from error
-        if self.on_counted is not None and combined.coefficients is not None and combined.gram is not None:
-            self.on_counted(self._counted([*decoded], combined.coefficients, combined.gram, draw))
+        if self.on_weights is not None and combined.coefficients is not None and combined.gram is not None:
+            self.on_weights(self._update_weights([*decoded], combined.coefficients, combined.gram, draw))
         return weight_message.unflatten(combined.value, like)
 
     def _of_whole_replicas(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
         """Return the value with the weights found over all stages."""
-        assert self.counted is not None, "whole replicas have no weights yet"
-        c = torch.tensor([self.counted.coefficients[member] for member in members], dtype=torch.float64)
+        assert self.known_weights is not None, "whole replicas have no weights yet"
+        c = torch.tensor([self.known_weights.coefficients[member] for member in members], dtype=torch.float64)
         if self.continues and last is None:
             last = zeros_like_vector(vectors[0])
         return by_coefficients(vectors, c, last if self.continues else None)
@@ -133,9 +133,9 @@ class RobustAggregator:
         """
         assert isinstance(self.rule, GramRule)
         weights = coefficients(self.rule, gram, self.mix, draw, self.continues)
-        return self._counted(members, weights, gram, draw)
+        return self._update_weights(members, weights, gram, draw)
 
-    def _counted(self, members: Sequence[int], weight_tensor: Tensor, gram: Tensor, draw: int) -> UpdateWeights:
+    def _update_weights(self, members: Sequence[int], weight_tensor: Tensor, gram: Tensor, draw: int) -> UpdateWeights:
         weights = weight_tensor.tolist()
 
         def by_rivals() -> dict[str, dict[int, float]]:

@@ -54,7 +54,9 @@ class Weighing:
             )
         return products(vectors, new, about, me if self.own else None)
 
-    def counted(self, stages: Sequence[Products], members: Sequence[int], me: int, draw: int) -> UpdateWeights | None:
+    def update_weights(
+        self, stages: Sequence[Products], members: Sequence[int], me: int, draw: int
+    ) -> UpdateWeights | None:
         """Return the weights of the updates of ``members``, in order, from the products of each stage; None below the
         rule's least number of members.
 

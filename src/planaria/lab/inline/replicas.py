@@ -234,11 +234,11 @@ class InlineReplicas:
             first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
             judged = weighed[me]
-            counted = [] if judged is None or runner.stage else [judged]  # one stage reports for all
-            rule = self.exchange.after_rejecting(0, counted.append, judged)
+            weights = [] if judged is None or runner.stage else [judged]  # one stage reports for all
+            rule = self.exchange.after_rejecting(0, weights.append, judged)
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
             compressed = pending.honest[node].compressed if len(party) > 1 else None
-            verdicts[node] = replace(verdicts[node], counted=counted, compressed=compressed)
+            verdicts[node] = replace(verdicts[node], weights=weights, compressed=compressed)
             runner.set_weights(fast)
         if self.exchange.synchronised and (left := [r for r in range(self.count) if r not in rejected]):
             for replica in rejected:
@@ -254,7 +254,7 @@ class InlineReplicas:
         for node in self.nodes(me):
             outer, updates = self.outer[node].settled, {member: pending.received[node][member] for member in party}
             products.append(weighing.products(outer, weighing.decoded_values(outer, updates), me, party))
-        return weighing.counted(products, party, me, pending.round.number)
+        return weighing.update_weights(products, party, me, pending.round.number)
 
     def _remember(self, number: int, verdicts: Verdicts, exclusions: Exclusions, rejected: Collection[int]) -> None:
         """Record rejected updates and proven faults; a replica that copies another one reports nothing."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from planaria.exchange.coded.coded_worker import CodedSteps, PartialSums
-from planaria.exchange.coded.coding import Counted
+from planaria.exchange.coded.coding import CountedReplicas
 from planaria.pipeline.plan.actions import Action, Key, StepPlan, topological_order
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.step_samples import StepData
 
-Counts = Callable[[int, Counted], frozenset[int]]
+Counts = Callable[[int, CountedReplicas], frozenset[int]]
 """(step, replicas counted in its rounds so far) → the replicas whose results count in the next round"""
 
 
@@ -27,7 +27,7 @@ class InlineRounds:
 
     def run(self, step: int, samples_of: Callable[[int], StepData]) -> None:
         """Compute the gradient of ``step`` at every node; ``samples_of``: the required samples by stage."""
-        arrangement, counted = self._steps.resolved.arrangement, Counted()
+        arrangement, counted = self._steps.resolved.arrangement, CountedReplicas()
         sums = {node: PartialSums() for node in self._runners}
         while len(counted) < self._steps.coding.rounds:
             present = self.counts(step, counted)
@@ -46,7 +46,7 @@ class InlineRounds:
         self,
         step: int,
         replica: int,
-        counted: Counted,
+        counted: CountedReplicas,
         sums: Mapping[int, PartialSums],
         samples_of: Callable[[int], StepData],
     ) -> None:

@@ -120,7 +120,7 @@ class _Making:
         known += paths
         if len(known) > MAX_PATHS:
             raise UserError(f"{self.file}: link: {a} and {b} are joined by more than {MAX_PATHS} paths; list fewer")
-        self._counted(len(paths))
+        self._add_to_count(len(paths))
 
     def plain(self, a: str, b: str) -> None:
         """Add the only path between sites that no entry joins."""
@@ -129,9 +129,9 @@ class _Making:
         name = f"{a} → {b}"
         self.capacity[name] = given[1]
         self.paths[a, b] = [Path("direct", a, b, (name,), given[0])]
-        self._counted(1)
+        self._add_to_count(1)
 
-    def _counted(self, more: int) -> None:
+    def _add_to_count(self, more: int) -> None:
         self.count += more
         if self.count > MAX_IN_ALL:
             raise UserError(f"{self.file}: link: sites are joined by more than {MAX_IN_ALL} paths in all; list fewer")

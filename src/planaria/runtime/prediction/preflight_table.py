@@ -147,7 +147,7 @@ def _machine_lines(config: RunConfig, rows: Sequence[StageRow], devices: Invento
     for location, workers, room in positions if memory else ():
         of = f" of {size(room)}{free}" if 0 < room < 1 << 60 else ""
         peak = size(combined_peak(config, memory, workers))
-        yield f"memory        {location}: {_counted(workers)}, at most {peak}{of}"
+        yield f"memory        {location}: {_pluralise(workers)}, at most {peak}{of}"
     if not memory and config.train.device == "cuda" and not devices.devices:
         yield f"memory        not predicted: no device is known here ({devices.lacks or 'other machines have them'})"
     elif not memory:
@@ -155,10 +155,10 @@ def _machine_lines(config: RunConfig, rows: Sequence[StageRow], devices: Invento
     wanted = (config.pipeline.stages + 1) * config.exchange.replicas
     if config.engine == "fleet" and here < wanted:
         where = "the cluster" if config.fleet.kind == "ray" else "machines that join; each checks its memory then"
-        yield f"memory        {_counted(wanted - here)} on {where}"
+        yield f"memory        {_pluralise(wanted - here)} on {where}"
 
 
-def _counted(count: int, noun: str = "worker") -> str:
+def _pluralise(count: int, noun: str = "worker") -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
@@ -179,7 +179,7 @@ def _time(run: ResolvedRun, steps: int, measured_s: float | None) -> str:
         seconds, source = stated_step_s(run), "by the costs that [network] states"
     if seconds is None:
         return "time          unknown until step 3: [network] states no costs"
-    return f"time          {steps * seconds / 3600:#.2g} h for {_counted(steps, 'step')}, {source}"
+    return f"time          {steps * seconds / 3600:#.2g} h for {_pluralise(steps, 'step')}, {source}"
 
 
 def stated_step_s(run: ResolvedRun) -> float | None:

@@ -211,8 +211,8 @@ class RoundMember:
         assert self._own is not None
         received = {replica: self._received[node] for replica, node in peers.items()}
         updates = {replica: _update_of_parts(parts) for replica, parts in received.items()}
-        outer, counted = self.outer, [] if weighed is None or runner.stage else [weighed]  # one stage reports it
-        rule = outer.exchange.after_rejecting(0, counted.append, weighed)
+        outer, weights = self.outer, [] if weighed is None or runner.stage else [weighed]  # one stage reports it
+        rule = outer.exchange.after_rejecting(0, weights.append, weighed)
         outer.publisher.received(updates, rule.codec(outer.settled), outer.settled.rounds)
         if contributes:
             updates[me] = self._accepted_own_update(me) if peers else self._own
@@ -222,7 +222,7 @@ class RoundMember:
         blocking, prefetched = (
             0 if part is None else part.nbytes * self._receivers for part in (self._own.blocking, self._own.prefetched)
         )
-        report = UpdateReport(counted=counted, compressed=self._own.compressed if self._receivers else None)
+        report = UpdateReport(weights=weights, compressed=self._own.compressed if self._receivers else None)
         self.drop()
         return SettledRound(blocking, prefetched, spread, report)
 

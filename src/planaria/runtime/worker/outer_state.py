@@ -27,7 +27,7 @@ class UpdateReport:
 
     refused: Mapping[int, str] = field(default_factory=dict)
     """replica with an invalid update → reason"""
-    counted: Sequence[UpdateWeights] = ()
+    weights: Sequence[UpdateWeights] = ()
     """weights of the updates in the result, if the rule has any"""
     compressed: CompressionEffect | None = None
     """statistics of this node's compressed update, once committed"""
@@ -38,9 +38,9 @@ class UpdateReport:
         """Yield events and their fields; the ``first`` node of a stage reports weights and compression for all."""
         for replica, reason in self.refused.items():
             yield e.UpdateRejected, {"replica": replica, "reason": reason}
-        for counted in self.counted if first else ():
-            rivals = {rule: rounded(weights) for rule, weights in counted.rivals().items()}
-            yield e.UpdatesWeighted, {"counted": rounded(counted.coefficients), "rivals": rivals}
+        for weights in self.weights if first else ():
+            rivals = {rule: rounded(rival) for rule, rival in weights.rivals().items()}
+            yield e.UpdatesWeighted, {"counted": rounded(weights.coefficients), "rivals": rivals}
         if first and (effect := self.compressed) is not None:
             norms = {
                 "norm": effect.norm,
@@ -109,10 +109,10 @@ class OuterState:
         Invalid updates are excluded, up to the number that the exchange tolerates.
         :raises NonFinite: if there are more; it names their replicas.
         """
-        counted: list[UpdateWeights] = []
+        weights: list[UpdateWeights] = []
         try:
             rule, sound, refused = validate(
-                self.exchange, self.settled, updates, self._honest, counted.append, self.left_out
+                self.exchange, self.settled, updates, self._honest, weights.append, self.left_out
             )
             grads, self._pending = rule.settle(self.settled, runner.grads, sound, me)
         except TooManyByzantine as error:
@@ -124,7 +124,7 @@ class OuterState:
         self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
         witnessed = self.exchange.detects_equivocation(len(updates))
         self.received = {replica: digest(update) for replica, update in updates.items()} if witnessed else {}
-        return UpdateReport(refused, counted)
+        return UpdateReport(refused, weights)
 
     def after_member_change(self) -> None:
         """Reset estimates after another node of the stage was rebuilt without its own."""

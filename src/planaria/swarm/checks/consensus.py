@@ -24,7 +24,7 @@ def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, MajorityL
     """Return problem → label, for problems that have one."""
     groups: dict[int, list[Ballot]] = defaultdict(list)
     for rollout in rollouts:
-        groups[rollout.problem.number].append(Ballot(rollout.counted, rollout.behaviour))
+        groups[rollout.problem.number].append(Ballot(rollout.effective_account, rollout.behaviour))
     result = {number: label(group, agreement) for number, group in groups.items()}
     return {number: majority_label for number, majority_label in result.items() if majority_label is not None}
 

@@ -152,7 +152,7 @@ class Defence:
             for nth, index in enumerate(accepted)
         }
         seen = [verdict for nth, verdict in enumerate(judged.values()) if nth not in result.unproven]
-        layer.past.append(_counts((verdict.counted, verdict) for verdict in seen))
+        layer.past.append(_counts((verdict.effective_account, verdict) for verdict in seen))
         report.refused[name] = _counts((verdict.peer, verdict) for verdict in seen)
         if off := result.off or layer.why_disabled(self._config.max_median_refusal):
             report.off[name] = off

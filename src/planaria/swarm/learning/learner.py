@@ -108,7 +108,7 @@ class Learner:
         self, batches: Sequence[_Microbatch], divisor: float, share: float
     ) -> tuple[Mapping[str, float], dict[str, float]]:
         """Return each peer's factor and its share of the gradient with it."""
-        peers = [rollout.counted for batch in batches for rollout in batch.rollouts]
+        peers = [rollout.effective_account for batch in batches for rollout in batch.rollouts]
         if len({*peers}) == 1:
             return {}, {peers[0]: 1.0}
         results: list[float] = []
@@ -120,7 +120,7 @@ class Learner:
         return factors, parts(weights, factors)
 
     def _result(self, batch: _Microbatch, logp: Tensor, divisor: float, factors: Mapping[str, float]) -> LossResult:
-        factor_of_rows = [factors.get(rollout.counted, 1.0) for rollout in batch.rollouts]
+        factor_of_rows = [factors.get(rollout.effective_account, 1.0) for rollout in batch.rollouts]
         return policy_loss(
             self._loss,
             logp,

@@ -71,8 +71,8 @@ class Rollout:
     """None: not learned from"""
 
     @property
-    def counted(self) -> str:
-        """Return the account under which it is counted."""
+    def effective_account(self) -> str:
+        """Return the account it is counted under."""
         return self.account or self.peer
 
     @property
