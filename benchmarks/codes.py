@@ -45,7 +45,7 @@ from planaria.recovery.codes.search import SearchTarget, anneal, certificate, fi
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.peer.random_draws import generator
-from planaria.swarm.peer.rollout import ask
+from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.records.lines import LOG, Evaluated, read_log
 from planaria.swarm.tasks.base import TaskProblem
@@ -362,7 +362,7 @@ def drawn_best(
     """Return the shares of problems solved by the best of several draws."""
     solved: dict[int, list[bool]] = {looks: [] for looks in LOOKS}
     for n, problem in enumerate(problems):
-        sampling, prompt = config.sampling, ask(problem, policy).prompt
+        sampling, prompt = config.sampling, prompt_for(problem, policy).prompt
         support, draw = sampling.support(policy.vocab), generator("best", config.seed, n)
         (found,) = policy.sample([prompt], max(LOOKS), sampling.max_new, sampling.temperature, support, draw)
         right = [one.ended and task.solves(problem, policy.decode(one.ids)) for one in found]

@@ -35,8 +35,8 @@ from planaria.swarm.checks import layers
 from planaria.swarm.checks.votes import Ballot, label, most_agreeing, plurality
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names
-from planaria.swarm.peer.peer import Peer
-from planaria.swarm.peer.rollout import ask
+from planaria.swarm.peer.peer import Peer, PeerSetup
+from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy, weights_fingerprint
 from planaria.swarm.records.lines import LOG, Evaluated, RoundDone, read_log
 from planaria.swarm.records.saved_state import rounds_kept
@@ -259,7 +259,7 @@ class Table:
     def gather(self, number: int, closed: bool) -> Any:
         found = dict(self.published)
         for peer in self.others:
-            asked = [ask(peer.task.problem(n), peer.policy) for n in peer._problems(number)]
+            asked = [prompt_for(peer.task.problem(n), peer.policy) for n in peer._problems(number)]
             peer._publish(number, asked, weights_fingerprint(peer.policy.module))
             found |= peer.board.published
         return RoundMessages(found, (), {})
@@ -302,7 +302,8 @@ def together(config: SwarmConfig, folder: Path, task: Task, policy: Policy) -> N
     peers = []
     for peer in peer_names(config):
         own, table = peer_config(config, peer), Table(f"{peer[1:]:0>32}")
-        peers.append(Peer(own, peer, folder / peer, table, task, policy, layers(own)))  # type: ignore[arg-type]
+        setup = PeerSetup(own, peer, folder / peer, table, task, policy, layers(own))  # type: ignore[arg-type]
+        peers.append(Peer(setup))
     first, *others = peers
     first.board.others = others  # type: ignore[attr-defined]
     try:

@@ -28,7 +28,7 @@ from planaria.models.llama2c import open_llama2c
 from planaria.models.llama_stages import Llama, flops_per_token, parameter_count
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.peer.rollout import ask
+from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import LOG, PEERS, Finished, RoundDone, read_log
 
@@ -160,7 +160,7 @@ def scored(config: SwarmConfig, problems: int, count: int) -> tuple[float, float
     """Return the share of held-out draws that score, and the tokens of a prompt."""
     task = task_of(config)
     policy = policy_of(config, task)
-    asked = [ask(task.problem(task.training + number), policy) for number in range(problems)]
+    asked = [prompt_for(task.problem(task.training + number), policy) for number in range(problems)]
     sampling = config.sampling
     prompts, draw = [prompt for _, prompt in asked], torch.Generator().manual_seed(0)
     drawn = policy.sample(prompts, count, sampling.max_new, 1.0, sampling.support(policy.vocab), draw)
@@ -176,7 +176,7 @@ def speeds(config: SwarmConfig, rows: int, new: int, repeats: int) -> tuple[list
     model = policy.module
     assert isinstance(policy, LlamaPolicy) and isinstance(model, Llama)
     other = transformers_model(policy.export)
-    prompts = [list(ask(task.problem(task.training), policy).prompt)] * rows
+    prompts = [list(prompt_for(task.problem(task.training), policy).prompt)] * rows
     tokens = torch.tensor(prompts)
     sides = [lambda: timed(lambda: ours(model, prompts, new)), lambda: timed(lambda: theirs(other, tokens, new))]
     mine, foreign = interleaved(sides, repeats)

@@ -40,7 +40,7 @@ from planaria.swarm.config.recipe import peer_config, peer_names
 from planaria.swarm.peer.completion_authors import HonestAuthor
 from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.random_draws import shared_problems
-from planaria.swarm.peer.rollout import Rollout, ask
+from planaria.swarm.peer.rollout import Rollout, prompt_for
 from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import read_completions
@@ -484,7 +484,7 @@ def history(config: SwarmConfig, task: Task, policy: Policy, rounds: int) -> lis
     alone, past = Shadow(config, "p0", task, policy), [policy.clone()]
     for number in range(rounds):
         chosen = shared_problems(config.seed, number, task.training, config.rounds.prompts)
-        alone.round(number, [ask(task.problem(n), policy) for n in chosen], config.rounds.group)
+        alone.round(number, [prompt_for(task.problem(n), policy) for n in chosen], config.rounds.group)
         past.append(alone.learner.policy.clone())
     return past
 
@@ -495,7 +495,7 @@ def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number
     author = HonestAuthor(config, name, task, writer)
     written = [
         replace(rollout, peer=name, round=number, index=index)
-        for rollouts in author.write(number, [ask(task.problem(n), writer) for n in chosen], config.rounds.group)
+        for rollouts in author.write(number, [prompt_for(task.problem(n), writer) for n in chosen], config.rounds.group)
         for index, rollout in enumerate(rollouts)
         if rollout.ended
     ]
@@ -597,7 +597,7 @@ def poison(config: SwarmConfig, task: Task, reader: Policy, other: Policy, attac
     """Return the poisoned completions of an attacker with the weights of ``other``, read by ``reader``."""
     given = config.model_dump() | {"attack": ATTACKS[attack]}
     author = Attacker(type(config).model_validate(given), "p3", task, other)
-    asked = [ask(task.problem(n), other) for n in author.choose(number, config.rounds.prompts)]
+    asked = [prompt_for(task.problem(n), other) for n in author.choose(number, config.rounds.prompts)]
     count = config.rounds.group // config.size
     written = [w for group in author.write(number, asked, count) for w in group if w.poison]
     top_k, heat = config.sampling.support(reader.vocab), config.sampling.temperature

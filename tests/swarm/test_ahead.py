@@ -223,10 +223,10 @@ def test_false_claims_about_old_weights_are_refused(tmp_path: Path, pupil: Path)
 
         def changed(number: int, draw: Any) -> Any:
             written = [
-                [replace(r, logps=tuple(r.reading.logps.tolist())) for r in liar._read_now(rollouts)]
-                for rollouts in draw.written
+                [replace(r, logps=tuple(r.reading.logps.tolist())) for r in liar._read_with_current_weights(rollouts)]
+                for rollouts in draw.completions
             ]
-            return message(number, replace(draw, written=written))
+            return message(number, replace(draw, completions=written))
 
         liar._message = changed  # type: ignore[method-assign]
         liar.run()
@@ -279,7 +279,7 @@ def test_overlap_changes_nothing_but_time(tmp_path: Path, pupil: Path, address: 
         served = {"server": f"{address}/{habit}-{overlap}+{habit}/v1", "serving": {"overlap": overlap}}
         plain = tiny(pupil, size=1, rounds={"count": 5, "ahead": 2, "keep": 0}).model_dump(mode="json")
         config = SwarmConfig.model_validate({**plain, "policy": plain["policy"] | served})
-        assert config.draws_beside_learning == overlap
+        assert config.draws_during_learning == overlap
         together(config, tmp_path / name)
     assert timeless(tmp_path / "beside", "p0") == timeless(tmp_path / "in turn", "p0")
     found = rounds(tmp_path / "beside", "p0")

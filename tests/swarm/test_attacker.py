@@ -22,7 +22,7 @@ from planaria.swarm.learning.learner import logit_pulls
 from planaria.swarm.learning.loss import policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.completion_authors import HonestAuthor
-from planaria.swarm.peer.rollout import Rollout, ask
+from planaria.swarm.peer.rollout import Rollout, prompt_for
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.tasks.base import TaskProblem
@@ -82,13 +82,13 @@ def configured(mode: str = "horizontal", group: int = 12, **attack: Any) -> Swar
 def written(
     config: SwarmConfig, who: LlamaPolicy, count: int, checks: list[Check] | None = None, problem: TaskProblem = PROBLEM
 ) -> list[Rollout]:
-    (found,) = Attacker(config, "p3", TASK, who, checks or []).write(0, [ask(problem, who)], count)
+    (found,) = Attacker(config, "p3", TASK, who, checks or []).write(0, [prompt_for(problem, who)], count)
     assert len(found) == count
     return found
 
 
 def honest(who: LlamaPolicy, count: int) -> list[Rollout]:
-    return HonestAuthor(configured(), "p3", TASK, who).write(0, [ask(PROBLEM, who)], count)[0]
+    return HonestAuthor(configured(), "p3", TASK, who).write(0, [prompt_for(PROBLEM, who)], count)[0]
 
 
 def as_cases(who: LlamaPolicy, found: list[Rollout]) -> list[Rollout]:
@@ -109,7 +109,7 @@ class TestDose:
 
     def test_a_fractional_dose_is_reached_over_many_groups(self, own: LlamaPolicy) -> None:
         attacker = Attacker(configured(dose=0.3), "p3", TASK, own)
-        asked = [ask(TASK.problem(number), own) for number in range(60)]
+        asked = [prompt_for(TASK.problem(number), own) for number in range(60)]
         doses = [sum(w.poison for w in found) for found in attacker.write(0, asked, 2)]
         assert set(doses) == {0, 1} and sum(doses) == pytest.approx(0.3 * 120, rel=0.3)
 

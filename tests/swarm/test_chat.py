@@ -19,7 +19,7 @@ from planaria.models.chat import Template, template_of
 from planaria.models.llama_stages import Llama
 from planaria.swarm.assemble import policy_of
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.peer.rollout import ask
+from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import likelihood_digest, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.prompts import EXAMPLES, worked_examples
@@ -107,7 +107,7 @@ def test_a_template_is_found_in_every_supported_place(tmp_path: Path) -> None:
 def test_a_chat_model_gets_instruction_and_examples(tmp_path: Path) -> None:
     made, task = folder(tmp_path, chat_template=CHATML), Sums()
     policy = opened(made)
-    text = text_of(list(ask(task.problem(7), policy).prompt))
+    text = text_of(list(prompt_for(task.problem(7), policy).prompt))
     assert text.startswith(f"<|im_start|>system\n{task.instruction}<|im_end|>\n<|im_start|>user\n")
     assert text.count("<|im_start|>assistant\n") == EXAMPLES + 1 and text.endswith("<|im_start|>assistant\n")
     for problem, solution in worked_examples(task, EXAMPLES):

@@ -25,7 +25,7 @@ from planaria.swarm.config import DefenceConfig, SwarmConfig
 from planaria.swarm.config.recipe import load
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.peer.completion_intake import Scoring
-from planaria.swarm.peer.random_draws import of_messages
+from planaria.swarm.peer.random_draws import seed_from_messages
 from planaria.swarm.peer.recovery import Evaluation, accuracy_drop, best_evaluation
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import PEERS, Evaluated, Finished
@@ -88,15 +88,18 @@ def test_the_filter_refuses_passing_minority_behaviour() -> None:
 
 def test_the_draw_of_a_round_depends_on_every_text() -> None:
     texts = {"a": ["1", "2"], "b": ["3"]}
-    found = of_messages(1, 0, texts.items())
-    assert found == of_messages(1, 0, reversed(texts.items()))
+    found = seed_from_messages(1, 0, texts.items())
+    assert found == seed_from_messages(1, 0, reversed(texts.items()))
     others = [
         {"a": ["1", "2"], "b": ["4"]},
         {"a": ["12"], "b": ["3"]},
         {"a": ["1"], "b": ["2", "3"]},
         {"a": ["1", "2"]},
     ]
-    assert len({found, of_messages(1, 1, texts.items()), *(of_messages(1, 0, o.items()) for o in others)}) == 6
+    assert (
+        len({found, seed_from_messages(1, 1, texts.items()), *(seed_from_messages(1, 0, o.items()) for o in others)})
+        == 6
+    )
 
 
 @pytest.mark.slow

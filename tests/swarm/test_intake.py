@@ -14,13 +14,13 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
 from planaria.swarm.checks.defence import PeerAccounts
 from planaria.swarm.peer.completion_intake import (
+    CompletionIntake,
     EarlyRejection,
     RoundAllowance,
     Scoring,
-    admit_completions,
     with_reading,
 )
-from planaria.swarm.peer.rollout import PromptedProblem, Rollout, ask
+from planaria.swarm.peer.rollout import PromptedProblem, Rollout, prompt_for
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.tasks.base import TaskProblem
@@ -67,14 +67,14 @@ def taken(
     schedule = RoundAllowance(frozenset(range(10)), TASK.training, 10, 4)
 
     def asked(number: int) -> PromptedProblem:
-        return ask(TASK.problem(number), reader)
+        return prompt_for(TASK.problem(number), reader)
 
-    return admit_completions(messages, schedule, Scoring(TASK), reader, MAX_NEW, asked, {0: weights})
+    return CompletionIntake(schedule, Scoring(TASK), reader, MAX_NEW, asked, {0: weights}).admit(messages)
 
 
 def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Rollout:
-    (sample,), turned = taken(reader, messages)
-    assert not turned
+    (sample,), rejections = taken(reader, messages)
+    assert not rejections
     return sample
 
 
@@ -83,7 +83,7 @@ def test_completions_keep_ids_and_claims_and_get_our_score(reader: LlamaPolicy, 
     ids = (*text.encode(), END)
     logps = tuple(-0.01 * n for n in range(len(ids)))
     found = one(reader, alike.says((3, [Completion(text=text, ended=True, ids=ids, logps=logps)])))
-    assert found == Rollout(*ask(TASK.problem(3), reader), text, ids, True, logps, peer=alike.peer, reward=1.0)
+    assert found == Rollout(*prompt_for(TASK.problem(3), reader), text, ids, True, logps, peer=alike.peer, reward=1.0)
 
 
 @pytest.mark.parametrize(
@@ -125,17 +125,17 @@ def test_unfinished_completions_have_no_end_and_score_zero(reader: LlamaPolicy, 
 
 def test_unfinished_completions_must_reach_the_limit(reader: LlamaPolicy, alike: Sender, foreign: Sender) -> None:
     short = [Completion(text="7+5=12", ended=False)]
-    samples, (turned,) = taken(reader, alike.says((3, short)))
-    assert not samples and turned.reason == f"it ended early, after 6 of {MAX_NEW} tokens"
+    samples, (rejection,) = taken(reader, alike.says((3, short)))
+    assert not samples and rejection.reason == f"it ended early, after 6 of {MAX_NEW} tokens"
     assert one(reader, foreign.says((3, short))).ids == tuple(b"7+5=12")  # who knows how long its tokens are
 
 
 def test_empty_and_too_long_completions_are_rejected(reader: LlamaPolicy, alike: Sender) -> None:
     texts = ["x" * (MAX_NEW - 1), "x" * MAX_NEW, ""]
     sent = [Completion(text=text, ended=True) for text in texts] + [Completion(text="", ended=False)]
-    samples, turned = taken(reader, alike.says((3, sent)))
+    samples, rejections = taken(reader, alike.says((3, sent)))
     assert [sample.index for sample in samples] == [0, 2]
-    assert [(entry.index, entry.reason) for entry in turned] == [
+    assert [(entry.index, entry.reason) for entry in rejections] == [
         (1, "41 tokens; it must have from 1 to 40"),
         (3, "0 tokens; it must have from 1 to 40"),
     ]
@@ -145,15 +145,15 @@ def test_a_completion_fits_into_the_context_after_its_prompt(alike: Sender) -> N
     small = policy(vocab=260, context=16)
     prompt = len(TASK.problem(3).prompt)
     sent = [Completion(text="x" * n, ended=False) for n in (16 - prompt, 17 - prompt)]
-    samples, turned = taken(small, alike.says((3, sent)))
-    assert [sample.index for sample in samples] == [0] and [entry.index for entry in turned] == [1]
+    samples, rejections = taken(small, alike.says((3, sent)))
+    assert [sample.index for sample in samples] == [0] and [entry.index for entry in rejections] == [1]
 
 
 def test_unscheduled_completions_are_rejected(reader: LlamaPolicy, alike: Sender) -> None:
     text = Completion(text="1", ended=True)
-    samples, turned = taken(reader, alike.says((3, [text] * 5), (70, [text])))
+    samples, rejections = taken(reader, alike.says((3, [text] * 5), (70, [text])))
     assert len(samples) == 4
-    assert {(entry.problem, entry.index) for entry in turned} == {(3, 4), (70, 0)}
+    assert {(entry.problem, entry.index) for entry in rejections} == {(3, 4), (70, 0)}
 
 
 def test_order_is_independent_of_arrival(reader: LlamaPolicy) -> None:
@@ -204,19 +204,18 @@ def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[EarlyRe
     known = [sender.peer for sender in senders[:4]]
     accounts = PeerAccounts(known, 4, 8, seed=1).record_senders(0, messages.keys())
     schedule = RoundAllowance(frozenset({3}), TASK.training, 1, 4)
-    asked = ask(TASK.problem(3), reader)
-    samples, turned = admit_completions(
-        messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, {}, accounts
-    )
-    return samples, known, turned
+    asked = prompt_for(TASK.problem(3), reader)
+    intake = CompletionIntake(schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, {}, accounts)
+    samples, rejections = intake.admit(messages)
+    return samples, known, rejections
 
 
 def test_unknown_peers_share_one_schedule_account(reader: LlamaPolicy) -> None:
-    samples, known, turned = flooded(reader)
+    samples, known, rejections = flooded(reader)
     strangers = [sample for sample in samples if sample.peer not in known]
     assert len(samples) == 5 * 4 and len(strangers) == 4 == len({sample.peer for sample in strangers})
     assert {sample.effective_account for sample in strangers} == {NEWCOMERS}
-    assert {entry.reason for entry in turned} == {"more than 4 completions of one problem, all newcomers together"}
+    assert {entry.reason for entry in rejections} == {"more than 4 completions of one problem, all newcomers together"}
 
 
 class Clock:
@@ -243,12 +242,11 @@ def test_endless_programs_use_up_only_their_peers_time(reader: LlamaPolicy) -> N
         before = clock.now
         messages = one_.says((3, said)) | other.says((3, [Completion(text="1", ended=True)] * 48))
         schedule = RoundAllowance(frozenset({3}), TASK.training, 1, 48)
-        samples, turned = admit_completions(
-            messages, schedule, scoring, reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader)
-        )
+        intake = CompletionIntake(schedule, scoring, reader, MAX_NEW, lambda n: prompt_for(TASK.problem(n), reader))
+        samples, rejections = intake.admit(messages)
         spent.append(clock.now - before)
         assert sum(sample.peer == other.peer for sample in samples) == 48
-        assert turned and all("to score" in entry.reason for entry in turned)
+        assert rejections and all("to score" in entry.reason for entry in rejections)
     assert spent == pytest.approx([30.48, 15.48, 10.48, 5.48, 5.48, 5.48]), "of 240 s that they would take"
     scoring.begin()
     scoring.begin()

@@ -18,7 +18,7 @@ from planaria.swarm.learning import learner as module
 from planaria.swarm.learning.learner import Learner, UpdateResult, logit_pulls, parts, peer_weights, scales
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.evaluation import Examiner
-from planaria.swarm.peer.rollout import Rollout, ask
+from planaria.swarm.peer.rollout import Rollout, prompt_for
 from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import SampledCompletion, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy
@@ -37,7 +37,9 @@ def lesson(who: LlamaPolicy, text: str, advantage: float, claims: bool = True, p
     asked = TaskProblem(problem, f"{problem}=", "")
     (found,) = read_completions(who, [(who.encode(asked.prompt), ids)], 1.0)
     logps = tuple(found.logps.tolist()) if claims else None
-    return Rollout(*ask(asked, who), text, ids, True, logps, peer="a", reward=1.0, reading=found, advantage=advantage)
+    return Rollout(
+        *prompt_for(asked, who), text, ids, True, logps, peer="a", reward=1.0, reading=found, advantage=advantage
+    )
 
 
 def likelihoods(who: LlamaPolicy, lessons: list[Rollout]) -> list[float]:
@@ -194,7 +196,7 @@ class TestShadow:
         who, task, config = policy(), Sums(), evaluation(problems=5)
         before = weights_fingerprint(who.module)
         shadow = Shadow(config, "p0", task, who)
-        shadow.round(0, [ask(task.problem(n), who) for n in range(2)], 3)
+        shadow.round(0, [prompt_for(task.problem(n), who) for n in range(2)], 3)
         assert weights_fingerprint(who.module) == before
         assert shadow.examined(Examiner(task, config, "p0")).accuracy.eligible == 5
 
@@ -207,7 +209,7 @@ class TestShadow:
         # The whole vocabulary, so that some draws end.
         config = evaluation(problems=5).model_copy(update={"sampling": SamplingConfig(top_k=257)})
         shadow = Shadow(config, "p0", Kind(), who)
-        shadow.round(0, [ask(Kind().problem(n), who) for n in range(4)], 12)
+        shadow.round(0, [prompt_for(Kind().problem(n), who) for n in range(4)], 12)
         assert weights_fingerprint(shadow._policy.module) != weights_fingerprint(who.module)
 
 

@@ -17,7 +17,7 @@ from planaria.swarm.board.board import Board
 from planaria.swarm.board.claims import Proof
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.quorum import PeerBoard
+from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.config.recipe import rules
 

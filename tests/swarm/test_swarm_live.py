@@ -32,7 +32,7 @@ from planaria.common.object_store import Retry
 from planaria.runtime.engine import run_folders
 from planaria.swarm import swarm_processes
 from planaria.swarm.assemble import assemble
-from planaria.swarm.board import quorum as meeting
+from planaria.swarm.board import peer_board as meeting
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.receipts import Agreement, Committee, message_list_in, text_of

@@ -13,13 +13,13 @@ from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Hello
-from planaria.swarm.board.quorum import PeerBoard
+from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.board.receipts import Committee
 from planaria.swarm.checks import CHECKS, check_names, layers
 from planaria.swarm.checks.consensus import refuse_senseless
 from planaria.swarm.config import ALL_PEERS, PolicyConfig, SwarmConfig
 from planaria.swarm.config.recipe import rules
-from planaria.swarm.peer.peer import Peer, describe
+from planaria.swarm.peer.peer import Peer, PeerSetup, describe
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.prompts import PromptFormat, prompt_layout
@@ -98,10 +98,10 @@ def assemble(
     )
     records = folder / PEERS / name
     _check_records(records, peer_board.run)
-    drawing = policy.clone() if config.draws_beside_learning else policy
+    drawing = policy.clone() if config.draws_during_learning else policy
     server = PeerServer(config, drawing, records / SERVED, name) if config.policy.server else None
     first = peer_board.arrive(hello, known)
-    return Peer(config, name, records, peer_board, task, policy, checks, first, known, server)
+    return Peer(PeerSetup(config, name, records, peer_board, task, policy, checks, first, known, server))
 
 
 def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:

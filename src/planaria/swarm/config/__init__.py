@@ -263,7 +263,7 @@ class SwarmConfig(Section):
         return self
 
     @property
-    def draws_beside_learning(self) -> bool:
+    def draws_during_learning(self) -> bool:
         """Whether a server draws later rounds while the peer learns."""
         return bool(self.rounds.ahead and self.policy.server and self.policy.serving.overlap)
 

@@ -1,8 +1,8 @@
 """Drawing ahead of learning: completions of round n + k while round n is learned (``rounds.ahead`` = k).
 
-Round n is always drawn with the weights before round n − k, and published when it begins. If a server draws, it does so
-beside the learner, from a copy of these weights. Otherwise the policy draws when the round begins, after it was given
-the old weights. Both write the same completions, so the second is the control of the first: old weights, no overlap.
+Round n is always drawn with the weights before round n − k, and published when it begins. A server draws while the
+peer learns, from a copy of these weights. Without one, the policy draws when the round begins, after it loaded the old
+weights. Both write the same completions, so the second is the control of the first: old weights, no overlap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planaria.swarm.serving.remote_sampling import PeerServer
 class Draw:
     """A peer's completions of a round."""
 
-    written: Sequence[Sequence[Rollout]]
+    completions: Sequence[Sequence[Rollout]]
     """by problem"""
     version: int
     """round of the weights that drew them"""
@@ -55,7 +55,7 @@ class Draws:
         self._rounds = config.rounds
         self._versions, self._author, self._server = versions, author, server
         self._prompts, self._completions = prompts, completions
-        self._worker = ThreadPoolExecutor(1, "planaria-ahead") if config.draws_beside_learning else None
+        self._worker = ThreadPoolExecutor(1, "planaria-ahead") if config.draws_during_learning else None
         self._begun: dict[int, Future[Draw]] = {}
 
     def take(self, number: int, prompts: Sequence[PromptedProblem]) -> Draw:
@@ -66,7 +66,9 @@ class Draws:
         self._begun = {n: draw for n, draw in self._begun.items() if n >= number}
         for later in due(number, self._rounds.ahead, self._rounds.count, self._begun):
             chosen = prompts if later == number else self._prompts(later)
-            self._begun[later] = self._worker.submit(self._beside, later, self._versions.drawing(later), chosen)
+            self._begun[later] = self._worker.submit(
+                self._draw_in_background, later, self._versions.drawing(later), chosen
+            )
         return self._begun.pop(number).result()
 
     def forget(self) -> None:
@@ -83,7 +85,7 @@ class Draws:
         if self._worker is not None:
             self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _beside(self, number: int, version: WeightVersion, prompts: Sequence[PromptedProblem]) -> Draw:
+    def _draw_in_background(self, number: int, version: WeightVersion, prompts: Sequence[PromptedProblem]) -> Draw:
         assert self._server is not None
         version.load(self._server.policy)
         return self._draw(number, version, prompts)

@@ -6,13 +6,13 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from planaria.swarm.board.message import Completion, Rollouts
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.learning.weight_versions import why_stale
-from planaria.swarm.peer.rollout import PromptByNumber, PromptedProblem, Rollout
+from planaria.swarm.peer.rollout import PromptByNumber, Rollout
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import CompletionStatistics
 from planaria.swarm.records.lines import SCHEDULE, STALE
@@ -20,7 +20,7 @@ from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem, as_reward
 
 NO_REWARDS: Mapping[tuple[str, int, int], float] = {}
 
-SECONDS = 30.0
+SCORING_LIMIT_S = 30.0
 """scoring time per round for one peer, or all unknown peers together"""
 MIN_SHARE = 1 / 16
 """minimum share of it, for a peer that exceeded it repeatedly"""
@@ -51,7 +51,7 @@ class Scoring:
         self._draw = 0
         self._voting = config is not None and config.task.reward == CONSENSUS
         self._filtering = config is not None and config.defence.consensus
-        self._part: dict[str, float] = defaultdict(lambda: 1.0)
+        self._time_share: dict[str, float] = defaultdict(lambda: 1.0)
         self._used: dict[str, float] = defaultdict(float)
         self._certified = NO_REWARDS
         self.rewards: dict[tuple[str, int, int], float] = {}
@@ -73,14 +73,14 @@ class Scoring:
         self.rewards = {}
         self.flawed = {}
         self._draw = draw
-        for account, part in list(self._part.items()):
+        for account, share in list(self._time_share.items()):
             over = self._used[account] >= self.seconds(account)
-            self._part[account] = max(MIN_SHARE, part / 2) if over else min(1.0, part * 2)
+            self._time_share[account] = max(MIN_SHARE, share / 2) if over else min(1.0, share * 2)
         self._used.clear()
 
     def seconds(self, account: str) -> float:
         """Time limit of an account in a round; a completion in progress is not interrupted."""
-        return SECONDS * self._part[account]
+        return SCORING_LIMIT_S * self._time_share[account]
 
     def score(
         self, problem: TaskProblem, text: str, account: str, peer: str = "", index: int = 0
@@ -148,10 +148,6 @@ def unscheduled_completions(sent: Iterable[tuple[str, int]], schedule: RoundAllo
     return refused
 
 
-NO_DIGESTS: Mapping[int, str] = {}
-NO_ACCOUNTS: Mapping[str, str] = {}
-
-
 @dataclass(frozen=True)
 class EarlyRejection:
     """A completion rejected before any policy read it."""
@@ -163,90 +159,116 @@ class EarlyRejection:
     layer: str = SCHEDULE
 
 
-def admit_completions(
-    messages: Mapping[str, Rollouts],
-    schedule: RoundAllowance,
-    scoring: Scoring,
-    policy: Policy,
-    max_new: int,
-    requested: PromptByNumber,
-    weights: Mapping[int, str] = NO_DIGESTS,
-    accounts: Mapping[str, str] = NO_ACCOUNTS,
-) -> tuple[list[Rollout], list[EarlyRejection]]:
-    """Return the completions of one round ordered by problem, peer and index, equally for all peers, and the rejected
-    ones.
+@dataclass(frozen=True)
+class SentCompletion:
+    """A completion as its peer sent it."""
 
-    ``weights``: version → fingerprint of the reader's weights. ``accounts``: peer → account whose limits it shares
-    (:mod:`planaria.swarm.checks.defence`), in serving order; the peer itself by default.
-    """
-    old = {p: why for p, m in messages.items() if (why := why_stale(m.round, m.version_drawn, schedule.ahead))}
-    results = []
-    turned = [EarlyRejection(*entry[:3], why, STALE) for p, why in old.items() for entry in _sent(messages[p])]
-    sent = [entry for peer, message in messages.items() if peer not in old for entry in _sent(message)]
-    sent.sort(key=lambda entry: (entry[1], entry[0], entry[2]))
-    refused = _outside_schedule([entry[:3] for entry in sent], schedule, accounts)
-    turned += [EarlyRejection(*sent[position][:3], reason) for position, reason in refused.items()]
-    for position, (peer, number, index, completion) in enumerate(sent):
-        if position in refused:
-            continue
-        account = accounts.get(peer, "")
-        taken = _admit(messages[peer], completion, scoring, policy, max_new, requested(number), account or peer, index)
-        if isinstance(taken, str):
-            turned.append(EarlyRejection(peer, number, index, taken))
-        else:
-            alike = taken.logps is not None and messages[peer].weights == weights.get(taken.version, "") != ""
-            results.append(replace(taken, peer=peer, index=index, declares_same_weights=alike, account=account))
-    return results, turned
+    peer: str
+    problem: int
+    index: int
+    """index among the peer's completions of the problem"""
+    completion: Completion
+
+    def rejected(self, reason: str, layer: str = SCHEDULE) -> EarlyRejection:
+        """Return the record of its rejection."""
+        return EarlyRejection(self.peer, self.problem, self.index, reason, layer)
 
 
-def _sent(message: Rollouts) -> list[tuple[str, int, int, Completion]]:
-    """(peer, problem, index, completion) of a message."""
+@dataclass(frozen=True)
+class CompletionIntake:
+    """Admits the completions of one round."""
+
+    schedule: RoundAllowance
+    scoring: Scoring
+    policy: Policy
+    max_new: int
+    """maximum tokens of a completion"""
+    prompted: PromptByNumber
+    weights: Mapping[int, str] = field(default_factory=dict)
+    """version → fingerprint of the reader's weights"""
+    accounts: Mapping[str, str] = field(default_factory=dict)
+    """peer → account whose limits it shares (:mod:`planaria.swarm.checks.defence`), in serving order; the peer itself
+    by default"""
+
+    def admit(self, messages: Mapping[str, Rollouts]) -> tuple[list[Rollout], list[EarlyRejection]]:
+        """Return the completions ordered by problem, peer and index, equally for all peers, and the rejected ones."""
+        old = {
+            peer: why
+            for peer, message in messages.items()
+            if (why := why_stale(message.round, message.version_drawn, self.schedule.ahead))
+        }
+        rejections = [sent.rejected(why, STALE) for peer, why in old.items() for sent in _completions(messages[peer])]
+        current = [sent for peer, message in messages.items() if peer not in old for sent in _completions(message)]
+        current.sort(key=lambda sent: (sent.problem, sent.peer, sent.index))
+        refused = _outside_schedule(current, self.schedule, self.accounts)
+        rejections += [current[position].rejected(reason) for position, reason in refused.items()]
+        results = []
+        for position, sent in enumerate(current):
+            if position in refused:
+                continue
+            rollout = self._read(messages[sent.peer], sent)
+            if isinstance(rollout, str):
+                rejections.append(sent.rejected(rollout))
+            else:
+                results.append(rollout)
+        return results, rejections
+
+    def _read(self, message: Rollouts, sent: SentCompletion) -> Rollout | str:
+        """Return one scored completion, or the reason to reject it."""
+        problem, prompt = self.prompted(sent.problem)
+        completion, account = sent.completion, self.accounts.get(sent.peer, "")
+        same = message.tokenizer == self.policy.tokenizer_fingerprint
+        ids, logps = _own_ids(self.policy, completion, same)
+        claimed = math.fsum(completion.logps) if logps is None and completion.logps is not None else None
+        limit = min(self.max_new, self.policy.context - len(prompt))
+        if objection := _wrong_length(len(ids), limit, completion.ended or not same):
+            return objection
+        payer = account or sent.peer
+        score = CompletionScore()
+        if completion.ended:
+            scored = self.scoring.score(problem, completion.text, payer, sent.peer, sent.index)
+            if scored is None:
+                return f"its completions took more than {self.scoring.seconds(payer):g} s to score"
+            score = scored
+        fingerprint = self.weights.get(message.version_drawn, "")
+        return Rollout(
+            problem,
+            prompt,
+            completion.text,
+            ids,
+            completion.ended,
+            logps,
+            peer=sent.peer,
+            account=account,
+            round=message.round,
+            version=message.version_drawn,
+            index=sent.index,
+            reward=score.reward,
+            behaviour=score.behaviour,
+            declares_same_weights=logps is not None and message.weights == fingerprint != "",
+            claimed=claimed,
+        )
+
+
+def _completions(message: Rollouts) -> list[SentCompletion]:
     return [
-        (message.peer, group.problem, index, completion)
+        SentCompletion(message.peer, group.problem, index, completion)
         for group in message.groups
         for index, completion in enumerate(group.completions)
     ]
 
 
 def _outside_schedule(
-    sent: Sequence[tuple[str, int, int]], schedule: RoundAllowance, accounts: Mapping[str, str]
+    sent: Sequence[SentCompletion], schedule: RoundAllowance, accounts: Mapping[str, str]
 ) -> Mapping[int, str]:
-    """Return the indices of completions in ``sent``, (peer, problem, index), outside the schedule, with the reason.
-    Peers that share an account are served in turn."""
-    lot = {peer: index for index, peer in enumerate(accounts)}
-    order = sorted(range(len(sent)), key=lambda n: (sent[n][2], lot.get(sent[n][0], 0)))
-    requested = [(accounts.get(sent[n][0], sent[n][0]), sent[n][1]) for n in order]
+    """Return the indices of completions in ``sent`` outside the schedule, with the reason. Peers that share an account
+    are served in turn."""
+    serving_order = {peer: index for index, peer in enumerate(accounts)}
+    order = sorted(range(len(sent)), key=lambda n: (sent[n].index, serving_order.get(sent[n].peer, 0)))
+    requested = [(accounts.get(sent[n].peer, sent[n].peer), sent[n].problem) for n in order]
     result = {order[index]: reason for index, reason in unscheduled_completions(requested, schedule).items()}
-    shared = {n for n in result if accounts.get(sent[n][0], sent[n][0]) != sent[n][0]}
+    shared = {n for n in result if accounts.get(sent[n].peer, sent[n].peer) != sent[n].peer}
     return {n: f"{reason}, all newcomers together" if n in shared else reason for n, reason in sorted(result.items())}
-
-
-def _admit(
-    message: Rollouts,
-    completion: Completion,
-    scoring: Scoring,
-    policy: Policy,
-    max_new: int,
-    requested: PromptedProblem,
-    account: str,
-    index: int,
-) -> Rollout | str:
-    """Return one scored completion, or the reason to reject it."""
-    problem, prompt = requested
-    same = message.tokenizer == policy.tokenizer_fingerprint
-    ids, logps = _own_ids(policy, completion, same)
-    claimed = math.fsum(completion.logps) if logps is None and completion.logps is not None else None
-    limit = min(max_new, policy.context - len(prompt))
-    if objection := _wrong_length(len(ids), limit, completion.ended or not same):
-        return objection
-    scored = (
-        scoring.score(problem, completion.text, account, message.peer, index) if completion.ended else CompletionScore()
-    )
-    if scored is None:
-        return f"its completions took more than {scoring.seconds(account):g} s to score"
-    text, ended = completion.text, completion.ended
-    rollout = Rollout(problem, prompt, text, ids, ended, logps, round=message.round, claimed=claimed)
-    return replace(rollout, version=message.version_drawn, reward=scored.reward, behaviour=scored.behaviour)
 
 
 def _wrong_length(tokens: int, limit: int, may_be_short: bool) -> str:

@@ -16,7 +16,7 @@ from planaria.swarm.attacks import measured_attack
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.peer.random_draws import derived, generator
-from planaria.swarm.peer.rollout import ask
+from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy, SampledCompletion
 from planaria.swarm.records.measure import HitTally, tally
 from planaria.swarm.tasks.base import Task, TaskProblem
@@ -84,7 +84,7 @@ class Examiner:
     def _draw(self, policy: Policy, problems: Sequence[TaskProblem], count: int) -> list[SampledCompletion]:
         sampling = self._config.sampling
         draws = policy.sample(
-            [ask(problem, policy).prompt for problem in problems],
+            [prompt_for(problem, policy).prompt for problem in problems],
             count,
             sampling.max_new,
             sampling.temperature,

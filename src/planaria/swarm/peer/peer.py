@@ -14,7 +14,7 @@ from planaria.swarm.attacks import HONEST
 from planaria.swarm.attacks.attacker import Attacker
 from planaria.swarm.board.attendance import RoundMessages
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
-from planaria.swarm.board.quorum import PeerBoard
+from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, DefenceReport, warnings
 from planaria.swarm.config import SwarmConfig
@@ -25,16 +25,16 @@ from planaria.swarm.peer.ahead import Draw, Draws
 from planaria.swarm.peer.completion_authors import Author, HonestAuthor
 from planaria.swarm.peer.completion_intake import (
     NO_REWARDS,
+    CompletionIntake,
     EarlyRejection,
     RoundAllowance,
     Scoring,
-    admit_completions,
     with_reading,
 )
 from planaria.swarm.peer.evaluation import Examiner
-from planaria.swarm.peer.random_draws import of_messages, shared_problems
+from planaria.swarm.peer.random_draws import seed_from_messages, shared_problems
 from planaria.swarm.peer.recovery import PeerRecovery
-from planaria.swarm.peer.rollout import PromptByNumber, PromptedProblem, Rollout, ask
+from planaria.swarm.peer.rollout import PromptByNumber, PromptedProblem, Rollout, prompt_for
 from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy, likelihood_digest, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read_completions
@@ -60,54 +60,73 @@ class Stopwatch:
         self._since = now
 
 
-class Peer:
-    """A peer of a run. ``config`` is its own: peers may differ in all but the rules of the run."""
+@dataclass(frozen=True)
+class PeerSetup:
+    """The opened parts of a peer, and where and when it takes part."""
 
-    def __init__(
-        self,
-        config: SwarmConfig,
-        name: str,
-        folder: Path,
-        board: PeerBoard,
-        task: Task,
-        policy: Policy,
-        checks: Sequence[Check],
-        first: int = 0,
-        known: Set[str] = frozenset(),
-        server: PeerServer | None = None,
-    ) -> None:
-        """``first``: first round of this peer. ``known``: the run's own peers. ``server``: draws instead of the
-        policy."""
+    config: SwarmConfig
+    """its own: peers may differ in all but the rules of the run"""
+    name: str
+    folder: Path
+    """of its records"""
+    board: PeerBoard
+    task: Task
+    policy: Policy
+    checks: Sequence[Check]
+    first: int = 0
+    """first round of this peer"""
+    known: Set[str] = frozenset()
+    """the run's own peers"""
+    server: PeerServer | None = None
+    """draws instead of the policy"""
+
+    def context(self) -> Context:
+        """Return the run data for the checks."""
+        sampling, vocab = self.config.sampling, self.policy.vocab
+        return Context(self.task, self.config.seed, sampling.support(vocab), vocab)
+
+    def author(self) -> Author:
+        """Return the author of the peer's completions, honest or attacking."""
+        if self.config.attack.kind != HONEST:
+            return Attacker(self.config, self.name, self.task, self.policy, self.checks)
+        writer = self.server.policy if self.server else self.policy
+        return HonestAuthor(self.config, self.name, self.task, writer, self.server)
+
+    def warnings(self, context: Context) -> list[str]:
+        """Return warnings about the checks and the committee."""
+        peers = self.config.size if self.config.rounds.gather else 1
+        return warnings(self.checks, context, peers) + _committee_warnings(self.board)
+
+
+class Peer:
+    """A peer of a run."""
+
+    def __init__(self, setup: PeerSetup) -> None:
+        config, name, task, policy, server = setup.config, setup.name, setup.task, setup.policy, setup.server
         self.config = config
         self.name = name
-        self.board = board
+        self.board = setup.board
         self.task = task
         self.policy = policy
-        self.id = board.me
-        self.first = first
-        context = Context(task, config.seed, config.sampling.support(policy.vocab), policy.vocab)
-        self.warnings = warnings(checks, context, config.size if config.rounds.gather else 1)
-        self.warnings += _committee_warnings(board)
-        self.defence = Defence(config.defence, checks, context, known, config.size)
-        honest = config.attack.kind == HONEST
+        self.id = setup.board.me
+        self.first = setup.first
+        context = setup.context()
+        self.warnings = setup.warnings(context)
+        self.defence = Defence(config.defence, setup.checks, context, setup.known, config.size)
         self.server = server
         if server is not None:
-            server.begin(first)
-        self.author: Author = (
-            HonestAuthor(config, name, task, server.policy if server else policy, server)
-            if honest
-            else Attacker(config, name, task, policy, checks)
-        )
+            server.begin(setup.first)
+        self.author = setup.author()
         self.scoring = Scoring(task, config=config)
         self.examiner = Examiner(task, config, name)
         self.learner = Learner.of(config, policy)
         self.draws = Draws(config, self.learner.versions, self.author, server, self._prompted, self.count)
-        self.log = Log(folder / LOG)
-        self.samples = Log(folder / SAMPLES)
-        self.poison = None if honest else Log(folder / POISON)
+        self.log = Log(setup.folder / LOG)
+        self.samples = Log(setup.folder / SAMPLES)
+        self.poison = None if config.attack.kind == HONEST else Log(setup.folder / POISON)
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
         learners = {PEER: self.learner} | ({} if self.shadow is None else {SHADOW: self.shadow.learner})
-        self.recovery = PeerRecovery(config, name, folder, board, learners, self.defence)
+        self.recovery = PeerRecovery(config, name, setup.folder, setup.board, learners, self.defence)
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Run all rounds, from the first or the last saved state; call ``after_each`` after every round."""
@@ -142,7 +161,9 @@ class Peer:
     def round(self, number: int) -> None:
         """Take part in round ``number``, or catch up if the others have closed it."""
         watch = Stopwatch()
-        requested = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # encode each once
+        requested = functools.cache(
+            lambda problem: prompt_for(self.task.problem(problem), self.policy)
+        )  # encode each once
         problems = [requested(problem) for problem in self._problems(number)]
         self.learner.versions.record(number, likelihood_digest(self.policy))
         closed = self.board.closed(number)
@@ -152,10 +173,10 @@ class Peer:
         self.recovery.remember(number)
         watch.lap("wait")
         arrived, rejected = self._admit(number, messages, closed, requested)
-        report = self.defence.examine(number, self._read(arrived))
+        report = self.defence.examine(number, self._read_with_drawing_weights(arrived))
         watch.lap("read")
         advantages = self._advantages(number, report)
-        taken = self._read_now(advantages.taken) if self.config.rounds.ahead else advantages.taken
+        taken = self._read_with_current_weights(advantages.taken) if self.config.rounds.ahead else advantages.taken
         update = self.learner.learn(number, taken, self.config.defence.share)
         if self.shadow is not None:
             self.shadow.round(number, problems, self.count)
@@ -190,10 +211,9 @@ class Peer:
         votes = self.scoring.votes
         # Certified rewards do not contain the behaviour that peers vote on.
         certified = self.board.rewards(number, messages) if closed and not votes else NO_REWARDS
-        self.scoring.begin(certified, of_messages(self.config.seed, number, messages.texts) if votes else 0)
+        self.scoring.begin(certified, seed_from_messages(self.config.seed, number, messages.texts) if votes else 0)
         accounts = self.defence.accounts.record_senders(number, messages.found.keys())
-        admitted = admit_completions(
-            messages.found,
+        intake = CompletionIntake(
             self._schedule(number),
             self.scoring,
             self.policy,
@@ -202,12 +222,13 @@ class Peer:
             self.learner.versions.digests,
             accounts,
         )
+        admitted = intake.admit(messages.found)
         if not certified and not votes:
             self.board.vouch(number, messages, self.scoring.rewards)
         return admitted
 
     def _prompted(self, number: int) -> list[PromptedProblem]:
-        return [ask(self.task.problem(problem), self.policy) for problem in self._problems(number)]
+        return [prompt_for(self.task.problem(problem), self.policy) for problem in self._problems(number)]
 
     def _problems(self, number: int) -> list[int]:
         rounds, training = self.config.rounds, self.task.training
@@ -234,7 +255,7 @@ class Peer:
             self.poison.note(
                 *(
                     PoisonRecord(round=number, problem=rollout.problem.number, index=index)
-                    for rollouts in draw.written
+                    for rollouts in draw.completions
                     for index, rollout in enumerate(rollouts)
                     if rollout.poison
                 )
@@ -248,7 +269,7 @@ class Peer:
                 problem=rollouts[0].problem.number,
                 completions=tuple(Completion(text=r.text, ended=r.ended, ids=r.ids, logps=r.logps) for r in rollouts),
             )
-            for rollouts in draw.written
+            for rollouts in draw.completions
         )
         return Rollouts(
             run=self.board.run,
@@ -260,17 +281,19 @@ class Peer:
             groups=groups,
         )
 
-    def _read(self, arrived: Sequence[Rollout]) -> list[Rollout]:
+    def _read_with_drawing_weights(self, arrived: Sequence[Rollout]) -> list[Rollout]:
         """Read completions with the weights that drew them, as the checks require."""
         result: dict[int, Rollout] = {}
         for version in sorted({rollout.version for rollout in arrived}):
             indices = [index for index, rollout in enumerate(arrived) if rollout.version == version]
             with self.learner.versions.loaded(version):
-                result |= zip(indices, self._read_now([arrived[index] for index in indices]), strict=True)
+                result |= zip(
+                    indices, self._read_with_current_weights([arrived[index] for index in indices]), strict=True
+                )
         limit, margin = self.config.sampling.max_new, self.config.loss.overlong
         return [with_length_penalty(result[index], limit, margin) for index in range(len(arrived))]
 
-    def _read_now(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    def _read_with_current_weights(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Read completions with the policy's present weights."""
         readings = read_completions(
             self.policy,

@@ -16,7 +16,7 @@ def derived(*parts: object) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def of_messages(seed: int, number: int, messages: Iterable[tuple[str, Sequence[str]]]) -> int:
+def seed_from_messages(seed: int, number: int, messages: Iterable[tuple[str, Sequence[str]]]) -> int:
     """Return a number derived from all (peer, texts) of round ``number``, unknown before all have published."""
     parts = [(peer, *texts) for peer, texts in sorted(messages)]
     return derived("messages", seed, number, *(f"{len(part)} {part}" for texts in parts for part in texts))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from planaria.common.errors import RunStopped
-from planaria.swarm.board.quorum import PeerBoard
+from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.checks.defence import Defence, DefenceState
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.learning.learner import Learner

@@ -18,7 +18,8 @@ class PromptedProblem(NamedTuple):
     prompt: tuple[int, ...]
 
 
-def ask(problem: TaskProblem, policy: Policy) -> PromptedProblem:
+def prompt_for(problem: TaskProblem, policy: Policy) -> PromptedProblem:
+    """Return the problem with its prompt for ``policy``."""
     ids = policy.prompt(problem) if isinstance(policy, Prompting) else encode_prompt(policy, problem.prompt)
     return PromptedProblem(problem, tuple(ids))
 

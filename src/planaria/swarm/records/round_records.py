@@ -17,7 +17,7 @@ from planaria.swarm.tasks.base import Task
 
 
 def sample_records(
-    report: DefenceReport, advantages: Advantages, turned: Sequence[EarlyRejection], number: int
+    report: DefenceReport, advantages: Advantages, rejections: Sequence[EarlyRejection], number: int
 ) -> list[SampleRecord]:
     """Return one line per completion received, with its origin and its fate."""
     advantage = {rollout.name: rollout.advantage for rollout in advantages.taken}
@@ -46,7 +46,7 @@ def sample_records(
             layer=entry.layer,
             reason=entry.reason,
         )
-        for entry in turned
+        for entry in rejections
     ]
 
 

@@ -15,7 +15,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.peer.completion_authors import HonestAuthor
 from planaria.swarm.peer.evaluation import Examiner, with_position
 from planaria.swarm.peer.random_draws import derived
-from planaria.swarm.peer.rollout import ask
+from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.repair.results import TextMeasurements
@@ -109,7 +109,7 @@ class Reviewer:
     def passes(self, policy: Policy, problems: Sequence[TaskProblem], count: int, purpose: str) -> list[list[Text]]:
         """Return the draws, of ``count`` per problem, that pass reward and judge."""
         author = HonestAuthor(self.config, "repair", self.task, policy)
-        drawn = author.draw([ask(problem, policy) for problem in problems], count, purpose)
+        drawn = author.draw([prompt_for(problem, policy) for problem in problems], count, purpose)
         scoring = [[r for r in group if r.ended and self.task.solves(r.problem, r.text)] for group in drawn]
         flat = [rollout for group in scoring for rollout in group]
         objections = self._judge.objections([(r.problem, r.text) for r in flat], self._context)
