@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.runtime.transport.address import RELAY, Address, Reach, dial_addresses, listening, parse, waits_best
+from planaria.runtime.transport.address import RELAY, Address, Reach, dial_addresses, listening, parse, should_listen
 
 CONTROLLER = Reach(advertise="203.0.113.5", relay="127.0.0.1:7001")
 OPEN = Reach(machine="g1", relay="203.0.113.5:7001")
@@ -51,12 +51,12 @@ def test_on_one_machine_an_address_is_host_and_port() -> None:
     ],
 )
 def test_the_end_that_can_be_reached_waits(first: Address, second: Address, waits: bool) -> None:
-    assert waits_best(str(first), str(second)) is waits
+    assert should_listen(str(first), str(second)) is waits
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_any_text_is_an_address(text: str, other: str) -> None:
-    assert isinstance(dial_addresses(text, CONTROLLER), tuple) and waits_best(text, other) in (True, False)
+    assert isinstance(dial_addresses(text, CONTROLLER), tuple) and should_listen(text, other) in (True, False)
 
 
 @given(st.builds(Address, *[st.from_regex(r"[a-z0-9.:]{1,20}", fullmatch=True)] * 3))

@@ -312,7 +312,7 @@ def test_an_abandoned_edge_discards_deferred_frames(spec: EdgeSpec, port: Port) 
 def test_a_piece_that_was_not_announced_breaks_the_edge(ends: tuple[End, End], piece: bytes) -> None:
     low, high = ends
     low.edge.send(Piece(), torch.frombuffer(bytearray(piece or b"y"), dtype=torch.uint8))
-    assert "where 0 are missing" in high.next(EdgeFailed).detail
+    assert "exceeds the 0 missing bytes" in high.next(EdgeFailed).detail
 
 
 def test_the_window_grows_while_acknowledgements_are_fast_and_shrinks_when_slow(
@@ -335,9 +335,9 @@ def test_the_window_grows_while_acknowledgements_are_fast_and_shrinks_when_slow(
         counts.append(sent())
         now[0] += took
         for _ in range(counts[-1]):
-            out.taken()
+            out.on_ack()
     assert counts[19] >= 15 and counts[-1] <= 2
-    out.hurry()
+    out.lift_limit()
     assert sent() > 100, "there is nothing else to send"
 
 

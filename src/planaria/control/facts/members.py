@@ -9,7 +9,7 @@ from pydantic import Field
 from planaria.common.documents import former_names, renamed_to
 from planaria.config.names import FileName
 from planaria.control.facts.run_started import Fact, SnapshotLabel
-from planaria.runtime.transport.address import waits_best
+from planaria.runtime.transport.address import should_listen
 
 
 class Keep(Fact):
@@ -175,6 +175,6 @@ class Adopt(Fact):
 
 def link(link_id: str, low: int, low_at: str, high: int, high_at: str, over: str = "") -> MemberLink:
     """Return the edge between two nodes at these addresses of their workers, via the relay ``over``."""
-    if waits_best(low_at, high_at):
+    if should_listen(low_at, high_at):
         return MemberLink(low=low, high=high, id=link_id, at=low_at, relay=over)
     return MemberLink(low=low, high=high, id=link_id, at=high_at, calls="low", relay=over)

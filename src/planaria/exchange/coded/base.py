@@ -126,15 +126,19 @@ class Scheme(Choice, ABC):
         return all(self.decodable(n, ahead[: job + self.delay() + 1], job) for job in under_way)
 
 
-class Uncoded(Scheme):
+class OneRoundScheme(Scheme, ABC):
+    """A scheme in which each worker has one mini-task of each job, in the job's own round."""
+
+    def tasks(self, n: int, jobs: int, history: History) -> Tasks:
+        return ((MiniTask(len(history), 0),) if len(history) < jobs else (),) * n
+
+
+class Uncoded(OneRoundScheme):
     """Worker i computes chunk i; a job needs all of them."""
 
     def load(self, n: int) -> float:
         """Return 1 / n."""
         return 1 / n
-
-    def tasks(self, n: int, jobs: int, history: History) -> Tasks:
-        return ((MiniTask(len(history), 0),) if len(history) < jobs else (),) * n
 
     def parts(self, n: int, worker: int, task: MiniTask) -> tuple[tuple[int, float], ...]:
         return ((worker, 1.0),)

@@ -17,7 +17,7 @@ from math import gcd, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.exchange.coded.base import CodedVector, History, MiniTask, Scheme, Stragglers, Tasks
+from planaria.exchange.coded.base import CodedVector, History, MiniTask, OneRoundScheme, Stragglers
 
 Matrix = NDArray[np.float64]
 MAX_ENLARGED = 200
@@ -202,7 +202,7 @@ def precision_problem(n: int, stragglers: int, spare: Callable[[int], int] = int
     )
 
 
-class GC(Scheme):
+class GC(OneRoundScheme):
     """One round, one job: T = 0."""
 
     stragglers: Stragglers = 1
@@ -216,9 +216,6 @@ class GC(Scheme):
     def load(self, n: int) -> float:
         """Return (s + 1) / n."""
         return (self.stragglers + 1) / n
-
-    def tasks(self, n: int, jobs: int, history: History) -> Tasks:
-        return ((MiniTask(len(history), 0),) if len(history) < jobs else (),) * n
 
     def parts(self, n: int, worker: int, task: MiniTask) -> tuple[tuple[int, float], ...]:
         return code(n, self.stragglers).row(worker)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -140,3 +140,14 @@ class Chunked(Compressor, ABC):
     @abstractmethod
     def _why_invalid(self, reader: ArrayReader, n: int, size: int) -> str:
         """Return why the next ``n`` chunks of ``size`` numbers are invalid; empty if they are valid."""
+
+
+class FixedCountChunks(Chunked, ABC):
+    """Sends k numbers of each full chunk. Subclasses have a field ``k``."""
+
+    if TYPE_CHECKING:
+        k: int
+
+    def kept(self, size: int) -> int:
+        """Return k for a chunk of ``size`` numbers, in proportion, at least 1."""
+        return -(-self.k * size // self.chunk)

@@ -14,7 +14,7 @@ from torch import Tensor
 from planaria.common.tensors import all_finite
 from planaria.config.bounds import Natural
 from planaria.exchange.compress import chunks
-from planaria.exchange.compress.chunks import Chunked
+from planaria.exchange.compress.chunks import FixedCountChunks
 from planaria.exchange.compress.sparse import largest, misplaced, require_inside
 
 PLACE_BITS = 6
@@ -23,7 +23,7 @@ _TYPES = {16: torch.bfloat16, 32: torch.float32}
 _LARGEST = torch.finfo(torch.float32).max
 
 
-class DCT(Chunked):
+class DCT(FixedCountChunks):
     """The k coefficients of largest magnitude of each chunk, each as a place of 6 bits and a bfloat16 or fp32 value.
 
     A shorter last chunk uses a basis of its length. A message has 8 + Σ n (⌈6k/8⌉ + k · bits/8) bytes: the places of
@@ -46,10 +46,6 @@ class DCT(Chunked):
         if self.seed and self.basis != "random":
             raise ValueError(f"seed = {self.seed}: basis = {self.basis!r} draws nothing; leave seed out")
         return self
-
-    def kept(self, size: int) -> int:
-        """Return k for a chunk of ``size`` numbers."""
-        return -(-self.k * size // CHUNK)
 
     def chunk_bytes(self, size: int) -> int:
         return chunks.packed_bytes(self.kept(size), PLACE_BITS) + self.kept(size) * self.bits // 8

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from planaria.common.tensors import all_finite
 from planaria.exchange.compress import chunks
-from planaria.exchange.compress.chunks import Chunked
+from planaria.exchange.compress.chunks import FixedCountChunks
 from planaria.exchange.compress.sparse import largest, misplaced, require_inside
 
 PLACE_BITS, CODE_BITS = 12, 2
@@ -20,7 +20,7 @@ _BIN_EDGES_IN_SIGMA = (-2.25, -0.75, 0.75)
 """between the bins of ``released``, in standard deviations from the mean: four of width 6σ/4, the third about zero"""
 
 
-class TopK2(Chunked):
+class TopK2(FixedCountChunks):
     """The k largest numbers of each chunk by magnitude, each in 14 bits: its index, and one of the chunk's four levels.
 
     A chunk's levels are bfloat16 numbers, each the mean of the numbers it stands for:
@@ -39,10 +39,6 @@ class TopK2(Chunked):
     """numbers sent of each chunk of 4,096; of a shorter chunk in proportion, at least one"""
     levels: Literal["symmetric", "released"] = "symmetric"
     """levels of the 2-bit values"""
-
-    def kept(self, size: int) -> int:
-        """Return k for a chunk of ``size`` numbers."""
-        return -(-self.k * size // CHUNK)
 
     def chunk_bytes(self, size: int) -> int:
         packed = (chunks.packed_bytes(self.kept(size), bits) for bits in (PLACE_BITS, CODE_BITS))

@@ -80,7 +80,7 @@ def dial_addresses(text: str, reach: Reach) -> tuple[str, ...]:
     return (*direct, RELAY) if reach.relay else direct
 
 
-def waits_best(first: str, second: str) -> bool:
+def should_listen(first: str, second: str) -> bool:
     """Return whether the first of two processes should wait for the second to connect an edge.
 
     The reachable one waits; the first if both or neither are reachable, or both are on one machine.

@@ -198,7 +198,7 @@ class Edge(EdgeEnd):
         """Send low-priority frames without limit, since there are no others."""
         with self._sending:
             if not self._over and self._later:
-                self._later.hurry()
+                self._later.lift_limit()
                 if not self._unsent:
                     self._push()
 
@@ -331,7 +331,7 @@ class Edge(EdgeEnd):
         """Process a complete frame."""
         if isinstance(header.label, Taken):
             with self._sending:
-                self._later.taken()
+                self._later.on_ack()
                 self._push()
         elif isinstance(header.label, Piece):
             due = self._emulate_link(header)

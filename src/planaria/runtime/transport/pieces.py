@@ -35,15 +35,15 @@ class Outgoing:
         """send times of unacknowledged pieces"""
         self._window = 1.0
         self._least_delay_s = math.inf
-        self._hurried = False
+        self._unlimited = False
 
     def add(self, label: Label, payload: Tensor) -> None:
         """Add a frame; WireError if the tensor or label does not fit one."""
         header = TensorHeader(label, payload.dtype, payload.shape, time.monotonic(), announced=True)
-        self._hurried = self._hurried and bool(self._frames)
+        self._unlimited = self._unlimited and bool(self._frames)
         self._frames.append((memoryview(pack(header)), as_bytes(payload.contiguous())))
 
-    def taken(self) -> None:
+    def on_ack(self) -> None:
         """Process an acknowledgement: adapt the window to the delay."""
         if not self._in_flight:
             return
@@ -52,14 +52,14 @@ class Outgoing:
         change = 1.0 - (delay_s - self._least_delay_s) / TARGET_S
         self._window = min(MAX_PIECES_IN_FLIGHT, max(1.0, self._window + max(change, -self._window / 2) / self._window))
 
-    def hurry(self) -> None:
+    def lift_limit(self) -> None:
         """Remove the limit until all is sent, since there are no other frames."""
-        self._hurried = True
+        self._unlimited = True
 
     def next(self) -> tuple[memoryview, memoryview] | None:
         """Return the next header and payload; None if there is nothing to send, or the window is full."""
         full = len(self._in_flight) >= self._window
-        if not self._frames or (full and not self._hurried):
+        if not self._frames or (full and not self._unlimited):
             return None
         announcement, unsent = self._frames[0]
         if not self._announced:
@@ -93,14 +93,14 @@ class Incoming:
     def announce(self, header: TensorHeader) -> None:
         """Start a frame; WireError if the previous one is incomplete."""
         if self._header is not None:
-            raise WireError(f"{header.label} is announced before {self._header.label} has come")
+            raise WireError(f"{header.label} announced before {self._header.label} was complete")
         self._header, self._payload = header, receive_buffer(header)
         self._left = as_bytes(self._payload)
 
     def room(self, size: int) -> memoryview:
         """Return the memory for the next piece of ``size`` bytes; WireError if it exceeds the missing bytes."""
         if self._header is None or size > len(self._left):
-            raise WireError(f"a piece of {size} bytes, where {len(self._left)} are missing")
+            raise WireError(f"piece of {size} bytes exceeds the {len(self._left)} missing bytes")
         piece, self._left = self._left[:size], self._left[size:]
         return piece
 

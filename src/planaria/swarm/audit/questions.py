@@ -14,8 +14,9 @@ from pathlib import Path
 
 from planaria.common.documents import shown
 from planaria.common.errors import UserError, nearest
+from planaria.data.records import without_surrogates
 from planaria.swarm.tasks import records
-from planaria.swarm.tasks.records import TaskRecord, without_surrogates
+from planaria.swarm.tasks.records import TaskRecord
 
 MAX_QUESTIONS = 1000
 MAX_OPTIONS = 64

@@ -178,3 +178,14 @@ class Erring(Protocol):
 
     def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
         """Return a worked solution in which each step is wrong with probability ``noise`` and later steps follow it."""
+
+
+class ErringTask(Task, ABC):
+    """A task that writes solutions with typical mistakes; its worked solution is one without."""
+
+    @abstractmethod
+    def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
+        """Return a worked solution in which each step is wrong with probability ``noise``."""
+
+    def solution(self, problem: TaskProblem, rng: random.Random) -> str:
+        return self.noisy_solution(problem, rng, 0.0)

@@ -24,7 +24,7 @@ from planaria.recovery.codes import gf2
 from planaria.recovery.codes.search import SearchTarget, survival_score
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import FORMS, AnswerMarks, Style, parse
-from planaria.swarm.tasks.base import Task, TaskProblem
+from planaria.swarm.tasks.base import ErringTask, TaskProblem
 
 KEY = b"planaria codes 1"  # determines the problems and the fingerprint
 MAX_CHECKS = 12
@@ -37,7 +37,7 @@ KEPT = 4096
 """cached problems"""
 
 
-class Codes(Task):
+class Codes(ErringTask):
     """Codes of ``shards`` of which ``data`` are data, with ``distance`` and checks of at most ``weight`` shards.
 
     A problem is a code built shard by shard in a random order that shows ``shown`` of them. Problems are drawn at
@@ -116,9 +116,6 @@ class Codes(Task):
         for check, shard in edges:
             columns[shard] |= 1 << check
         return survival_score(self._target, gf2.transposed(columns, self._target.checks))
-
-    def solution(self, problem: TaskProblem, rng: random.Random) -> str:
-        return self.noisy_solution(problem, rng, 0.0)
 
     def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
         """Return a solution in which each shard has random checks with probability ``noise``."""

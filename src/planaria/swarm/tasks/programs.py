@@ -21,12 +21,13 @@ from typing import Annotated, Any
 from pydantic import Field, PrivateAttr
 
 from planaria.common.errors import UserError
+from planaria.data.records import without_surrogates
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import SPACE, canonical, same_answer
 from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem
 from planaria.swarm.tasks.calls import Call
-from planaria.swarm.tasks.records import TaskRecord, read_split, without_surrogates
+from planaria.swarm.tasks.records import TaskRecord, read_split
 from planaria.swarm.tasks.sandbox import (
     LIMITS,
     Limits,

@@ -16,7 +16,7 @@ from typing import Annotated, BinaryIO, cast
 import pydantic
 
 from planaria.common.errors import UserError, nearest
-from planaria.data.records import is_jsonl
+from planaria.data.records import is_jsonl, without_surrogates
 
 MAX_BYTES = 64 << 20
 MAX_LINE_BYTES = 1 << 20
@@ -90,11 +90,6 @@ def _within(container: object, name: str) -> object:
     if isinstance(container, list) and name.isdecimal() and int(name) < len(container):
         return container[int(name)]
     return None
-
-
-def without_surrogates(text: str) -> str:
-    """Return a text with lone surrogates replaced; JSON can encode them, UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_split(path: Path) -> tuple[list[TaskRecord], list[TaskRecord]]:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from pydantic import field_validator
 
 from planaria.data.permutation import permute
-from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem
+from planaria.swarm.tasks.base import Behaviour, ErringTask, TaskProblem
 from planaria.swarm.tasks.programs import FENCE, INSTRUCTION, OPENING, last_printed_lines, prints_answer, program_of
 from planaria.swarm.tasks.sandbox import LIMITS, ProgramResult, require_sandbox, run
 
@@ -38,7 +38,7 @@ CODE = (ast.Module, ast.Expr, ast.Assign, ast.Name, ast.Load, ast.Store, ast.Bin
 """node types of a sound program"""
 
 
-class Snippets(Task):
+class Snippets(ErringTask):
     """Sums of two numbers and of three, in equal parts; the last tenth is held out. Each has one solution.
 
     All sums of two numbers from 1 to 99 occur, and a sample of those of three.
@@ -98,9 +98,6 @@ class Snippets(Task):
     def behaviour(self, problem: TaskProblem, completion: str, draw: int, untested: bool = False) -> Behaviour:
         program = program_of(completion)
         return () if untested or program is None else last_printed_lines(self._outcome(program))
-
-    def solution(self, problem: TaskProblem, rng: random.Random) -> str:
-        return self.noisy_solution(problem, rng, 0.0)
 
     def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
         """Return a program in which each number is off by one with probability ``noise``.

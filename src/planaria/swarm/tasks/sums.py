@@ -17,7 +17,7 @@ from pydantic import Field
 
 from planaria.data.permutation import permute
 from planaria.swarm.tasks.answers import BRACKETS, parse
-from planaria.swarm.tasks.base import Task, TaskProblem
+from planaria.swarm.tasks.base import ErringTask, TaskProblem
 
 MAX_DIGITS = 18
 MAX_PROBLEMS = 1_000_000
@@ -31,7 +31,7 @@ Writer = Callable[[Column, bool], str]
 """writes a column and its separator; the flag marks the last column"""
 
 
-class Sums(Task):
+class Sums(ErringTask):
     """Sums of two numbers of ``digits`` digits each, worked out in one of two styles.
 
     Every pair of operands is one problem, up to a million pairs sampled from all; the last tenth is held out. Scores
@@ -80,9 +80,6 @@ class Sums(Task):
         """Return the text in the brackets; None without such a block."""
         parsed = parse(BRACKETS, completion)
         return None if parsed is None else parsed.answer
-
-    def solution(self, problem: TaskProblem, rng: random.Random) -> str:
-        return self.noisy_solution(problem, rng, 0.0)
 
     def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
         """Return a solution in which each column is off by one or two with probability ``noise``.
