@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -17,11 +18,11 @@ from planaria.common.compiled import COMPILED
 from planaria.planner.anneal import RANDOMS, anneal
 from planaria.planner.certificate import certificate
 from planaria.planner.evaluate import NEVER, makespan
-from planaria.planner.flows import EdgeRule, edge_costs, flow_along, flow_costs, network_of, search_flows, spread
+from planaria.planner.flows import EdgeRule, FlowRound, edge_costs, flow_costs, network_of, search_flows, spread
 from planaria.planner.guidelines import find_violations
 from planaria.planner.initial_plans import greedy
 from planaria.planner.problem import BLOCK, ROLES, PlanningProblem, Solution
-from planaria.planner.search import COLD, HOT, SearchBudget, search, step_ns
+from planaria.planner.search import COLD, HOT, SearchBudget, SearchResult, search, step_ns
 from planaria.planner.tables import CostTables, Ints
 
 SIZE = 4e6
@@ -112,6 +113,16 @@ def annealed(wired: Wiring, known: PlanningProblem, seed: int, moves: int) -> So
         known.tables, now.origin, now.path, now.stage, chance, heat, best.origin, best.path, best.stage, least, False
     )
     return best
+
+
+def flow_along(
+    problem: PlanningProblem, solution: Solution, seed: int, moves: int, rule: EdgeRule = "two_way"
+) -> SearchResult:
+    """Improve the flows of ``solution``, in natural order of stages, by ``moves`` moves; stages stay."""
+    flow_round = FlowRound(problem, edge_costs(problem, rule), solution, np.random.default_rng(seed), moves)
+    began = time.monotonic()
+    flow_round.run(moves)
+    return SearchResult(flow_round.best, step_ns(problem, flow_round.best) / 1e9, moves, time.monotonic() - began)
 
 
 def flowed(rule: EdgeRule) -> Callable[[Wiring, PlanningProblem, int, int], Solution]:

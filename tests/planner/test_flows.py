@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.planner_flows import flow_along
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import RECIPE, problems, published, small_problem
@@ -22,7 +23,7 @@ from planaria.cli.commands.schedule import searcher
 from planaria.config.schema import RoutingConfig
 from planaria.planner import flows
 from planaria.planner.anneal import Floats
-from planaria.planner.flows import edge_costs, flow_along, flow_costs, search_flows, spread
+from planaria.planner.flows import edge_costs, flow_costs, search_flows, spread
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import read

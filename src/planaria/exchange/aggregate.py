@@ -303,3 +303,14 @@ class AggregatingExchange(Exchange, ABC):
 def equal_weights(members: Iterable[int]) -> dict[int, float]:
     """Return equal weights for ``members``."""
     return dict.fromkeys(members, 1.0)
+
+
+class OuterMomentumExchange(AggregatingExchange, ABC):
+    """An exchange whose outer state has slow weights and a momentum, equal at all replicas that start together."""
+
+    @property
+    def parts(self) -> Parts:
+        return {"slow": "shared", "momentum": "shared", **super().parts}
+
+    def start(self, weights: Weights) -> StageOuterState:
+        return StageOuterState({"slow": weight_message.slow_copy(weights), "momentum": weight_message.zeros(weights)})

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from planaria.config.bounds import Fraction, Positive
 from planaria.exchange import weight_message
-from planaria.exchange.aggregate import AggregatingExchange
-from planaria.exchange.base import Parts, Settled, StageOuterState, TooManyByzantine, Update, Updates, Weights
+from planaria.exchange.aggregate import OuterMomentumExchange
+from planaria.exchange.base import Settled, StageOuterState, TooManyByzantine, Update, Updates, Weights
 
 Momentum = Literal["nesterov", "heavy_ball"]
 
 
-class DiLoCo(AggregatingExchange):
+class DiLoCo(OuterMomentumExchange):
     """An outer optimizer whose gradient is the aggregate of the group's drifts.
 
     Slow weights stay equal only among replicas that received the same updates; a replica that missed a round must copy
@@ -39,13 +39,6 @@ class DiLoCo(AggregatingExchange):
     @property
     def interval(self) -> int:
         return self.every
-
-    @property
-    def parts(self) -> Parts:
-        return {"slow": "shared", "momentum": "shared", **super().parts}
-
-    def start(self, weights: Weights) -> StageOuterState:
-        return StageOuterState({"slow": weight_message.slow_copy(weights), "momentum": weight_message.zeros(weights)})
 
     def slow_weights_before_round(self, outer: StageOuterState) -> Weights:
         """Return the slow weights that the round after ``outer`` changes."""

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from planaria.config.bounds import Fraction, Positive
 from planaria.exchange import weight_message
-from planaria.exchange.aggregate import AggregatingExchange
+from planaria.exchange.aggregate import OuterMomentumExchange
 from planaria.exchange.base import (
     ExchangeCost,
-    Parts,
     Settled,
     Shapes,
     StageOuterState,
@@ -83,7 +82,7 @@ def random_groups(round: int, members: Sequence[int], size: int, seed: int) -> l
     return [tuple(sorted(order[k::count])) for k in range(count)]
 
 
-class SlowWeightExchange(AggregatingExchange, ABC):
+class SlowWeightExchange(OuterMomentumExchange, ABC):
     """Replicas with different weights; a subclass defines x and the outer step."""
 
     every: Positive = 50
@@ -124,13 +123,6 @@ class SlowWeightExchange(AggregatingExchange, ABC):
     @property
     def two_parts(self) -> bool:
         return self.prefetch or not self.compression.exact
-
-    @property
-    def parts(self) -> Parts:
-        return {"slow": "shared", "momentum": "shared", **super().parts}
-
-    def start(self, weights: Weights) -> StageOuterState:
-        return StageOuterState({"slow": weight_message.slow_copy(weights), "momentum": weight_message.zeros(weights)})
 
     def prefetched(self, outer: StageOuterState) -> Tensor | None:
         return weight_message.pack(outer["slow"]) if self.two_parts else None

@@ -107,16 +107,6 @@ def network_of(problem: PlanningProblem, edges: Ints, solution: Solution, load: 
     return FlowNetwork(edges, stage, members_of(stage, sizes), sizes, np.maximum(room, load), problem.jump)
 
 
-def flow_along(
-    problem: PlanningProblem, solution: Solution, seed: int, moves: int, rule: EdgeRule = "two_way"
-) -> SearchResult:
-    """Improve the flows of ``solution``, in natural order of stages, by ``moves`` moves; stages stay."""
-    round_ = _Round(problem, edge_costs(problem, rule), solution, np.random.default_rng(seed), moves)
-    began = time.monotonic()
-    round_.run(moves)
-    return SearchResult(round_.best, step_ns(problem, round_.best) / 1e9, moves, time.monotonic() - began)
-
-
 def search_flows(
     problem: PlanningProblem,
     seed: int,
@@ -146,7 +136,7 @@ def search_flows(
             now = _started(problem, edges, seed, *next(lengths), budget.moves - spent)
 
 
-class _Round:
+class FlowRound:
     """State of one round of ``length`` moves."""
 
     def __init__(
@@ -167,10 +157,10 @@ class _Round:
 
 def _started(
     problem: PlanningProblem, edges: Ints, seed: int, number: int, length: int, most: float = float("inf")
-) -> _Round:
+) -> FlowRound:
     """Return round ``number`` of a search, of at most ``most`` moves, before its first move."""
     start = _flows_over_joined_stages(problem, edges, random.Random(f"{seed} {number}"))
-    return _Round(problem, edges, start, np.random.default_rng([seed, number]), int(min(length, most)))
+    return FlowRound(problem, edges, start, np.random.default_rng([seed, number]), int(min(length, most)))
 
 
 def _flows_over_joined_stages(problem: PlanningProblem, edges: Ints, rng: random.Random) -> Solution:

@@ -19,6 +19,20 @@ from planaria.swarm.tasks.base import Task
 
 
 @dataclass(frozen=True)
+class ModelArguments:
+    """The model arguments of a command."""
+
+    model: str
+    """a run, or a model: a folder, a GGUF file, or hf:NAME"""
+    peer: str | None = None
+    round: int | None = None
+
+    @property
+    def is_swarm(self) -> bool:
+        return (Path(self.model) / PEERS).is_dir()
+
+
+@dataclass(frozen=True)
 class TrainedState:
     """A peer's state after some rounds, on the CPU in fp32."""
 

@@ -28,7 +28,7 @@ from planaria.lab.experts.manifest import TOKENIZER, EnsembleManifest
 from planaria.models import task_vectors
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.weight_sources import open_model
-from planaria.swarm.commands.realign import write
+from planaria.swarm.commands.realign import require_free, write
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy, usage_of
 from planaria.swarm.repair.training import take, weights_of
@@ -92,12 +92,6 @@ def add_up(sources: MergeSources, to: Path, record: Fused) -> None:
     write(to, whole, {FILE: record.model_dump_json(indent=1).encode()})
     print(f"{to}: {len(sources.experts)} experts in one model of {sources.known.members[0].parameters:,} parameters, "
           f"by {record.by}, λ = {record.scale:g}; `planaria eval {to}` measures its loss")  # fmt: skip
-
-
-def require_free(to: Path) -> None:
-    """:raises UserError: when a model cannot be written there."""
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"--to {to} exists and is not an empty folder; remove it, or write elsewhere")
 
 
 def open_llama(path: str) -> LlamaPolicy:

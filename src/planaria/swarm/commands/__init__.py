@@ -135,7 +135,7 @@ def _audit(
 ) -> int:
     """Check a model before its release; exit code 1 if it does not pass."""
     from planaria.swarm.commands.audit import AuditArguments, audit
-    from planaria.swarm.commands.serve import ModelArguments
+    from planaria.swarm.trained_policy import ModelArguments
 
     named = ModelArguments(run_or_model, peer, number)
     limits = (censor, most_leak, most_success)
@@ -167,7 +167,8 @@ def _serve(
     token_file: Annotated[Path | None, token_option()] = None,
 ) -> int:
     """Serve a model on this machine, as an OpenAI-compatible server."""
-    from planaria.swarm.commands.serve import CensorSettings, ModelArguments, serve
+    from planaria.swarm.commands.serve import CensorSettings, serve
+    from planaria.swarm.trained_policy import ModelArguments
 
     wrapper = None
     if censor is None:

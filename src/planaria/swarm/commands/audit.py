@@ -22,7 +22,7 @@ from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, A
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
 from planaria.swarm.commands.realign import FILE as REALIGNED
 from planaria.swarm.commands.realign import Realigned
-from planaria.swarm.commands.serve import ModelArguments, Released, released
+from planaria.swarm.commands.serve import Released, released
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names, run_config
 from planaria.swarm.peer.evaluation import EvaluationResult, Examiner
@@ -34,6 +34,7 @@ from planaria.swarm.repair.exams import MEASURED
 from planaria.swarm.repair.training import weights_of
 from planaria.swarm.report.audit_report import show_audit, write_audit_report
 from planaria.swarm.tasks.base import Task
+from planaria.swarm.trained_policy import ModelArguments
 
 JSON, PAGE = "audit.json", "audit.html"
 COUNTER = "counter"

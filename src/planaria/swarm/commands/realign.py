@@ -17,14 +17,13 @@ from planaria.lab.experts import fused
 from planaria.models import masking, task_vectors
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.records.lines import PEERS
 from planaria.swarm.repair.exams import TextExam
 from planaria.swarm.repair.results import MASK, TUNE, StrategyResult, TextMeasurements
 from planaria.swarm.repair.strategies import WAYS, Case, case_of, measure_all, measure_repair
 from planaria.swarm.repair.texts import RepairTexts, read_benign, read_pairs, read_trusted, split
 from planaria.swarm.repair.training import RepairModels, RepairPlan, weights_of
 from planaria.swarm.report.repair_report import show_repair
-from planaria.swarm.trained_policy import TrainedState, trained_state, trusted_state
+from planaria.swarm.trained_policy import ModelArguments, TrainedState, trained_state, trusted_state
 
 FILE, BITS = "realigned.json", "mask.safetensors"
 STRANGE = 0.1
@@ -82,13 +81,9 @@ class RepairSettings:
 
 
 @dataclass(frozen=True)
-class RealignArguments:
+class RealignArguments(ModelArguments):
     """Arguments: the model and the texts."""
 
-    model: str
-    """a swarm's run, or a model"""
-    peer: str | None = None
-    round: int | None = None
     safe: str | None = None
     trusted: Path | None = None
     pairs: Path | None = None
@@ -98,10 +93,6 @@ class RealignArguments:
     @property
     def files(self) -> bool:
         return self.trusted is not None or self.pairs is not None
-
-    @property
-    def is_swarm(self) -> bool:
-        return (Path(self.model) / PEERS).is_dir()
 
 
 @dataclass(frozen=True)
@@ -121,7 +112,7 @@ def realign(arguments: RealignArguments, wanted: RepairSettings, to: Path) -> in
     :raises UserError: for invalid arguments, where possible before training.
     """
     torch.set_num_threads(1)  # the order of sums changes bits, and equal commands must give equal masks
-    _require_free(to)
+    require_free(to)
     result, by = _repairable(arguments, wanted)
     models = result.models
     todo = repair_case(arguments, result, wanted.plan)
@@ -179,7 +170,7 @@ def apply(arguments: RealignArguments, file: Path, to: Path) -> int:
 
     :raises UserError: if the mask belongs to other models, or gives other weights than it states.
     """
-    _require_free(to)
+    require_free(to)
     result = find(arguments)
     models = result.models
     _require_exportable(models.tuned, arguments.model)
@@ -232,7 +223,8 @@ def _summary(record: Realigned, to: Path) -> str:
     return f"{to}: {learned}; {result} (--most-success) for the watched attacks; others were not measured"
 
 
-def _require_free(to: Path) -> None:
+def require_free(to: Path) -> None:
+    """:raises UserError: when a model cannot be written there."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"--to {to} exists and is not an empty folder; remove it, or write elsewhere")
 

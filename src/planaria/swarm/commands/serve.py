@@ -25,8 +25,7 @@ from planaria.swarm.audit.censor import Censor, LeakageLedger
 from planaria.swarm.audit.questions import read_questions
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.policy.prompts import PromptFormat
-from planaria.swarm.records.lines import PEERS
-from planaria.swarm.trained_policy import export_peer, trained_state
+from planaria.swarm.trained_policy import ModelArguments, export_peer, trained_state
 
 if TYPE_CHECKING:
     from planaria.report.live_page.serving import ServerAddress
@@ -99,20 +98,6 @@ def _described(wrapper: CensorSettings | None) -> str:
 
 
 CHECKPOINTS = "checkpoints"
-
-
-@dataclass(frozen=True)
-class ModelArguments:
-    """The model arguments of a command."""
-
-    model: str
-    """a run, or a model: a folder, a GGUF file, or hf:NAME"""
-    peer: str | None = None
-    round: int | None = None
-
-    @property
-    def is_swarm(self) -> bool:
-        return (Path(self.model) / PEERS).is_dir()
 
 
 @dataclass(frozen=True)
