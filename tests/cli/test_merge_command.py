@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.lab.experts.made_ensemble import SHAPE, child, made_ensemble, text
+from tests.lab.experts.untrained_ensemble import SHAPE, child, text, write_ensemble
 
 from planaria import cli
 from planaria.common import digests
@@ -29,7 +29,7 @@ TOKENS = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an ensemble of two, ``ensemble``, and its merged model, ``merged``."""
     folder = tmp_path_factory.mktemp("merging")
-    made_ensemble(folder)
+    write_ensemble(folder)
     merge(folder / "ensemble", folder / "merged")
     return folder
 
@@ -100,7 +100,7 @@ def test_transformers_read_an_export_without_router_bias(made: Path, tmp_path: P
 
 
 def test_experts_are_added_to_and_removed_from_a_merged_model(made: Path, tmp_path: Path) -> None:
-    run = made_ensemble(tmp_path, names=THREE)
+    run = write_ensemble(tmp_path, names=THREE)
     (source := tmp_path / "upper.txt").write_text(text("upper"))
     words = ["--add", run / "upper" / "model", "--as", "third", "--domain", "upper", "--text", source]
     edit(made / "merged", tmp_path / "more", *words)
@@ -127,7 +127,7 @@ def test_experts_are_added_to_and_removed_from_a_merged_model(made: Path, tmp_pa
 
 
 def test_an_ensemble_is_edited_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = made_ensemble(tmp_path, names=THREE)
+    run = write_ensemble(tmp_path, names=THREE)
     names = [member.name for member in manifest.read(run).members]
     model = Path(shutil.copytree(run / "upper" / "model", tmp_path / "model"))
     assert cli.run(["experts", "edit", str(run), "--remove", names[0]]) == 0
@@ -138,7 +138,7 @@ def test_an_ensemble_is_edited_in_place(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_top_k_zero_selects_every_expert_after_an_addition(made: Path, tmp_path: Path) -> None:
-    run = made_ensemble(tmp_path, names=THREE)
+    run = write_ensemble(tmp_path, names=THREE)
     (tmp_path / "upper.txt").write_text(text("upper"))
     merge(made / "ensemble", tmp_path / "all", "--top-k", 0)
     edit(tmp_path / "all", tmp_path / "more", "--add", run / "upper" / "model", "--text", tmp_path / "upper.txt")
@@ -152,7 +152,7 @@ def test_experts_that_cannot_be_merged_are_refused(made: Path, tmp_path: Path) -
             merge(run, tmp_path / "out", *words)
         assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
 
-    run = made_ensemble(tmp_path)
+    run = write_ensemble(tmp_path)
     known = manifest.read(run)
     first, second = known.members
 
@@ -187,7 +187,7 @@ def test_experts_that_cannot_be_merged_are_refused(made: Path, tmp_path: Path) -
 
 
 def test_too_little_text_needs_a_lambda(tmp_path: Path) -> None:
-    run = made_ensemble(tmp_path)
+    run = write_ensemble(tmp_path)
     shape = SHAPE.model_copy(update={"dim": 80, "heads": 2})
     parent = Llama(shape, seed=1)
     known = manifest.read(run)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fresh import decide_checked
+from full_decide import decide_checked
 
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided

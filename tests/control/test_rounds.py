@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from fresh import decide_checked
+from full_decide import decide_checked
 from replica_steps import facts, finished, relink, simulate, work_until
 from simulated_replicas import SimulatedReplicas
 

@@ -17,7 +17,7 @@ import fsspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reading import refusal, texts
+from source_texts import refusal, texts
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig

@@ -18,7 +18,7 @@ import fsspec
 import fsspec.registry
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from reading import refusal, texts
+from source_texts import refusal, texts
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from words import hello, rollouts
+from swarm_messages import hello, rollouts
 
 from planaria.swarm.board.attendance import RoundTerms
 from planaria.swarm.board.board import Board

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from words import hello, rollouts
+from swarm_messages import hello, rollouts
 
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from repair_cases import attacked
+from swarm_messages import rules
 from tiny_swarm import MODEL, policy
-from words import rules
 
 from planaria import cli
 from planaria.common import digests

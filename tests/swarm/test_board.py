@@ -11,7 +11,7 @@ import stores
 from boards import RULES, Clock, member, place
 from hypothesis import given
 from hypothesis import strategies as st
-from words import goodbye, hello, rollouts
+from swarm_messages import goodbye, hello, rollouts
 
 from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import RoundStalled, RoundTerms

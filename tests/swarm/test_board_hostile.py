@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import stores
 from boards import RULES, Clock, member, place
-from words import goodbye, hello, rollouts
+from swarm_messages import goodbye, hello, rollouts
 
 from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import RoundTerms

@@ -15,8 +15,8 @@ from types import ModuleType
 import pytest
 import stores
 from boards import RULES, Clock, exchange, member, place
+from swarm_messages import goodbye, rollouts
 from swarms import tiny
-from words import goodbye, rollouts
 
 import s3_server
 from planaria.common.errors import UserError

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from words import RUN, goodbye, hello, rollouts, rules
+from swarm_messages import RUN, goodbye, hello, rollouts, rules
 
 from planaria.swarm.board.claims import canonical, sign_claim
 from planaria.swarm.board.envelope import seal, unseal

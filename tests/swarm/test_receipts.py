@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from words import goodbye, hello, rollouts, rules
+from swarm_messages import goodbye, hello, rollouts, rules
 
 from planaria.swarm.board.attendance import (
     Census,

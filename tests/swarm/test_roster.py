@@ -7,7 +7,7 @@ from pathlib import Path
 from boards import member
 from hypothesis import given
 from hypothesis import strategies as st
-from words import goodbye, hello, rollouts
+from swarm_messages import goodbye, hello, rollouts
 
 from planaria.swarm.board.attendance import AGAIN, AT_ONCE, LEFT, PeerSelector, PolledPeers, RoundTerms
 from planaria.swarm.board.board import Board

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from boards import Clock
+from swarm_messages import claim, closing, hello, rollouts
 from swarms import peer, rounds, threads, tiny, together, until, weights
-from words import claim, closing, hello, rollouts
 
 from planaria.swarm.assemble import task_of
 from planaria.swarm.board.board import Board

@@ -18,7 +18,7 @@ from planaria.swarm.tasks.programs import Programs
 from planaria.swarm.tasks.sandbox import run
 
 sys.path.append(str(Path(__file__).parent / "tasks"))
-from opening import needs_sandbox, written
+from task_builders import needs_sandbox, written
 
 pytestmark = needs_sandbox
 PROBLEM = {

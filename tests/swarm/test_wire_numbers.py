@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from words import RUN, closing, goodbye, hello, rollouts, rules
+from swarm_messages import RUN, closing, goodbye, hello, rollouts, rules
 
 from hostile_json import NUMBERS, hostile
 from planaria.common.errors import UserError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import dialogue_corpus
 import planaria
-import talks
 from planaria import cli
 from planaria.config import shipped
 from planaria.config.schema import RunConfig
@@ -18,7 +18,7 @@ from planaria.lab.compare.race_spec import load
 from planaria.lab.dry_run import Pace, remaining_s
 from planaria.lab.report.comparison_table import columns, rows
 from planaria.models.llama_stages import parameter_count
-from recomputed import recomputed
+from recomputed_comparison import table_cells
 from tiny_recipe import written
 
 TRACE = "[compare.trace]\nhourly = 0.9\nstep_s = 300.0\nexempt = [1, 4]\n"
@@ -65,7 +65,7 @@ def test_lost_replaces_the_recipe_s_rule_of_failures(tmp_path: Path, lost: str) 
 
 
 def test_arms_recognise_dialogues(tmp_path: Path) -> None:
-    found = talks.written(tmp_path)
+    found = dialogue_corpus.write_dialogues(tmp_path)
     flags = {"data.source": found["source"], "data.template": found["template"], "train.eval_every": "1"}
     _, arms = load(recipe_of(tmp_path), flags)
     assert {(arm.config.data.format, arm.config.data.document_mask) for arm in arms} == {("messages", True)}
@@ -121,7 +121,7 @@ def test_a_comparison_with_controls_a_search_and_files_for_a_paper(
     oracle, free = (next(arm for arm in found.arms if arm.name == name) for name in ("oracle", "fault-free"))
     for one, other in zip(oracle.courses, free.courses, strict=True):
         assert one.points == other.points and one.loss_events and not other.loss_events, "bit for bit, through failures"
-    cells = recomputed(json.loads((tmp_path / "runs" / "tiny-compare" / "comparison.json").read_text()))
+    cells = table_cells(json.loads((tmp_path / "runs" / "tiny-compare" / "comparison.json").read_text()))
     for row in rows(found):
         printed = dict(zip(columns(found), row, strict=True))
         own = cells[printed["arm"].removesuffix(" (control)")]

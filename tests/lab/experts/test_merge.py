@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.lab.experts.made_ensemble import SHAPE, child
+from tests.lab.experts.untrained_ensemble import SHAPE, child
 from torch import Tensor
 
 from planaria.lab.experts import merge, ridge

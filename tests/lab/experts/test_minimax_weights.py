@@ -9,7 +9,7 @@ import pytest
 from certificate_by_hand import gap, loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_rows import made_rows
+from random_text_scores import random_scores
 
 from planaria.common.errors import UserError
 from planaria.lab.experts.minimax_weights import ROUNDS, Solver, certificate, problem, worst_domain
@@ -25,7 +25,7 @@ def distribution(draw: np.random.Generator, size: int, floor: float = 0.0) -> np
 @pytest.mark.parametrize("seed", range(4))
 def test_the_certificate_matches_independent_code(seed: int) -> None:
     """From w and q alone, at random values and at the solution."""
-    texts, draw = made_rows(80, 4, 3, seed), np.random.default_rng(seed)
+    texts, draw = random_scores(80, 4, 3, seed), np.random.default_rng(seed)
     rows, known = [found.tolist() for found in texts.values()], problem(texts, FLOOR)
     solved = worst_domain(known)
     for w, q in ((distribution(draw, 4, FLOOR), distribution(draw, 3)), (solved.w, solved.q)):
@@ -40,7 +40,7 @@ def test_the_certificate_matches_independent_code(seed: int) -> None:
 def test_no_weights_are_below_the_bound(seed: int, experts: int, domains: int) -> None:
     """For any prices, the gap is not negative and the bound holds for all weights."""
     draw = np.random.default_rng(seed)
-    known = problem(made_rows(20 * domains, experts, domains, seed), FLOOR)
+    known = problem(random_scores(20 * domains, experts, domains, seed), FLOOR)
     q = distribution(draw, domains)
     found = certificate(known, distribution(draw, experts, FLOOR), q)
     assert found.gap >= 0
@@ -52,7 +52,7 @@ def test_no_weights_are_below_the_bound(seed: int, experts: int, domains: int) -
 @pytest.mark.parametrize("seed", range(3))
 def test_the_solution_is_optimal(seed: int, solver: Solver) -> None:
     """Uniform weights, single experts, and weights off by .05 are worse or have a larger gap."""
-    texts, draw = made_rows(1024, 4, 3, seed), np.random.default_rng(seed)
+    texts, draw = random_scores(1024, 4, 3, seed), np.random.default_rng(seed)
     known = problem(texts, FLOOR)
     found = worst_domain(known, tolerance=3e-3, solver=solver)
     assert found.certified and found.proof.residual <= 3e-3 and 0 <= found.proof.gap < 5e-3
@@ -68,7 +68,7 @@ def test_the_solution_is_optimal(seed: int, solver: Solver) -> None:
 
 
 def test_both_solvers_find_the_same_weights() -> None:
-    known = problem(made_rows(2048, 4, 3, 1), FLOOR)
+    known = problem(random_scores(2048, 4, 3, 1), FLOOR)
     one, other = (worst_domain(known, 1e-3, solver=solver) for solver in SOLVERS)
     assert np.abs(one.w - other.w).max() < 5e-3
     assert one.proof.value == pytest.approx(other.proof.value, abs=1e-3)
@@ -94,26 +94,26 @@ def test_any_weights_are_optimal_for_equal_experts(solver: Solver) -> None:
 
 
 def test_a_domain_that_is_hard_for_all_has_the_whole_price() -> None:
-    texts = made_rows(90, 3, 3, 0)
+    texts = random_scores(90, 3, 3, 0)
     texts["hopeless"] = texts["d1"] - 50
     found = worst_domain(problem(texts, FLOOR))
     assert dict(zip(texts, found.q, strict=True))["hopeless"] == pytest.approx(1)
 
 
 def test_rows_of_a_thousand_nats_do_not_underflow() -> None:
-    texts = {name: 900 * rows - 2000 for name, rows in made_rows(60, 3, 2, 2).items()}
+    texts = {name: 900 * rows - 2000 for name, rows in random_scores(60, 3, 2, 2).items()}
     found = worst_domain(problem(texts, FLOOR))
     assert np.isfinite([found.proof.value, found.proof.bound]).all() and found.proof.gap >= 0
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_without_enough_passes_the_result_is_not_certified(solver: Solver) -> None:
-    found = worst_domain(problem(made_rows(400, 4, 3, 0), FLOOR), 1e-9, passes=3, solver=solver)
+    found = worst_domain(problem(random_scores(400, 4, 3, 0), FLOOR), 1e-9, passes=3, solver=solver)
     assert not found.certified and found.proof.gap > 0 and found.w.sum() == pytest.approx(1)
 
 
 def test_invalid_problems_are_named() -> None:
-    texts = made_rows(30, 3, 3, 0)
+    texts = random_scores(30, 3, 3, 0)
     for bad, floor, message in (
         ({**texts, "empty": np.zeros((0, 3))}, FLOOR, "domain 'empty' has no held-out text"),
         ({"one": np.zeros((4, 1))}, FLOOR, "there is only one expert"),

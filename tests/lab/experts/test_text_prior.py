@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.lab.experts.made_ensemble import END, SHAPE, made_ensemble, text
+from tests.lab.experts.untrained_ensemble import END, SHAPE, text, write_ensemble
 
 from planaria.common.errors import UserError
 from planaria.lab.experts import manifest, posterior, ridge
@@ -23,7 +23,7 @@ DOMAINS = ("digits", "lower")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return made_ensemble(tmp_path, {"prior": "ridge"})
+    return write_ensemble(tmp_path, {"prior": "ridge"})
 
 
 def samples(ensemble: Ensemble, domain: str, count: int = 4) -> torch.Tensor:
@@ -70,7 +70,7 @@ def test_one_text_has_the_same_prior_alone_and_in_a_batch(run: Path, length: int
 
 @pytest.mark.parametrize(("top_k", "prefix"), [(0, 0), (1, 8)])
 def test_generation_and_measurement_use_the_same_weights(tmp_path: Path, top_k: int, prefix: int) -> None:
-    ensemble = Ensemble(made_ensemble(tmp_path, {"prior": "ridge", "top_k": top_k, "prefix": prefix}))
+    ensemble = Ensemble(write_ensemble(tmp_path, {"prior": "ridge", "top_k": top_k, "prefix": prefix}))
     whole = ensemble.tokenizer.encode("31")
     for drawn in ensemble.generate(whole, 20):
         with torch.inference_mode():
@@ -84,7 +84,7 @@ def test_generation_and_measurement_use_the_same_weights(tmp_path: Path, top_k: 
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_without_a_prefix_the_prior_alone_selects_and_one_expert_is_loaded(tmp_path: Path, domain: str) -> None:
-    ensemble = Ensemble(made_ensemble(tmp_path, {"prior": "ridge", "top_k": 1, "prefix": 0}))
+    ensemble = Ensemble(write_ensemble(tmp_path, {"prior": "ridge", "top_k": 1, "prefix": 0}))
     assert len(list(ensemble.generate(ensemble.tokenizer.encode(text(domain, 32)), 5))) == 5
     assert list(ensemble._models) == [f"{domain}-expert"]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from tests.lab.experts.made_ensemble import made_ensemble, text
+from tests.lab.experts.untrained_ensemble import text, write_ensemble
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -45,12 +45,12 @@ def test_counts_and_the_token_stream_give_the_same_router() -> None:
 @pytest.mark.parametrize("by", ["votes", "bayes"])
 def test_an_added_domain_equals_a_fit_from_scratch(tmp_path: Path, by: str) -> None:
     votes = {"by": by}
-    run = made_ensemble(tmp_path / "added", {"prior": "votes", "votes": votes})
+    run = write_ensemble(tmp_path / "added", {"prior": "votes", "votes": votes})
     Ensemble(run)
     kept = load_file(run / "parent" / FILE)
     assert sorted(kept) == ["digits", "lower"]
     names = ("digits", "lower", "upper")
-    scratch = made_ensemble(tmp_path / "scratch", {"prior": "votes", "votes": votes}, names)
+    scratch = write_ensemble(tmp_path / "scratch", {"prior": "votes", "votes": votes}, names)
     (run / "domains" / "upper.jsonl").write_bytes((scratch / "domains" / "upper.jsonl").read_bytes())
     given = {name: [name] for name in names}, VotesSpec.model_validate(votes)
     added = VotesPrior.stored_or_fitted(run / "parent" / "model", run, *given)
@@ -89,7 +89,7 @@ def test_the_control_is_naive_bayes() -> None:
 
 @pytest.mark.parametrize("votes", [{}, {"by": "average"}, {"by": "bayes"}, {"keep": 4}])
 def test_the_prior_identifies_the_domain_of_a_text(tmp_path: Path, votes: dict[str, Any]) -> None:
-    ensemble = Ensemble(made_ensemble(tmp_path, {"prior": "votes", "votes": votes}))
+    ensemble = Ensemble(write_ensemble(tmp_path, {"prior": "votes", "votes": votes}))
     for number, domain in enumerate(("digits", "lower")):
         samples = torch.tensor(ensemble.tokenizer.encode(text(domain, 10 * 33))).view(10, 33)
         prior = ensemble.log_prior(samples)
@@ -102,7 +102,7 @@ def test_the_prior_identifies_the_domain_of_a_text(tmp_path: Path, votes: dict[s
 
 
 def test_one_domain_is_refused(tmp_path: Path) -> None:
-    run = made_ensemble(tmp_path, {"prior": "votes"})
+    run = write_ensemble(tmp_path, {"prior": "votes"})
     known = manifest.read(run)
     manifest.write(run, known.model_copy(update={"members": known.members[:1]}))
     with pytest.raises(UserError, match=r"experts\.mixture\.prior = 'votes': a router needs two domains, and 'digits'"):

@@ -14,7 +14,7 @@ from browser import Tab, browser, found
 from live_server import TOKEN, served
 from test_live_server import run_in
 from test_run_source import folder
-from trials_made import comparison_in, swarm_in
+from trial_folders import comparison_in, swarm_in
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from live_server import served
-from trials_made import EVERY, IDS, STEPS, comparison_in, losses, round_of, swarm_in, write_numbers, write_race
+from trial_folders import EVERY, IDS, STEPS, comparison_in, losses, round_of, swarm_in, write_numbers, write_race
 
 from planaria.common.errors import UserError
 from planaria.report.live_page.frames import Json, StateChange, apply_patch

@@ -13,7 +13,7 @@ import synthetic_replicas as r
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import Synthesis
-from tests.report.run.tallied import tally_of
+from tests.report.run.run_totals import tally_of
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e

@@ -10,7 +10,7 @@ from synthetic_comparison import HELD, MANNERS, Manner, compared
 
 from planaria.lab.compare.race_results import ComparisonResults
 from planaria.lab.report.comparison_table import columns, rows
-from recomputed import recomputed
+from recomputed_comparison import table_cells
 
 FORMER = {
     "inputs": "given",
@@ -28,7 +28,7 @@ def printed(found: ComparisonResults) -> dict[str, dict[str, str]]:
 
 
 def differences(found: ComparisonResults, but: tuple[str, ...] = ()) -> list[tuple[str, str, str, str]]:
-    cells, reported = recomputed(json.loads(found.model_dump_json())), printed(found)
+    cells, reported = table_cells(json.loads(found.model_dump_json())), printed(found)
     return [
         (arm, column, cell, reported[arm][column])
         for arm, own in cells.items()

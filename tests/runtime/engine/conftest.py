@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import Recipe, config_in
+from tiny_engine import Recipe, config_in
 
 from planaria.config.schema import RunConfig
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import config_in
+from tiny_engine import config_in
 from torch._dynamo.utils import counters
 
 from planaria.runtime.worker.runner import StageRunner
@@ -21,7 +21,7 @@ from planaria.runtime.worker.step_samples import StepInputs
 PROGRAM = """
 import json, sys, torch
 from pathlib import Path
-from tiny import config_in
+from tiny_engine import config_in
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.step_samples import StepInputs
 from torch._dynamo.utils import counters

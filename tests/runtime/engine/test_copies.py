@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Recipe, config_in, engine_of, lose, losses, raw, whole
+from tiny_engine import Recipe, config_in, engine_of, lose, losses, raw, whole
 
 from planaria.common.errors import UserError
 from planaria.lab.inline.engine import InlineEngine

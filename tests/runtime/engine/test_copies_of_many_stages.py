@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import Recipe, engine_of, lose, losses, whole
+from tiny_engine import Recipe, engine_of, lose, losses, whole
 from torch import Tensor
 
 from planaria.lab.inline.engine import InlineEngine

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import config_in, engine_of, losses, train_stream
+from tiny_engine import config_in, engine_of, losses, train_stream
 from torch.nn import functional as F
 
+import dialogue_corpus
 import planaria
-import talks
 from planaria.cli.commands.evaluate import evaluate
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -29,7 +29,9 @@ SMALL = {"model": {"layers": 2, "context": 24}, "optim": {"clip": 0.0}}
 def recipe(home: Path, microbatches: int = 4, size: int = 2, stages: int = 2, **sections: Any) -> RunConfig:
     pipeline = {"stages": stages, "microbatches": microbatches, "microbatch_size": size}
     given = {**SMALL, "pipeline": pipeline, **sections}
-    return config_in(home, data={**talks.written(home), **given.pop("data", {}), "validation": 0.2}, **given)
+    return config_in(
+        home, data={**dialogue_corpus.write_dialogues(home), **given.pop("data", {}), "validation": 0.2}, **given
+    )
 
 
 @pytest.mark.parametrize("pack", [True, False])
@@ -167,7 +169,7 @@ def test_an_export_has_the_chat_template_of_the_dialogues(tmp_path: Path) -> Non
     """Also of a run that starts from no weights."""
     config = recipe(tmp_path, train={"steps": 1}).model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")})
     planaria.train(config, progress=False)
-    assert (tmp_path / "runs" / "run" / "model" / "chat_template.jinja").read_text() == talks.TEMPLATE
+    assert (tmp_path / "runs" / "run" / "model" / "chat_template.jinja").read_text() == dialogue_corpus.TEMPLATE
 
 
 def test_settings_of_dialogues_are_refused_for_texts_and_the_reverse(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_settings_of_dialogues_are_refused_for_texts_and_the_reverse(tmp_path: P
 
 
 def test_few_dialogues_leave_none_to_validate_with(tmp_path: Path) -> None:
-    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": [{"role": "assistant", "content": "a"}]}))
-    (tmp_path / "talks.jinja").write_text(talks.TEMPLATE)
+    (tmp_path / "dialogues.jsonl").write_text(json.dumps({"messages": [{"role": "assistant", "content": "a"}]}))
+    (tmp_path / "dialogues.jinja").write_text(dialogue_corpus.TEMPLATE)
     with pytest.raises(UserError, match=r"has no dialogue; .*, or train\.eval_every = 0 or a larger data\.validation"):
         planaria.train(recipe(tmp_path, train={"eval_every": 1}), progress=False)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import config_in, engine_of, losses, train_stream
+from tiny_engine import config_in, engine_of, losses, train_stream
 
+import dialogue_corpus
 import planaria
-import talks
 from planaria.cli.commands.evaluate import evaluate
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -116,4 +116,4 @@ def test_families_without_masks_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"data\.document_mask: model\.family = 'llama' takes no masks"):
             check(recipe(tmp_path))
         with pytest.raises(UserError, match=r"takes no masks; set data\.pack = false, which needs none"):
-            check(config_in(tmp_path, data=talks.written(tmp_path)))
+            check(config_in(tmp_path, data=dialogue_corpus.write_dialogues(tmp_path)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import Recipe, engine_of, lose, losses, train_stream, whole
+from tiny_engine import Recipe, engine_of, lose, losses, train_stream, whole
 from torch import Tensor
 
 from planaria.config.schema import RunConfig

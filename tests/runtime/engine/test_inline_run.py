@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import Recipe
+from tiny_engine import Recipe
 
 from observer import Log, train_inline
 from planaria.config.schema import RunConfig

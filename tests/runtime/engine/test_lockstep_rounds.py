@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Recipe, engine_of
+from tiny_engine import Recipe, engine_of
 
 from observer import Log, train_inline
 from planaria.config.schema import RunConfig

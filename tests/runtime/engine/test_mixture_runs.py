@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 import pytest
-from tiny import config_in
+from tiny_engine import config_in
 
 import planaria
 from planaria.common.errors import UserError

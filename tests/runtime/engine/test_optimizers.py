@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_recut_runs import begin, losses, recipe, updated
-from tiny import Recipe, engine_of
-from tiny import losses as of_engine
+from tiny_engine import Recipe, engine_of
+from tiny_engine import losses as of_engine
 
 from planaria.common.errors import UserError
 from planaria.config import consent

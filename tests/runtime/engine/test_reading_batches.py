@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from test_chaos import HOLDERS, chaos, run, state
-from tiny import Recipe, config_in, train_stream
+from tiny_engine import Recipe, config_in, train_stream
 from torch import Tensor
 
 from planaria.common.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Recipe, config_in, engine_of
+from tiny_engine import Recipe, config_in, engine_of
 
 import planaria
 from planaria.common.errors import UserError

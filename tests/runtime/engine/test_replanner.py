@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import Recipe
+from tiny_engine import Recipe
 
 from planaria.control.facts.decisions import Replan
 from planaria.control.facts.events import Replanned

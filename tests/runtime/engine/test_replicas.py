@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Recipe, engine_of, losses
+from tiny_engine import Recipe, engine_of, losses
 
 from observer import train_inline
 from planaria.config.schema import RunConfig

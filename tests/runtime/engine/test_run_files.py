@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import config_in
+from tiny_engine import config_in
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import Recipe, raw
+from tiny_engine import Recipe, raw
 from torch import Tensor
 
 from planaria.config.schema import RunConfig

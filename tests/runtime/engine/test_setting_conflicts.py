@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import Recipe
+from tiny_engine import Recipe
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from tiny import Recipe
+from tiny_engine import Recipe
 
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.sleeping_runner import SleepingRunner, Slowness, slowdown_factor

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Recipe, engine_of, lose, losses, whole
+from tiny_engine import Recipe, engine_of, lose, losses, whole
 
 from observer import Log, train_inline
 from planaria.common.errors import UserError

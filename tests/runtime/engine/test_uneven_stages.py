@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from test_recut_runs import begin, losses, recipe, updated
-from tiny import Recipe, engine_of
-from tiny import losses as of_engine
+from tiny_engine import Recipe, engine_of
+from tiny_engine import losses as of_engine
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import talks
+import dialogue_corpus
 from harness import ending, in_one_process, losses, mean_losses, outcomes, tiny, train, validation_losses
 from planaria.config.schema import RunConfig
 from planaria.faults.trace import Fault
@@ -15,7 +15,7 @@ from planaria.faults.trace import Fault
 
 def recipe(folder: Path, **sections: Any) -> RunConfig:
     folder.mkdir(exist_ok=True)
-    data = {**talks.written(folder), "validation": 0.2}
+    data = {**dialogue_corpus.write_dialogues(folder), "validation": 0.2}
     given = {"train": {"eval_every": 4}, **sections}
     return tiny(folder, stages=2, steps=8, data=data, **given)
 

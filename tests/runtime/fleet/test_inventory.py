@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import made_up
+import fake_nvidia_smi
 import pytest
 import torch
-from made_up import nvidia_smi, uuid
+from fake_nvidia_smi import nvidia_smi, uuid
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -104,7 +104,7 @@ def test_the_reason_for_no_device_is_reported(tmp_path: Path, monkeypatch: pytes
 
 @contextmanager
 def fleet_on(devices: tuple[Device, ...] = ()) -> Iterator[LocalFleet]:
-    fleet = LocalFleet(made_up.worker, ["torch", made_up.__name__], 10.0, 6, devices)
+    fleet = LocalFleet(fake_nvidia_smi.worker, ["torch", fake_nvidia_smi.__name__], 10.0, 6, devices)
     try:
         yield fleet
     finally:
@@ -163,7 +163,7 @@ def test_a_pools_workers_get_free_or_reserved_devices(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [80, 80]))
     before = Path.cwd()
     pool = ProcessPool(
-        PoolConfiguration(lambda *_: Workplace(made_up.worker, tmp_path), [], "", b"", DeviceNeeds((1,)))
+        PoolConfiguration(lambda *_: Workplace(fake_nvidia_smi.worker, tmp_path), [], "", b"", DeviceNeeds((1,)))
     )
     assert len(pool.facts().devices.devices) == 2
     for worker in ("w0", "w1"):

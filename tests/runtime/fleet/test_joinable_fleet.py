@@ -261,7 +261,7 @@ START_S = 2.0
 
 
 @pytest.fixture
-def led_elsewhere() -> Iterator[Scene]:
+def led_remotely() -> Iterator[Scene]:
     """A new controller that expects machines g1 and g2 of a lost one, each with a worker."""
     scene = Scene(returning={"g1": [("w1", 1)], "g2": [("w2", 1)]}, return_s=RETURN_S, start_s=START_S, first=3)
     for worker in ("w1", "w2"):
@@ -276,9 +276,9 @@ def come_back(scene: Scene, host: str) -> WorkerLine:
     return line
 
 
-def test_a_machine_returns_with_its_worker_and_stays(led_elsewhere: Scene) -> None:
+def test_a_machine_returns_with_its_worker_and_stays(led_remotely: Scene) -> None:
     """Orders wait for the worker; the limit for the preparation of new machines does not count for it."""
-    scene = led_elsewhere
+    scene = led_remotely
     scene.fleet.send("w1", b"first")
     line = come_back(scene, "g1")
     assert receive(line).host == "g1"
@@ -298,8 +298,10 @@ def test_a_machine_returns_with_its_worker_and_stays(led_elsewhere: Scene) -> No
     assert not scene.of_kind(Joined), "it is no new machine"
 
 
-def test_a_worker_that_does_not_return_with_its_machine_is_lost_and_new_ones_are_not(led_elsewhere: Scene) -> None:
-    scene = led_elsewhere
+def test_a_worker_that_does_not_return_with_its_machine_is_lost_and_new_ones_are_not(
+    led_remotely: Scene,
+) -> None:
+    scene = led_remotely
     lines = [come_back(scene, host) for host in ("g1", "g2")]
     assert [receive(line).host for line in lines] == ["g1", "g2"]
     scene.spawn("w9", "g1")
@@ -313,8 +315,8 @@ def test_a_worker_that_does_not_return_with_its_machine_is_lost_and_new_ones_are
     assert [(ended.worker, ended.detail) for ended in scene.of_kind(WorkerEnded)] == [("w2", "did not return")]
 
 
-def test_a_machine_that_is_not_expected_is_refused_with_the_reason(led_elsewhere: Scene) -> None:
-    refused = receive(come_back(led_elsewhere, "g7"))
+def test_a_machine_that_is_not_expected_is_refused_with_the_reason(led_remotely: Scene) -> None:
+    refused = receive(come_back(led_remotely, "g7"))
     assert isinstance(refused, joining.Goodbye) and not refused.welcome
     assert refused.reason == "back: the run does not wait for its machine g7 any more"
 

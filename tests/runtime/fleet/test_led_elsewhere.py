@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from benchmarks.field_systems import free_port
 from holders import Holders
-from led_elsewhere import LEASE_S, led, lose_machine, shared, stop_until_replaced, undisturbed
+from shared_log_run import LEASE_S, led, lose_machine, shared, stop_until_replaced, undisturbed
 
 from harness import Live, checked, ending, facts, live, losses, steps, train
 from planaria.common.errors import UserError

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.report.run.tallied import tally_of
+from tests.report.run.run_totals import tally_of
 
 import planaria
 from harness import assert_no_orphans, checked, facts, folder_of, tiny

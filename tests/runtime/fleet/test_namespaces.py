@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from benchmarks.netns import CUT_OFF, FINE, Host, NotAllowedError, Weather, network, output_of
-from stranger import FRAME
+from keyless_client import FRAME
 
 from harness import (
     Live,
@@ -95,9 +95,9 @@ def stop(run: Live) -> None:
 
 def assert_no_stranger_gets_in(host: Host, addresses: list[str]) -> None:
     """Try the whole protocol without the key."""
-    command = [*host.prefix, sys.executable, str(Path(__file__).with_name("stranger.py")), *addresses]
+    command = [*host.prefix, sys.executable, str(Path(__file__).with_name("keyless_client.py")), *addresses]
     reported = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
-    assert len(reported) == len(addresses) * 5 and all(way["said"] == 0 for way in reported), reported
+    assert len(reported) == len(addresses) * 5 and all(entry["bytes"] == 0 for entry in reported), reported
 
 
 def assert_nothing_in_clear(capture: Path, key: bytes) -> None:

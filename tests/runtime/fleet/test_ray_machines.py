@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from led_elsewhere import led, shared, undisturbed
+from shared_log_run import led, shared, undisturbed
 
 from harness import STORE, checked, ending, facts, losses, steps
 from planaria.control.facts import events as e

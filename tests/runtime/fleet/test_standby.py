@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mortal import Moment, lead
+from killed_controller import Moment, lead
 
 from harness import assert_no_orphans, checked, ending, facts, folder_of, live, losses, newest, pids, steps, tiny, train
 from planaria.config import recipe

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
+import keyless_client
 import pytest
-import stranger
 
 from harness import checked, ending, facts, live, tiny
 from planaria.control.facts import decisions as d
@@ -56,9 +56,11 @@ def test_idle_strangers_make_room_for_callers_with_the_key(listener: EdgeListene
         assert len(listener._unproven) <= MAX_UNPROVEN
 
 
-@pytest.mark.parametrize("way", stranger.WAYS, ids=lambda way: way.__name__)
-def test_no_caller_without_the_key_is_accepted(listener: EdgeListener, called: Called, way: stranger.Way) -> None:
-    assert stranger.said(way, listener.address) == 0
+@pytest.mark.parametrize("attempt", keyless_client.CONNECTIONS, ids=lambda attempt: attempt.__name__)
+def test_no_caller_without_the_key_is_accepted(
+    listener: EdgeListener, called: Called, attempt: keyless_client.Connection
+) -> None:
+    assert keyless_client.bytes_received(attempt, listener.address) == 0
     calls(listener, called, b"one of us")
     assert called.empty()
 
@@ -96,8 +98,8 @@ def test_a_run_recovers_beside_strangers_at_every_port(tmp_path: Path) -> None:
             host, _, port = address.rpartition(":")
             for _ in range(IDLE):
                 idle.enter_context(socket.create_connection((host, int(port))))
-            for way in stranger.WAYS:
-                assert stranger.said(way, address) == 0
+            for attempt in keyless_client.CONNECTIONS:
+                assert keyless_client.bytes_received(attempt, address) == 0
         (form,) = facts(record, d.Form)
         holder = next(member.worker for member in form.members if member.node == 2)
         os.kill(next(worker.pid for worker in joined if worker.worker == holder), signal.SIGKILL)

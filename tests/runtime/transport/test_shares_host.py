@@ -25,17 +25,17 @@ SOON_S = 30.0
 
 
 @pytest.fixture
-def called() -> Iterator[Port]:
+def listening_port() -> Iterator[Port]:
     port = Port("127.0.0.1", KEY)
     yield port
     port.close()
 
 
-def met(called: Port, at: str) -> list[type[Channel]]:
-    """Return the kinds of both ends of an edge whose calling end finds the other at ``at``: called, calling."""
+def channel_types(listening_port: Port, at: str) -> list[type[Channel]]:
+    """Return the channel types of an edge's listening and calling end; the caller connects to ``at``."""
     calling = Port("127.0.0.1", KEY)
     with ThreadPoolExecutor(1) as pool:
-        waiting: Future[Channel | None] = pool.submit(called.await_call, "edge", SOON_S, lambda: False)
+        waiting: Future[Channel | None] = pool.submit(listening_port.await_call, "edge", SOON_S, lambda: False)
         ends = calling.call(at, "edge", SOON_S, lambda: False), waiting.result(SOON_S)
     calling.close()
     assert None not in ends
@@ -44,27 +44,27 @@ def met(called: Port, at: str) -> list[type[Channel]]:
     return [type(ends[1]), type(ends[0])]
 
 
-def test_edges_within_one_host_are_plain(called: Port) -> None:
-    assert met(called, called.address) == [LocalChannel, LocalChannel]
+def test_edges_within_one_host_are_plain(listening_port: Port) -> None:
+    assert channel_types(listening_port, listening_port.address) == [LocalChannel, LocalChannel]
 
 
-def test_a_listener_of_another_user_is_not_the_other_end(called: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_of_another_user_is_not_the_other_end(listening_port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secure.os, "geteuid", lambda: os.getuid() + 1)
-    assert met(called, called.address) == [SecureChannel, SecureChannel]
+    assert channel_types(listening_port, listening_port.address) == [SecureChannel, SecureChannel]
 
 
 @pytest.mark.parametrize("name", [lambda: bytes(200), lambda: b"\0" + os.urandom(16)], ids=["bind", "connect"])
 def test_an_error_in_the_proof_keeps_the_edge_inside_tls(
-    called: Port, monkeypatch: pytest.MonkeyPatch, name: Callable[[], bytes]
+    listening_port: Port, monkeypatch: pytest.MonkeyPatch, name: Callable[[], bytes]
 ) -> None:
     monkeypatch.setattr(secure, "_meeting_name", lambda *_: name())
-    assert met(called, called.address) == [SecureChannel, SecureChannel]
+    assert channel_types(listening_port, listening_port.address) == [SecureChannel, SecureChannel]
 
 
-def test_a_forwarder_on_the_way_keeps_the_edge_inside_tls(called: Port) -> None:
+def test_a_forwarder_on_the_way_keeps_the_edge_inside_tls(listening_port: Port) -> None:
     """Even on one host: the forwarder may send the data elsewhere."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        host, port = called.address.split(":")
+        host, port = listening_port.address.split(":")
 
         def forward() -> None:
             caller, _ = server.accept()
@@ -73,13 +73,13 @@ def test_a_forwarder_on_the_way_keeps_the_edge_inside_tls(called: Port) -> None:
             pump(caller, way)
 
         threading.Thread(target=forward, daemon=True).start()
-        assert met(called, f"127.0.0.1:{server.getsockname()[1]}") == [SecureChannel, SecureChannel]
+        assert channel_types(listening_port, f"127.0.0.1:{server.getsockname()[1]}") == [SecureChannel, SecureChannel]
 
 
 @pytest.mark.slow
-def test_two_hosts_that_see_equal_addresses_send_nothing_in_clear(called: Port, tmp_path: Path) -> None:
+def test_two_hosts_that_see_equal_addresses_send_nothing_in_clear(listening_port: Port, tmp_path: Path) -> None:
     """Two network namespaces, a forwarder on the loopback of each, and both ends see the same two addresses."""
-    host, port = called.address.split(":")
+    host, port = listening_port.address.split(":")
     seen = bytearray()
 
     def bridge(server: socket.socket) -> None:
@@ -101,7 +101,7 @@ def test_two_hosts_that_see_equal_addresses_send_nothing_in_clear(called: Port, 
             if (output := other.stdout.readline().strip()) != "here":
                 assert other.wait(SOON_S) == NOT_ALLOWED
                 pytest.skip(output)
-            channel = called.await_call("edge", SOON_S, lambda: False)
+            channel = listening_port.await_call("edge", SOON_S, lambda: False)
             assert channel is not None
             assert received(channel) == MARKER
             other.stdin.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opening import block, needs_sandbox, opened, written
+from task_builders import block, needs_sandbox, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.tasks import calls as calling

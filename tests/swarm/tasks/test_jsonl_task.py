@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opening import check_solutions, opened, written
+from task_builders import check_solutions, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.tasks import records

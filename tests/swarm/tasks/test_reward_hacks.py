@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opening import needs_sandbox
+from task_builders import needs_sandbox
 
 from planaria.swarm.tasks import wire
 from planaria.swarm.tasks.programs import Programs

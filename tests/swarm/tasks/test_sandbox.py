@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from opening import needs_sandbox
+from task_builders import needs_sandbox
 
 from planaria.swarm.tasks import kernel_limits, sandbox_process
 from planaria.swarm.tasks.sandbox import LIMITS, Limits, ProgramResult, protections, run

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from opening import needs_sandbox
+from task_builders import needs_sandbox
 
 from planaria.swarm.tasks.sandbox import run
 

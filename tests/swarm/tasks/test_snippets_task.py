@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opening import block, needs_sandbox
+from task_builders import block, needs_sandbox
 
 from planaria.swarm.attacks.payloads import LibraryAttack
 from planaria.swarm.tasks.snippets import Snippets

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opening import needs_sandbox, opened, written
+from task_builders import needs_sandbox, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.tasks import open_task

@@ -1,4 +1,4 @@
-"""An ``nvidia-smi`` of the test's own making, and workers that say what they see of its devices."""
+"""A fake ``nvidia-smi``, and a worker that reports which of its devices are visible to it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nvidia_smi(folder: Path, gigabytes: Sequence[int], instances: Sequence[tuple
 
 
 def worker(connection: Connection, worker: str, incarnation: int) -> None:
-    """Say what it sees, then do nothing until the fleet hangs up."""
+    """Report the visible devices, then wait until the fleet closes the connection."""
     import torch
 
     asked = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()

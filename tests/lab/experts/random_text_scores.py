@@ -7,7 +7,7 @@ import numpy as np
 from planaria.lab.experts.minimax_weights import Array
 
 
-def made_rows(rows: int, experts: int, domains: int, seed: int) -> dict[str, Array]:
+def random_scores(rows: int, experts: int, domains: int, seed: int) -> dict[str, Array]:
     """Return domain → log-probabilities [rows / domains, experts] of whole texts."""
     draw = np.random.default_rng(seed)
     hard, skill = draw.uniform(0, 1, domains), draw.normal(0, 1, (domains, experts))

@@ -80,7 +80,7 @@ def over(one: list[float | None], other: list[float | None]) -> list[float | Non
     return [None if a is None or not b else a / b for a, b in zip(one, other, strict=True)]
 
 
-def recomputed(found: Json) -> dict[str, dict[str, str]]:
+def table_cells(found: Json) -> dict[str, dict[str, str]]:
     """Return arm → column of the table → cell."""
     free, cells, first = found["arms"][0], {}, dict[str, list[float | None]]()
     known = [[loss for t, loss in losses(c) if t <= found["target_at"] * c["ticks"]] for c in free["courses"]]

@@ -39,7 +39,7 @@ def child(parent: Llama, seed: int, far: float = 0.05) -> Llama:
     return made.eval()
 
 
-def made_ensemble(folder: Path, mixture: Mapping[str, object] | None = None, names: tuple[str, ...] = ()) -> Path:
+def write_ensemble(folder: Path, mixture: Mapping[str, object] | None = None, names: tuple[str, ...] = ()) -> Path:
     """Write an ensemble of these domains, by default the first two; its parent is ``ensemble/parent/model``."""
     names, parent, run = names or ("digits", "lower"), Llama(SHAPE, seed=1).eval(), folder / "ensemble"
     run.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Messages for tests."""
+"""Valid swarm messages, signed claims and rules for tests."""
 
 from __future__ import annotations
 

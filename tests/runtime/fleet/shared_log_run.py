@@ -1,4 +1,4 @@
-"""A run whose log is shared, on several machines of this one: processes with directories of their own."""
+"""A run with a shared log, on emulated machines: processes with separate directories."""
 
 from __future__ import annotations
 

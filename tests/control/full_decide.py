@@ -1,4 +1,4 @@
-"""Derived state must follow from a state's fields alone, and must not change a decision."""
+"""Check that ``decide`` from cached derived state gives the decision of a full evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planaria.control.facts.decisions import Decision
 from planaria.control.state.run import Replicas, RunState
 
 
-def fresh(run: RunState) -> RunState:
+def without_derived_state(run: RunState) -> RunState:
     """Return the same state without anything derived: every replica has to be considered again."""
     replicas = Replicas({number: replace(replica) for number, replica in run.replicas.items()})
     return replace(run, replicas=replicas, roster=replace(run.roster), undecided=None)
@@ -17,7 +17,7 @@ def fresh(run: RunState) -> RunState:
 
 def decide_checked(run: RunState) -> Decision | None:
     """Return ``decide``'s incremental answer; assert that a full evaluation gives the same."""
-    anew, decision = fresh(run), decide(run)
+    anew, decision = without_derived_state(run), decide(run)
     assert decision == (full := decide(anew)), f"a fact concerned others than {run.undecided}: {decision!r}, {full!r}"
     known, found = run.replicas, anew.replicas
     for name in ("troubled", "gone", "generation", "replica_of_worker"):

@@ -1,4 +1,4 @@
-"""A model that trains in milliseconds, on a text that is made here."""
+"""A recipe whose model trains in milliseconds on generated text, and its inline engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A client that knows the protocol, but not the run's key.
 
-``python stranger.py HOST:PORT…`` connects to each address in every way, and prints as JSON how many bytes it
-received inside connections that it believed to be open.
+``python keyless_client.py HOST:PORT…`` opens every kind of connection to each address, and prints as JSON the number
+of bytes received on each.
 """
 
 from __future__ import annotations
@@ -61,21 +61,26 @@ def garbage(address: tuple[str, int], greeting: bytes) -> bytes:
     return b"" if answer[:1] == b"\x15" else answer
 
 
-Way = Callable[[tuple[str, int], bytes], bytes]
-WAYS: list[Way] = [plain, unnamed, forged, another_run, garbage]
+Connection = Callable[[tuple[str, int], bytes], bytes]
+CONNECTIONS: list[Connection] = [plain, unnamed, forged, another_run, garbage]
 
 
-def said(way: Way, address: str) -> int:
-    """Return the number of bytes that the way received, over all greetings."""
+def bytes_received(connection: Connection, address: str) -> int:
+    """Return the number of bytes received on a kind of connection, over all greetings."""
     host, _, port = address.rpartition(":")
     count = 0
     for greeting in GREETINGS:
         try:
-            count += len(way((host, int(port)), greeting))
+            count += len(connection((host, int(port)), greeting))
         except (OSError, StrangerError):
             continue
     return count
 
 
 if __name__ == "__main__":
-    print(json.dumps([{"address": a, "way": way.__name__, "said": said(way, a)} for a in sys.argv[1:] for way in WAYS]))
+    results = [
+        {"address": address, "connection": connection.__name__, "bytes": bytes_received(connection, address)}
+        for address in sys.argv[1:]
+        for connection in CONNECTIONS
+    ]
+    print(json.dumps(results))

@@ -12,16 +12,16 @@ TEMPLATE = (
 )
 
 
-def written(folder: Path, count: int = 120) -> dict[str, str]:
+def write_dialogues(folder: Path, count: int = 120) -> dict[str, str]:
     """Write dialogues and a chat template to ``folder``; return the settings of ``data`` for them."""
     rng = random.Random(5)
-    records, template = folder / "talks.jsonl", folder / "talks.jinja"
+    records, template = folder / "dialogues.jsonl", folder / "dialogues.jinja"
     if not records.exists():
-        talks = []
+        dialogues = []
         for _ in range(count):
             question, answer = ("".join(rng.choices("abcd ", k=rng.randint(1, 12))) for _ in range(2))
             roles = {"user": question, "assistant": answer[: rng.choice([1, 2, 12])]}
-            talks.append({"messages": [{"role": role, "content": text} for role, text in roles.items()]})
-        records.write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+            dialogues.append({"messages": [{"role": role, "content": text} for role, text in roles.items()]})
+        records.write_text("".join(json.dumps(talk) + "\n" for talk in dialogues))
         template.write_text(TEMPLATE)
     return {"source": str(records), "template": str(template), "format": "messages"}

@@ -1,4 +1,4 @@
-"""A comparison's and a swarm's folder, as their own records are written, without training anything."""
+"""Folders of a comparison and of a swarm, written as their own records without training."""
 
 from __future__ import annotations
 
