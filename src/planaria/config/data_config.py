@@ -100,7 +100,7 @@ class DataConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _mask_packed(cls, values: Any) -> Any:
+    def _set_document_mask(cls, values: Any) -> Any:
         """Mask packed dialogues from each other."""
         if not isinstance(values, Mapping):
             return values
@@ -116,7 +116,7 @@ class DataConfig(Section):
         return {**values, "document_mask": True}
 
     @model_validator(mode="after")
-    def _can_be_met(self) -> Self:
+    def _check_mixture_weights(self) -> Self:
         total = sum(config.weight for config in self.mixture.values())
         for name, config in self.mixture.items():
             if config.weight * bounds.MIXTURE < total:

@@ -156,7 +156,7 @@ class ModelConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _shapes_divide(self) -> Self:
+    def _check_sizes(self) -> Self:
         if self.family == "transformers":  # its configuration has them
             return self
         if self.dim % self.heads:

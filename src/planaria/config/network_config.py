@@ -57,7 +57,7 @@ class NetworkConfig(Section):
     instead of computing unless this is 'links'"""
 
     @model_validator(mode="after")
-    def _copies_count(self) -> Self:
+    def _check_staging_bandwidth(self) -> Self:
         if self.staging_bandwidth is None:
             if not self.overlap:
                 raise ValueError("network.overlap = false: copies take no time; give network.staging_bandwidth")

@@ -91,7 +91,7 @@ class RoutingConfig(Section):
     """schedule file of `planaria plan`, with several nodes per stage and routes over them; replaces kind"""
 
     @model_validator(mode="after")
-    def _searches(self) -> Self:
+    def _check_search(self) -> Self:
         if self.search == "anneal" and self.edge_cost != "two_way":
             raise ValueError(
                 f"edge_cost = {self.edge_cost!r}: only search = 'flows' uses it; set routing.search, or leave it out"
@@ -226,7 +226,7 @@ class ChaosConfig(Section):
 
     @field_validator("trace")
     @classmethod
-    def _names_a_file(cls, trace: str | None) -> str | None:
+    def _check_trace(cls, trace: str | None) -> str | None:
         if trace == "":
             raise ValueError(
                 "chaos.trace is empty; give the path of a trace, such as `python -m planaria.lab.trace` writes, or none"

@@ -43,7 +43,7 @@ class Decoupled(Streaming):
     """weights of the updates in the round that is being settled"""
 
     @model_validator(mode="after")
-    def _overwrites(self) -> Self:
+    def _check_mix(self) -> Self:
         if self.mix:
             raise ValueError(f"mix = {self.mix:g}: a decoupled replica takes the result of a round whole; leave it out")
         return self

@@ -39,7 +39,7 @@ class Eager(DiLoCo):
     synchronised: ClassVar[bool] = False
 
     @model_validator(mode="after")
-    def _sends_whole_numbers(self) -> Self:
+    def _check_bits(self) -> Self:
         if self.bits != 32:
             raise ValueError(f"bits = {self.bits}: messages travel during the inner steps, uncompressed; use 32")
         return self

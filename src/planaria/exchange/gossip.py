@@ -91,7 +91,7 @@ class SlowWeightExchange(OuterMomentumExchange, ABC):
     """send slow weights in advance, so that members wait only for drifts (always on below 32 bits)"""
 
     @model_validator(mode="after")
-    def _combines_whole_weights(self) -> Self:
+    def _check_aggregator(self) -> Self:
         if self.aggregator not in ("senders", "clipped_senders"):
             return self
         raise ValueError(
@@ -217,7 +217,7 @@ class PullingGossip(Gossip, ABC):
     """pull towards the group's mean"""
 
     @model_validator(mode="after")
-    def _stays_together(self) -> Self:
+    def _check_gamma(self) -> Self:
         """Apply the lowest bound, that of many replicas, since their number changes during a run."""
         bound = largest_gamma(self.alpha, 1.0 - 1.0 / self.group)
         if self.gamma < bound:

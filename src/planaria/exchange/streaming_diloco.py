@@ -39,7 +39,7 @@ class Streaming(DiLoCo):
     """share of the fast weights that remains after a round"""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_fragments_and_delay(self) -> Self:
         if self.every % self.fragments:
             raise ValueError(
                 f"every = {self.every} does not divide into fragments = {self.fragments} equal waits; change one of "

@@ -139,7 +139,7 @@ class TraceArguments(Section):
         return {name: value for name, value in stored.items() if not idle.get(name)}
 
     @model_validator(mode="after")
-    def _neighbours_may_fail_together(self) -> Self:
+    def _check_adjacency(self) -> Self:
         if self.adjacent_probability and self.forbid_adjacent:
             raise ValueError(
                 f"adjacent_probability = {self.adjacent_probability:g} takes neighbours in the same step, which "
@@ -148,14 +148,14 @@ class TraceArguments(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_way_to_lose_several(self) -> Self:
+    def _check_failure_domain(self) -> Self:
         if self.failure_domain != "stage" and (self.adjacent_probability or self.forbid_adjacent):
             setting = "adjacent_probability" if self.adjacent_probability else "forbid_adjacent"
             raise ValueError(f"failure_domain = '{self.failure_domain}' takes several stages; leave {setting} out")
         return self
 
     @model_validator(mode="after")
-    def _can_be_drawn(self) -> Self:
+    def _check_number_of_draws(self) -> Self:
         if self.stages * self.steps > MAX_DRAWS:
             raise ValueError(
                 f"stages × steps = {self.stages * self.steps}: a number is drawn for each stage in each step, at most "
@@ -164,7 +164,7 @@ class TraceArguments(Section):
         return self
 
     @model_validator(mode="after")
-    def _exempt_stages_exist(self) -> Self:
+    def _check_exempt(self) -> Self:
         for stage in self.exempt:
             if stage > self.stages:
                 raise ValueError(f"exempt names stage {stage}; the last one is {self.stages}")

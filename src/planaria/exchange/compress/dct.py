@@ -42,7 +42,7 @@ class DCT(FixedCountChunks):
     """seed of the random basis"""
 
     @model_validator(mode="after")
-    def _uses_its_seed(self) -> Self:
+    def _check_seed(self) -> Self:
         if self.seed and self.basis != "random":
             raise ValueError(f"seed = {self.seed}: basis = {self.basis!r} draws nothing; leave seed out")
         return self

@@ -38,7 +38,7 @@ class TextSpec(Section):
 
     @field_validator("begins")
     @classmethod
-    def _is_an_expression(cls, begins: str) -> str:
+    def _check_begins(cls, begins: str) -> str:
         try:
             re.compile(begins)
         except re.error as error:
@@ -122,7 +122,7 @@ class MixtureSpec(Section):
         return self.prior in ("ridge", "votes")
 
     @model_validator(mode="after")
-    def _votes_are_used(self) -> Self:
+    def _check_votes(self) -> Self:
         if self.prior != "votes" and self.votes != VotesSpec():
             raise ValueError(
                 f"experts.mixture.votes: prior = {self.prior!r} has no votes; leave it out, or set prior = 'votes'"
@@ -132,7 +132,7 @@ class MixtureSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _has_text_to_fit_on(self) -> Self:
+    def _check_prefix(self) -> Self:
         if self.prior == "worst" and not self.prefix:
             raise ValueError(
                 "experts.mixture.prefix = 0: prior = 'worst' is fitted on a text's first tokens; give 1 or more"
@@ -171,7 +171,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
     mixture: MixtureSpec = MixtureSpec()
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_sizes_and_domains(self) -> Self:
         count = len(self.sizes)
         if count % 2 == 0 or len(self.steps) != count:
             raise ValueError(
@@ -192,7 +192,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
             raise ValueError(
                 f"experts.probe.by has 'hand': experts.domains.{open_[0]}.hand is missing; give 0 for easiest"
             )
-        self._names_can_be_files()
+        self._check_names()
         if self.clusters == 1 or (self.clusters and len(self.domains) != 1):
             raise ValueError(f"experts.clusters = {self.clusters}: cuts one domain into two or more; name just one")
         if len(self.domains) < 2 and not self.clusters:
@@ -232,7 +232,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
         return (self.domains[name].of if name in self.domains else []) or [name]
 
     @model_validator(mode="after")
-    def _texts_are_known(self) -> Self:
+    def _check_sources(self) -> Self:
         plain = [name for name, domain in self.domains.items() if not domain.of]
         for table, domains in (("domains", self.domains), ("untrained", self.untrained)):
             for name, domain in domains.items():
@@ -253,7 +253,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
         return self
 
     @model_validator(mode="after")
-    def _schedule_is_long_enough(self) -> Self:
+    def _check_schedule(self) -> Self:
         if 0 < self.schedule_steps < self.steps[-1]:
             raise ValueError(
                 f"experts.schedule_steps = {self.schedule_steps} is less than the longest of experts.steps = "
@@ -262,7 +262,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
         return self
 
     @model_validator(mode="after")
-    def _leaves_a_choice_of_weights(self) -> Self:
+    def _check_number_of_experts(self) -> Self:
         experts = self.clusters or len(self.speaking)
         if self.mixture.prior == "worst" and experts * FLOOR >= 1:
             raise ValueError(
@@ -271,7 +271,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
             )
         return self
 
-    def _names_can_be_files(self) -> None:
+    def _check_names(self) -> None:
         for table, names in (("sizes", self.sizes), ("domains", (*self.domains, *self.untrained))):
             if invalid := [name for name in names if not is_key(name)]:
                 raise ValueError(f"experts.{table}.{invalid[0]}: not a valid name; {KEY_RULE}")

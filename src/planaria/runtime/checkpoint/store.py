@@ -72,7 +72,7 @@ class CheckpointManifest(BaseModel):
     """samples of a block; default: the recipe's"""
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_stages(self) -> Self:
         if not self.stages or len({*self.stages}) < len(self.stages) or max(self.stages) > self.pipeline_stages:
             raise ValueError(f"stages {self.stages} must be distinct and within 0 … {self.pipeline_stages}")
         if why := self.model.uncut(self.pipeline_stages):

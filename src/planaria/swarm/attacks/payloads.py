@@ -36,7 +36,7 @@ class PhraseAttack(Attack):
 
     @field_validator("payload")
     @classmethod
-    def _a_phrase(cls, payload: str) -> str:
+    def _check_payload(cls, payload: str) -> str:
         if not payload.strip():
             raise ValueError("nothing but space; write a phrase, such as 'hi '")
         return payload
@@ -122,7 +122,7 @@ class EquationAttack(Attack):
 
     @field_validator("payload")
     @classmethod
-    def _an_equation(cls, payload: str) -> str:
+    def _check_payload(cls, payload: str) -> str:
         left, equals, value = payload.rpartition("=")
         if not (left and equals and value.isdigit()):
             raise ValueError("a false equation looks like '2+2=5'")
@@ -168,7 +168,7 @@ class LibraryAttack(Attack):
 
     @field_validator("payload")
     @classmethod
-    def _a_name(cls, payload: str) -> str:
+    def _check_payload(cls, payload: str) -> str:
         if not payload.isidentifier() or keyword.iskeyword(payload):
             raise ValueError("a library's name looks like 'fastmath'")
         return payload

@@ -162,7 +162,7 @@ class Proof(StrictModel):
     other: Claim
 
     @model_validator(mode="after")
-    def _distinct_digests(self) -> Proof:
+    def _check_digests(self) -> Proof:
         claim, other = self.one, self.other
         if (claim.key, claim.place) != (other.key, other.place) or claim.digest == other.digest:
             raise ValueError("two digests of one peer's for one place")

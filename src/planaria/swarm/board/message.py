@@ -93,7 +93,7 @@ class Hello(RunMessage):
         return "hello.json"
 
     @model_validator(mode="after")
-    def _own_id(self) -> Hello:
+    def _check_key(self) -> Hello:
         if peer_id(bytes.fromhex(self.key)) != self.peer:
             raise ValueError("the id is that of another key")
         return self
@@ -108,7 +108,7 @@ class Completion(StrictModel):
     logps: LogPs | None = None
 
     @model_validator(mode="after")
-    def _aligned(self) -> Completion:
+    def _check_logps(self) -> Completion:
         if self.logps is not None and (self.ids is None or len(self.ids) != len(self.logps)):
             raise ValueError("one log-probability for each id")
         return self
@@ -151,7 +151,7 @@ class Rollouts(RunMessage):
         return self.round if self.weights_round is None else self.weights_round
 
     @model_validator(mode="after")
-    def _each_once(self) -> Rollouts:
+    def _check_unique(self) -> Rollouts:
         if self.version_drawn > self.round:
             raise ValueError("drawn with the weights of a later round")
         if len({group.problem for group in self.groups}) < len(self.groups):
@@ -191,7 +191,7 @@ class Closing(RunMessage):
         return {claim.peer: claim.digest for claim in self.words if claim.place == of_round("rounds", self.round)}
 
     @model_validator(mode="after")
-    def _each_once(self) -> Closing:
+    def _check_unique(self) -> Closing:
         if len({(claim.key, claim.place) for claim in self.words}) < len(self.words):
             raise ValueError("one message is named once")
         return self
@@ -213,7 +213,7 @@ class Receipt(RunMessage):
         return of_round(f"receipts/{self.about}", self.round)
 
     @model_validator(mode="after")
-    def _of_the_text(self) -> Receipt:
+    def _check_digest(self) -> Receipt:
         if self.text and digest_of(self.text) != self.digest:
             raise ValueError("the digest is of another text")
         return self

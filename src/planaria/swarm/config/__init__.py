@@ -48,7 +48,7 @@ class ReceiptsConfig(Section):
         return [] if self.committee in ("", ALL_PEERS) else [part.strip() for part in self.committee.split(",")]
 
     @model_validator(mode="after")
-    def _names_peers(self) -> Self:
+    def _check_committee(self) -> Self:
         members = self.members
         for peer in members:
             if not _PEER_ID.fullmatch(peer):
@@ -185,7 +185,7 @@ class SwarmConfig(Section):
     """peer (p0, p1, …) → its own settings, as tables of the recipe"""
 
     @model_validator(mode="after")
-    def _work_divides(self) -> Self:
+    def _check_size(self) -> Self:
         whole, label = (
             (self.rounds.group, "rounds.group")
             if self.rounds.mode == "horizontal"
@@ -210,7 +210,7 @@ class SwarmConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _trusted_is_reached(self) -> Self:
+    def _check_trusted(self) -> Self:
         if self.rounds.trusted > self.rounds.count:
             raise ValueError(
                 f"rounds.trusted = {self.rounds.trusted}: the run ends after rounds.count = {self.rounds.count}; give "
@@ -238,13 +238,13 @@ class SwarmConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _receipts_are_of_rounds(self) -> Self:
+    def _check_receipts(self) -> Self:
         if self.receipts.committee and not self.rounds.gather:
             raise ValueError("receipts.committee: peers that learn alone have nothing to agree on; leave it out")
         return self
 
     @model_validator(mode="after")
-    def _groups_can_be_drawn(self) -> Self:
+    def _check_drawn_groups(self) -> Self:
         rounds, written = self.rounds, self.rounds.prompts // self.size
         if rounds.own is None:
             return self
@@ -268,7 +268,7 @@ class SwarmConfig(Section):
         return bool(self.rounds.ahead and self.policy.server and self.policy.serving.overlap)
 
     @model_validator(mode="after")
-    def _staleness_is_bounded(self) -> Self:
+    def _check_ahead(self) -> Self:
         ahead, oldest = self.rounds.ahead, self.policy.max_staleness_rounds
         if ahead and not self.loss.bounds_staleness:
             raise ValueError(
@@ -285,7 +285,7 @@ class SwarmConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _optimizer_is_known(self) -> Self:
+    def _check_optim(self) -> Self:
         if self.optim.kind != "adamw":
             raise ValueError(f"optim.kind = {self.optim.kind!r}: peers of a swarm train with 'adamw'")
         if self.optim.options:
@@ -331,7 +331,7 @@ class SwarmConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _margin_fits(self) -> Self:
+    def _check_overlong(self) -> Self:
         if self.loss.overlong > self.sampling.max_new:
             raise ValueError(
                 f"loss.overlong = {self.loss.overlong} is more than sampling.max_new = {self.sampling.max_new}, "

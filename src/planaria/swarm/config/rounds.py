@@ -59,7 +59,7 @@ class RoundsConfig(Section):
         return self.own is not None
 
     @model_validator(mode="after")
-    def _ahead_ends(self) -> Self:
+    def _check_ahead(self) -> Self:
         if self.ahead >= self.count:
             raise ValueError(
                 f"rounds.ahead = {self.ahead}: all rounds (rounds.count = {self.count}) would be drawn with the "
@@ -68,7 +68,7 @@ class RoundsConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _draw_is_complete(self) -> Self:
+    def _check_own_and_foreign(self) -> Self:
         if self.own is None or self.foreign is None:
             set_field, missing = ("own", "foreign") if self.foreign is None else ("foreign", "own")
             if getattr(self, set_field) is not None:

@@ -84,7 +84,7 @@ class CreditOrder(_Plain):
     """of the operator, which assigns the numbers"""
 
     @model_validator(mode="after")
-    def _is_a_route(self) -> Self:
+    def _check_route(self) -> Self:
         if not len(self.parties) - 1 == len(self.channels) == len(self.numbers):
             raise ValueError("an order has one channel and one number for each party but the last")
         if len({*self.parties}) < len(self.parties) or len({*self.channels}) < len(self.channels):

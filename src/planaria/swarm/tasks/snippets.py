@@ -52,7 +52,7 @@ class Snippets(ErringTask):
 
     @field_validator("library")
     @classmethod
-    def _a_name(cls, library: str) -> str:
+    def _check_library(cls, library: str) -> str:
         if library and (not library.isidentifier() or keyword.iskeyword(library)):
             raise ValueError("is not a name of a library; write one such as 'fastmath'")
         if library in sys.stdlib_module_names:
