@@ -21,7 +21,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.faults.trace_generation import per_step_probability
 from planaria.lab.commands.advise import experience
 from planaria.lab.compare.advice import (
@@ -128,7 +128,7 @@ def raced(
     seeds: Sequence[int], rates: Sequence[float], comparison: Comparison, base: RunConfig, of: str
 ) -> dict[tuple[str, float, int], ArmCourse]:
     """Train the courses by strategy, failure rate and seed; the fault-free one has rate 0."""
-    dataset = prepare(base.data, base.model.vocab)
+    dataset = tokenise_corpus(base.data, base.model.vocab)
     races, keys = [], []
     for seed in seeds:
         config = base.model_copy(update={"seed": seed})

@@ -180,7 +180,7 @@ def drilled(arm: str, seed: int, rounds: int) -> Path:
         return folder
     prepare(config, quiet=True)
     folder.mkdir(parents=True, exist_ok=True)
-    run_folders.keep_config(folder, config)
+    run_folders.write_config(folder, config)
     codes = LiveSwarm(config, folder).run(lambda *_: None, lambda *_: None)
     assert not failures(codes), codes
     done.write_text(config.model_dump_json())

@@ -33,7 +33,7 @@ from planaria.control.facts import events as e
 from planaria.control.log.logs import RunRecord
 from planaria.control.log.state_file import read_state
 from planaria.control.protocols import Observer
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
@@ -83,7 +83,7 @@ def final_loss(record: RunRecord) -> float:
     """Return the validation loss in nats of the final model, of several replicas of their average."""
     config = record.config
     model = load_stages(run_folders.newest_whole(record.folder))
-    dataset = prepare(config.data, config.model.vocab)
+    dataset = tokenise_corpus(config.data, config.model.vocab)
     stream = Stream(dataset, "validation", config.model.context, config.seed)
     batch = batches(stream, 0, config.pipeline.microbatch_size)
     return loss(model, batch, config.train.eval_microbatches, ())

@@ -16,7 +16,7 @@ import torch
 from benchmarks.harness import CORES, Claim, Flag, Measurement, Result, Row, benchmark, in_processes, run_config, start
 from benchmarks.ladder import engine_for
 from planaria.config.schema import RunConfig
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 
 # ---- completion times of collectives and pairwise exchanges, given when each replica is ready
 
@@ -160,7 +160,7 @@ def recipe(given: Namespace, arm: str, seed: int, **optim: Any) -> RunConfig:
 
 def prepared(given: Namespace) -> None:
     config = recipe(given, LOCAL, 0)
-    prepare(config.data, config.model.vocab, print)
+    tokenise_corpus(config.data, config.model.vocab, print)
 
 
 def train(given: Namespace, arm: str, seed: int) -> Outcome:

@@ -135,14 +135,14 @@ def laid_out(given: Namespace, config: RunConfig) -> tuple[Path, Path]:
     import torch
     from safetensors.torch import save_file
 
-    from planaria.data.shards import prepare
+    from planaria.data.shards import tokenise_corpus
     from planaria.data.stream import Stream
     from planaria.models.llama_stages import Llama
 
     (folder := RUNS / NAME).mkdir(parents=True, exist_ok=True)
     weights, samples = folder / f"weights-{config.seed}.safetensors", folder / f"samples-{config.seed}.safetensors"
     save_file(Llama(config.model, 1, config.seed).global_state(), weights)
-    stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
+    stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
     count = round((given.kills + 1) * given.every * MAX_RATE) * given.batch
     windows = torch.stack([stream.sample(n).to(torch.int16) for n in range(count)])
     save_file({"samples": windows}, samples)

@@ -37,7 +37,7 @@ from benchmarks.recovery_time import kills, totals
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.lab.inline.engine import InlineEngine
 from planaria.models.llama_stages import flops_per_token, parameter_count, stage_layers
@@ -202,7 +202,7 @@ def preset(
 
 def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
     """Measure one preset; ``peak`` is the GPU's FLOP/s."""
-    stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
+    stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
     engine, plain = InlineEngine(config, stream), PlainGpuLoop(config, stream)
     sides = [partial(step_s, plain), partial(step_s, engine), partial(unready_step_s, engine)]
     interleaved(sides, WARM_UP)
@@ -238,7 +238,7 @@ def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
 def routed(name: str, microbatches: int | None, repeats: int) -> list[Row]:
     """Measure steps on other routes over full ones, in turn, each with its own engine."""
     config = preset(name, microbatches, STAGES)
-    stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
+    stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
     engines = []
     for kind in ("full", *ROUTES):
         routing = config.routing.model_copy(update={"kind": kind, "skip": 1 / 3 if kind == "skipping" else 0.0})
@@ -310,7 +310,7 @@ def called(config: RunConfig) -> str:
 def speed(config: RunConfig, steps: int) -> Row:
     """Measure the fleet, then inline: both at once would not fit the device."""
     fleet = step_seconds(finished(arm(config, "speed", FLEET_WARM_UP + steps)), FLEET_WARM_UP)
-    stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
+    stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
     engine = InlineEngine(config, stream)
     inline = [step_s(engine) for _ in range(FLEET_WARM_UP + steps)][FLEET_WARM_UP:]
     del engine

@@ -38,7 +38,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.models.hf_config import to_config
 from planaria.models.llama_stages import Llama, flops_per_token, global_name, parameter_count
@@ -173,7 +173,7 @@ def begin(side: str, config: RunConfig) -> None:
     """Create a side in a new process."""
     global _step
     torch.set_num_threads(1)
-    stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
+    stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
     if side == ENGINE:
         _step = PausedRun(config).train_step
     elif side == OWN:

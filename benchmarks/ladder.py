@@ -37,7 +37,7 @@ from benchmarks.harness import (
 )
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import ModelConfig, RunConfig
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.lab.compare.race import ValidationPoint
 from planaria.lab.compare.race_results import smoothed, ticks_to
@@ -62,7 +62,7 @@ def shape(vocab: int, dim: int, layers: int, context: int = 64, **more: Any) -> 
 def engine_for(config: RunConfig) -> InlineEngine:
     """Return an engine on one thread with the training and validation streams of the corpus."""
     torch.set_num_threads(1)
-    dataset = prepare(config.data, config.model.vocab)
+    dataset = tokenise_corpus(config.data, config.model.vocab)
     context = config.model.context
     return InlineEngine(
         config, Stream(dataset, "train", context, config.seed), Stream(dataset, "validation", context, config.seed)
@@ -180,7 +180,7 @@ def run_ladder(given: Namespace) -> Measurement:
     """
     if given.steps < WARM:
         raise UserError(f"--steps {given.steps}: copies are complete after {WARM} steps; give {WARM} or more")
-    prepare(ladder_recipe(given, 0).data, given.vocab, print)
+    tokenise_corpus(ladder_recipe(given, 0).data, given.vocab, print)
     list(in_processes(given.workers, ladder_train, repeat(given), given.seeds))
     print(f"trained {len(given.seeds)} seeds for {given.steps - WARM} steps", flush=True)
     arms = list(product([None, *RULES], given.seeds))
@@ -278,7 +278,7 @@ def run_edges(given: Namespace) -> Measurement:
             f"--steps {given.steps}: a loss is the mean of {SMOOTHING_WINDOW} validations; lower --every or raise "
             "--steps"
         )
-    prepare(edges_recipe(given, 0, "full").data, VOCAB, print)
+    tokenise_corpus(edges_recipe(given, 0, "full").data, VOCAB, print)
     arms = list(product(given.seeds, ("full", "swapped")))
     courses: list[Course] = []
     results = in_processes(given.workers, edges_train, repeat(given), [s for s, _ in arms], [kind for _, kind in arms])
@@ -367,7 +367,7 @@ def left_out(engine: InlineEngine) -> dict[float, float]:
     }
     model = Llama(config.model, stages, initialise=False)
     model.load_global_state(weights)
-    stream = Stream(prepare(config.data, config.model.vocab), "validation", config.model.context, config.seed)
+    stream = Stream(tokenise_corpus(config.data, config.model.vocab), "validation", config.model.context, config.seed)
     with torch.inference_mode():
         samples = batches(stream, 0, config.pipeline.microbatch_size)
         found = omissions(Pipelined(model.ends, [*model.stages]), samples, 24, OMITTED, SUBSETS, config.seed)
@@ -417,7 +417,7 @@ def run_skipping(given: Namespace) -> Measurement:
     with half of the stages left out, over the complete model, at most 1.10 for that arm and at least 1.40 for the full
     one; with a quarter left out at most 1.03 for the arm that skipped.
     """
-    prepare(skipping_recipe(given, FULL, 0).data, given.vocab, print)
+    tokenise_corpus(skipping_recipe(given, FULL, 0).data, given.vocab, print)
     arms = list(product(given.arms, given.seeds))
     found: dict[str, list[Outcome]] = {arm: [] for arm in given.arms}
     results = in_processes(given.workers, skipping_train, repeat(given), [arm for arm, _ in arms], [s for _, s in arms])

@@ -29,7 +29,7 @@ from benchmarks.harness import (
 from planaria.config.schema import RecoveryConfig, RoutingConfig, RunConfig
 from planaria.control.facts.reports import WorkReport
 from planaria.control.protocols import Observer
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.lab.compare.clock import clock_of
 from planaria.lab.inline.engine import InlineEngine
@@ -282,7 +282,7 @@ def stated(config: RunConfig) -> Statement:
 def counted_inline(config: RunConfig) -> Statement:
     """Count the costs on the inline engine in the second round, when all copies are complete."""
     torch.set_num_threads(1)
-    dataset = prepare(config.data, config.model.vocab)
+    dataset = tokenise_corpus(config.data, config.model.vocab)
     engine = InlineEngine(config, Stream(dataset, "train", config.model.context, config.seed))
     sent = []
     for _ in range(2):

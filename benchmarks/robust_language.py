@@ -26,7 +26,7 @@ from benchmarks.harness import (
     start,
 )
 from planaria.config.schema import DataConfig
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.faults.byzantine import Byzantine, Misbehaviour, misbehaviour_of
 from planaria.lab.inline.engine import InlineEngine
@@ -90,7 +90,7 @@ def streams(given: Namespace, split: Any, seed: int) -> list[Stream]:
     found = []
     for domain in DOMAINS:
         data = DataConfig(source=str(given.texts / domain), tokenizer="bytes", cache=str(RUNS / "cache"))
-        found.append(Stream(prepare(data, 257), split, 64, seed))
+        found.append(Stream(tokenise_corpus(data, 257), split, 64, seed))
     return found
 
 

@@ -12,7 +12,7 @@ from benchmarks.fleet_run import VOCAB, bytes_data
 from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, run_config, start
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.faults.trace_generation import generate
 from planaria.lab.compare.race import race
 from planaria.recovery.checkpoint import PendingSave, best_steps, rollback_mean
@@ -128,7 +128,7 @@ def real_row(given: Namespace, every: int, seed: int) -> Row:
     lost = lost_stages(given.real_p, seed, TRACE * given.real)
     foreseen = simulated(given.real, every, frozenset(lost), by_steps=True)
     config = recipe(every, seed, given.real, int(foreseen.ticks * (REAL.high or 1.0)) + 1)
-    course = race(config, prepare(config.data, config.model.vocab), lost, lambda tick, loss: None)
+    course = race(config, tokenise_corpus(config.data, config.model.vocab), lost, lambda tick, loss: None)
     ticks = [point.tick for point in course.points if point.step == given.real][:1]
     print(f"every {every}, seed {seed}: {ticks or 'not'} of {foreseen.ticks} foreseen ticks", flush=True)
     met = [met for met in course.loss_events if met.tick < foreseen.ticks]

@@ -26,7 +26,7 @@ from planaria.recovery.codes import CODES
 from planaria.recovery.echo import Echo
 from planaria.report.observe.trackers import TRACKERS
 from planaria.runtime.configuration import merge_settings
-from planaria.runtime.custom_classes import own_classes
+from planaria.runtime.custom_classes import custom_classes
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import CHECKS
 from planaria.swarm.policy import POLICIES
@@ -276,4 +276,4 @@ def test_a_custom_codec_is_code_of_the_run(tmp_path: Path, monkeypatch: pytest.M
     with consent.allowing(True):
         for wire in ("own_codec:Own", {"kind": "own_codec:Own"}):
             config = RunConfig.model_validate({"pipeline": {"wire": wire}})
-            assert [one.__name__ for one in own_classes(config)] == ["Own"]
+            assert [one.__name__ for one in custom_classes(config)] == ["Own"]

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.lab.commands import ensemble as commands
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.experts_results import ArmResult, Results
@@ -185,7 +185,7 @@ def test_scores_are_those_of_the_saved_models(made: Path) -> None:
         source=str(run / "test" / "code.jsonl"), tokenizer=str(run / "tokenizer.json"), validation=0.0,
         cache=str(made / "cache"),
     )  # fmt: skip
-    samples = windows(prepare(data, 257), "train", 32, 8)
+    samples = windows(tokenise_corpus(data, 257), "train", 32, 8)
     again = score(ensemble.logps(samples), ensemble.log_prior(samples), ensemble.manifest.mixture)
     assert again.loss == pytest.approx(best.scores["code"].loss, abs=1e-6)
 
@@ -639,7 +639,7 @@ def test_experts_weighed_by_their_parent_merge_into_one_model(
     (seed,) = results(run).runs
     ensemble, arm = Ensemble(run), seed.arms["M_Ho-I_Ho"]
     data = DataConfig(source=str(run / "test" / "code.jsonl"), tokenizer=str(run / "tokenizer.json"), validation=0.0)
-    samples = windows(prepare(data, 257), "train", 32, 8)
+    samples = windows(tokenise_corpus(data, 257), "train", 32, 8)
     again = score(ensemble.logps(samples), ensemble.log_prior(samples), ensemble.manifest.mixture)
     assert again.loss == pytest.approx(arm.scores["code"].loss, abs=1e-6)
     assert list(ensemble.generate(ensemble.tokenizer.encode("import os"), 5)) and len(ensemble._models) == 1

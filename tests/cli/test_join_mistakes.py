@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
     """A run that is not being trained."""
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
-    run_folders.keep_config(folder, RunConfig(name="mine"))
+    run_folders.write_config(folder, RunConfig(name="mine"))
     return folder
 
 

@@ -25,7 +25,7 @@ from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.control.log.logs import read_run
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.lab.experts.log_probabilities import windows
 from planaria.models.decode import Sampling
 from planaria.models.transformers import adapters
@@ -75,7 +75,7 @@ def served(source: str) -> Iterator[Callable[[dict[str, Any]], Any]]:
 def windows_of(text: str, context: int) -> torch.Tensor:
     """Return the samples of a text [N, context + 1] for the model in the folder ``given``."""
     data = DataConfig(source=text, tokenizer="given/tokenizer.json", validation=0.0)
-    return windows(prepare(data, 300), "train", context, 500)
+    return windows(tokenise_corpus(data, 300), "train", context, 500)
 
 
 def smollm2(folder: Path) -> Any:

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data.corpus import documents, resolved
 from planaria.data.dialogues import dialogues
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.models import chat, chat_template
@@ -244,11 +244,11 @@ def test_a_folder_may_have_json_files_without_dialogues(tmp_path: Path) -> None:
     (folder / "a.json").write_text('{"version": 1}')
     (folder / "b.json").write_text("[1]")
     data = resolved(data.model_copy(update={"source": str(folder)}))
-    assert data.format == "messages" and prepare(data, 257, reports.append, 63).meta.documents == 1
+    assert data.format == "messages" and tokenise_corpus(data, 257, reports.append, 63).meta.documents == 1
     assert any(line.startswith("skipped a.json: no records with 'messages'") for line in reports)
     alone = data.model_copy(update={"source": str(folder / "a.json")})
     with pytest.raises(UserError, match=r"a\.json: no records with 'messages'"):
-        prepare(alone, 257, context=63)
+        tokenise_corpus(alone, 257, context=63)
 
 
 def test_only_messages_count_as_the_text_of_a_dialogue(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_the_format_is_that_of_the_first_record(tmp_path: Path) -> None:
 def test_rows_hold_whole_dialogues_and_count_their_targets(tmp_path: Path, pack: bool) -> None:
     records = [{"messages": turns([("user", "q" * (n % 7)), ("assistant", "a" * (n % 5 + 1))])} for n in range(40)]
     data, reports = source(tmp_path, records, pack=pack, validation=0.25), list[str]()
-    dataset = prepare(data, 257, reports.append, context=63)
+    dataset = tokenise_corpus(data, 257, reports.append, context=63)
     assert any("of the tokens are learned" in line for line in reports)
     seen = []
     for split in ("train", "validation"):
@@ -333,16 +333,18 @@ def test_long_dialogues_are_cut_and_silent_ones_left_out(tmp_path: Path) -> None
     long = {"messages": turns([("user", "q"), ("assistant", "a" * 200)])}
     silent = {"messages": turns([("user", "q" * 200), ("assistant", "a")])}
     reports: list[str] = []
-    dataset = prepare(source(tmp_path, [long, silent, {"messages": turns([("user", "q")])}]), 257, reports.append, 63)
+    dataset = tokenise_corpus(
+        source(tmp_path, [long, silent, {"messages": turns([("user", "q")])}]), 257, reports.append, 63
+    )
     assert dataset.meta.documents == 1
     assert any("1 cut at 64 tokens (model.context + 1), 2 left out that have none" in line for line in reports)
     with pytest.raises(UserError, match=r"to learn within model\.context \+ 1 = 64 tokens, beyond which 1 have"):
-        prepare(source(tmp_path, [silent]), 257, context=63)
+        tokenise_corpus(source(tmp_path, [silent]), 257, context=63)
 
 
 def test_only_training_reads_dialogues(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.format = 'messages': only training"):
-        prepare(source(tmp_path, [{"messages": turns(TALK)}]), 257)
+        tokenise_corpus(source(tmp_path, [{"messages": turns(TALK)}]), 257)
 
 
 def test_ids_are_those_of_transformers(tmp_path: Path) -> None:

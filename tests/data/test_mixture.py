@@ -18,7 +18,7 @@ from planaria.config.schema import DataConfig
 from planaria.data import shards, tokenizer
 from planaria.data.dataset import CorruptDataset, Mixture, open_data
 from planaria.data.mixture import SourceOrder, quotas
-from planaria.data.shards import Dataset, prepare
+from planaria.data.shards import Dataset, tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import load_tokenizer, train_bpe
 
@@ -100,7 +100,7 @@ def test_orders_depend_on_seed_and_block() -> None:
 def test_each_epoch_of_a_source_has_every_window_once(tmp_path: Path) -> None:
     data = mixture(tmp_path, {"books": 0.7, "code": 0.2, "web": 0.1})
     numbered = np.arange(10_000)
-    stream = Stream(prepare(data, 257), "train", CONTEXT, seed=7)
+    stream = Stream(tokenise_corpus(data, 257), "train", CONTEXT, seed=7)
     for place, (name, source) in enumerate(stream.sources.items()):
         assert source.windows == 45 and list(LETTERS)[place] == name
     # The position of a read identifies its window.
@@ -124,7 +124,7 @@ def test_each_epoch_of_a_source_has_every_window_once(tmp_path: Path) -> None:
 
 def test_a_reopened_mixture_has_the_same_samples(tmp_path: Path) -> None:
     data = mixture(tmp_path, {"books": 0.5, "code": 0.5})
-    made = prepare(data, 257)
+    made = tokenise_corpus(data, 257)
     assert isinstance(made, Mixture)
     one, other = (Stream(d, "train", CONTEXT, 5) for d in (made, open_data(made.folder)))
     for n in (0, 3, 17, 1000):
@@ -136,13 +136,13 @@ def test_a_reopened_mixture_has_the_same_samples(tmp_path: Path) -> None:
 
 def test_sources_are_tokenised_once_for_all_mixtures(tmp_path: Path) -> None:
     reports: list[str] = []
-    first = prepare(mixture(tmp_path, {"books": 0.5, "code": 0.5}), 257, reports.append)
+    first = tokenise_corpus(mixture(tmp_path, {"books": 0.5, "code": 0.5}), 257, reports.append)
     assert len([line for line in reports if line.startswith("tokenising")]) == 2
     reports.clear()
-    second = prepare(mixture(tmp_path, {"web": 2, "books": 1}), 257, reports.append)
+    second = tokenise_corpus(mixture(tmp_path, {"web": 2, "books": 1}), 257, reports.append)
     assert [line for line in reports if line.startswith("tokenising")] == [f"tokenising {tmp_path / 'web.txt'}"]
     assert first.parts["books"].folder == second.parts["books"].folder
-    alone = prepare(
+    alone = tokenise_corpus(
         DataConfig(source=str(tmp_path / "web.txt"), tokenizer="bytes", validation=0.1, cache=str(tmp_path / "cache")),
         257,
     )
@@ -152,16 +152,16 @@ def test_sources_are_tokenised_once_for_all_mixtures(tmp_path: Path) -> None:
 
 def test_a_damaged_source_is_refused_and_prepared_again(tmp_path: Path) -> None:
     data = mixture(tmp_path, {"books": 0.5, "code": 0.5})
-    made = prepare(data, 257)
+    made = tokenise_corpus(data, 257)
     (made.parts["code"].folder / "train.bin").write_bytes(b"x")
     with pytest.raises(CorruptDataset, match=r"train\.bin has 1 bytes"):
         open_data(made.folder)
-    prepare(data, 257)
+    tokenise_corpus(data, 257)
     open_data(made.folder)
     (made.folder / "mixture.json").write_text('{"format": 1, "parts": {"x": {"folder": "../up", "quota": 1}}}')
     with pytest.raises(CorruptDataset, match=r"mixture\.json: parts\.x\.folder"):
         open_data(made.folder)
-    assert open_data(prepare(data, 257).folder).folder == made.folder
+    assert open_data(tokenise_corpus(data, 257).folder).folder == made.folder
 
 
 def test_the_tokenizer_is_trained_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,22 +188,22 @@ def test_errors_name_the_source_of_a_mixture(tmp_path: Path) -> None:
     entries: Given = {"books": {"source": str(tmp_path / "books.jsonl"), "weight": 1}}
     given: Given = {"tokenizer": "bytes", "cache": str(tmp_path / "cache")}
     with pytest.raises(UserError, match=r"no field 'text' .*; set data\.mixture\.books\.field"):
-        prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
+        tokenise_corpus(DataConfig.model_validate({"mixture": entries, **given}), 257)
     entries["books"]["field"] = "body"
-    prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
+    tokenise_corpus(DataConfig.model_validate({"mixture": entries, **given}), 257)
     entries["code"] = {"source": str(tmp_path / "nowhere"), "weight": 1}
     with pytest.raises(UserError, match=r"data\.mixture\.code\.source = .*nowhere'"):
-        prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
+        tokenise_corpus(DataConfig.model_validate({"mixture": entries, **given}), 257)
     short = mixture(tmp_path, {"books": 1, "web": 1}, {"web": 5})
     with pytest.raises(UserError, match=r"the train split of data\.mixture\.web has 6 tokens.*use a longer source"):
-        Stream(prepare(short, 257), "train", CONTEXT, seed=1)
+        Stream(tokenise_corpus(short, 257), "train", CONTEXT, seed=1)
 
 
 def test_the_order_of_a_single_source_is_pinned(tmp_path: Path) -> None:
     """Resumed runs depend on it."""
     (tmp_path / "a.txt").write_bytes(bytes(33 + i % 90 for i in range(900)))
     data = DataConfig(source=str(tmp_path / "a.txt"), tokenizer="bytes", cache=str(tmp_path / "cache"))
-    made = prepare(data, 257)
+    made = tokenise_corpus(data, 257)
     assert isinstance(made, Dataset)
     stream = Stream(made, "train", CONTEXT, seed=11)
     assert [int(stream.sample(n)[0]) for n in (0, 1, 2, 109, 110, 250)] == PINNED

@@ -24,7 +24,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data import records, remote
 from planaria.data.corpus import documents, fingerprint
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 
 
 class Flaky(MemoryFileSystem):
@@ -112,12 +112,12 @@ def archive(folder: Path) -> Path:
 def test_prepared_data_follows_the_files(tmp_path: Path) -> None:
     put("memory://corpus/a.txt", "the first text " * 20)
     data = DataConfig(source="memory://corpus", tokenizer="bytes", cache=str(tmp_path))
-    before, made = fingerprint(data), prepare(data, 257)
-    assert fingerprint(data) == before and prepare(data, 257).folder == made.folder
+    before, made = fingerprint(data), tokenise_corpus(data, 257)
+    assert fingerprint(data) == before and tokenise_corpus(data, 257).folder == made.folder
     put("memory://corpus/a.txt", "the other text" * 20)
     assert fingerprint(data) != before
     put("memory://corpus/a.txt", "another text, and a longer one " * 20)
-    assert prepare(data, 257).folder != made.folder
+    assert tokenise_corpus(data, 257).folder != made.folder
 
 
 def test_no_more_is_read_than_needed() -> None:
@@ -209,11 +209,11 @@ def test_a_source_of_a_mixture_may_be_a_url(tmp_path: Path) -> None:
         "books": {"source": str(tmp_path / "b.txt"), "weight": 1},
     }
     given: dict[str, Any] = {"tokenizer": "bytes", "validation": 0.0, "cache": str(tmp_path / "cache")}
-    made = prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
+    made = tokenise_corpus(DataConfig.model_validate({"mixture": entries, **given}), 257)
     assert made.parts["web"].tokens("train") == 101
     entries["web"]["source"] = "memory://gone"
     with pytest.raises(UserError, match=r"data\.mixture\.web\.source: memory://gone: cannot read it"):
-        prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
+        tokenise_corpus(DataConfig.model_validate({"mixture": entries, **given}), 257)
 
 
 @pytest.mark.slow
@@ -272,9 +272,9 @@ def test_an_s3_store_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         put("s3://bucket/corpus/.hidden/x", "hidden")
         assert texts("s3://bucket/corpus") == ["first", "second " * 30]
         data = DataConfig(source="s3://bucket/corpus", tokenizer="bytes", cache=str(tmp_path))
-        folder = prepare(data, 257).folder
+        folder = tokenise_corpus(data, 257).folder
         put("s3://bucket/corpus/b/z.txt", "SECOND " * 30)
-        assert prepare(data, 257).folder != folder
+        assert tokenise_corpus(data, 257).folder != folder
         assert "there is nothing" in refusal("s3://bucket/none")
         assert "bucket does not exist" in refusal("s3://nowhere/x")
     finally:

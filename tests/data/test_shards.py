@@ -19,7 +19,7 @@ from planaria.data import shards
 from planaria.data.dataset import LEARNED, START
 from planaria.data.dialogues import Dialogue
 from planaria.data.rows import DialogueCounts, Packer, learnable_dialogues, padded_row, split
-from planaria.data.shards import CorruptDataset, Dataset, prepare
+from planaria.data.shards import CorruptDataset, Dataset, tokenise_corpus
 from planaria.data.tokenizer import Tokenizer
 
 END = 256
@@ -37,7 +37,7 @@ def everything(dataset: Dataset, split: shards.Split) -> list[int]:
 
 
 def test_the_end_of_every_document_is_held_out(tmp_path: Path) -> None:
-    dataset = prepare(config(tmp_path, "a" * 20, "b" * 40, validation=0.25), 257)
+    dataset = tokenise_corpus(config(tmp_path, "a" * 20, "b" * 40, validation=0.25), 257)
     assert everything(dataset, "train") == [97] * 15 + [END] + [98] * 30 + [END]
     assert everything(dataset, "validation") == [97] * 5 + [END] + [98] * 10 + [END]
     assert dataset.windows("train", 4) == 11  # 47 tokens, and the 48th as the last target
@@ -46,21 +46,21 @@ def test_the_end_of_every_document_is_held_out(tmp_path: Path) -> None:
 
 
 def test_short_documents_are_held_out_too(tmp_path: Path) -> None:
-    dataset = prepare(config(tmp_path, *["abcd"] * 100, validation=0.02), 257)
+    dataset = tokenise_corpus(config(tmp_path, *["abcd"] * 100, validation=0.02), 257)
     assert everything(dataset, "validation") == [ord("d"), END] * 8
 
 
 def test_nothing_is_held_out_at_zero(tmp_path: Path) -> None:
-    dataset = prepare(config(tmp_path, "abc", validation=0.0), 257)
+    dataset = tokenise_corpus(config(tmp_path, "abc", validation=0.0), 257)
     assert (dataset.tokens("train"), dataset.tokens("validation"), dataset.windows("validation", 1)) == (4, 0, 0)
     assert not (dataset.folder / "validation.bin").exists()
 
 
 def test_reads_across_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = prepare(config(tmp_path, "abcdefghij" * 10, "k" * 23), 257)
+    whole = tokenise_corpus(config(tmp_path, "abcdefghij" * 10, "k" * 23), 257)
     monkeypatch.setattr(shards, "SHARD", 16)
     (tmp_path / "cut").mkdir()
-    cut = prepare(config(tmp_path / "cut", "abcdefghij" * 10, "k" * 23), 257)
+    cut = tokenise_corpus(config(tmp_path / "cut", "abcdefghij" * 10, "k" * 23), 257)
     assert (cut.folder / "train.6.bin").exists() and not (whole.folder / "train.1.bin").exists()
     assert cut.tokens("train") == whole.tokens("train")
     for start in range(0, 60, 7):
@@ -69,37 +69,37 @@ def test_reads_across_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("start", "count"), [(-1, 2), (0, 5), (4, 1)])
 def test_reading_beyond_the_ends_is_an_error(tmp_path: Path, start: int, count: int) -> None:
-    dataset = prepare(config(tmp_path, "abc", validation=0.0), 257)
+    dataset = tokenise_corpus(config(tmp_path, "abc", validation=0.0), 257)
     with pytest.raises(IndexError):
         dataset.read("train", start, count)
 
 
 def test_large_vocabularies_have_32_bit_ids(tmp_path: Path) -> None:
     data = config(tmp_path, "word " * 30)
-    written = json.loads(Tokenizer.open(prepare(data, 257).tokenizer_file).to_json())
+    written = json.loads(Tokenizer.open(tokenise_corpus(data, 257).tokenizer_file).to_json())
     vocabulary = written["model"]["vocab"]
     vocabulary["w"] = 70_000
     (tmp_path / "wide.json").write_text(json.dumps(written))
-    wide = prepare(data.model_copy(update={"tokenizer": str(tmp_path / "wide.json")}), 70_001)
+    wide = tokenise_corpus(data.model_copy(update={"tokenizer": str(tmp_path / "wide.json")}), 70_001)
     assert wide.meta.dtype == "uint32"
     assert everything(wide, "train")[:5] == [70_000, *b"ord "]
 
 
 def test_prepared_data_is_cached(tmp_path: Path) -> None:
     data, reports = config(tmp_path, "hello"), list[str]()
-    first = prepare(data, 257, reports.append)
+    first = tokenise_corpus(data, 257, reports.append)
     assert reports
     reports.clear()
-    again = prepare(data, 300, reports.append)  # ids do not depend on the model's vocabulary
+    again = tokenise_corpus(data, 300, reports.append)  # ids do not depend on the model's vocabulary
     assert again.folder == first.folder and not reports
-    other = prepare(data.model_copy(update={"validation": 0.5}), 257)
+    other = tokenise_corpus(data.model_copy(update={"validation": 0.5}), 257)
     assert other.folder != first.folder
     assert not list(first.folder.parent.glob(".*.unfinished"))
 
 
 def test_a_bpe_tokenizer_is_trained_by_default(tmp_path: Path) -> None:
     data = config(tmp_path, "the cat sat on the mat\n" * 50).model_copy(update={"tokenizer": "bpe"})
-    dataset = prepare(data, 300)
+    dataset = tokenise_corpus(data, 300)
     tokenizer = Tokenizer.open(dataset.tokenizer_file)
     ids = everything(dataset, "train")
     assert ids[-1] == tokenizer.end and max(ids) < tokenizer.vocab <= 300
@@ -121,7 +121,7 @@ def test_a_damaged_folder_is_refused_and_prepared_again(
     tmp_path: Path, name: str, change: Callable[[bytes], bytes] | None, complaint: str
 ) -> None:
     data, reports = config(tmp_path, "hello world, hello"), list[str]()
-    dataset = prepare(data, 257)
+    dataset = tokenise_corpus(data, 257)
     before, file = everything(dataset, "train"), dataset.folder / name
     if change is None:
         file.unlink()
@@ -130,17 +130,17 @@ def test_a_damaged_folder_is_refused_and_prepared_again(
     with pytest.raises(CorruptDataset, match=complaint) as caught:
         Dataset.open(dataset.folder)
     assert str(dataset.folder) in str(caught.value) and "delete that folder" in str(caught.value)
-    assert everything(prepare(data, 257, reports.append), "train") == before
+    assert everything(tokenise_corpus(data, 257, reports.append), "train") == before
     assert "damaged" in reports[0]
 
 
 def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     data = config(tmp_path, "hello")
-    folder = prepare(data, 257).folder
+    folder = tokenise_corpus(data, 257).folder
     leftover = folder.with_name(f".{folder.name}.unfinished")
     folder.rename(leftover)
     (leftover / "train.7.bin").touch()
-    assert not (prepare(data, 257).folder / "train.7.bin").exists()
+    assert not (tokenise_corpus(data, 257).folder / "train.7.bin").exists()
     assert not leftover.exists()
 
 
@@ -149,21 +149,21 @@ def test_a_failure_leaves_no_folder(tmp_path: Path) -> None:
     with Path(data.source).open("a") as file:
         file.write("{broken")
     with pytest.raises(UserError, match=r"corpus\.jsonl:2"):
-        prepare(data, 257)
+        tokenise_corpus(data, 257)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
 def test_an_unwritable_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(UserError, match=r"cannot use the data cache .*cache.*; .* set data\.cache"):
-        prepare(config(tmp_path, "hello"), 257)
+        tokenise_corpus(config(tmp_path, "hello"), 257)
 
 
 RACER = """
 import sys
 from planaria.config.schema import DataConfig
-from planaria.data.shards import prepare
-dataset = prepare(DataConfig(source=sys.argv[1], cache=sys.argv[2], tokenizer="bpe"), 400)
+from planaria.data.shards import tokenise_corpus
+dataset = tokenise_corpus(DataConfig(source=sys.argv[1], cache=sys.argv[2], tokenizer="bpe"), 400)
 print(dataset.folder, dataset.read("train", 0, dataset.tokens("train")).sum())
 """
 
@@ -183,7 +183,7 @@ def test_concurrent_processes_prepare_the_same_data(tmp_path: Path) -> None:
 def test_a_real_text_is_restored(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "tinyshakespeare.txt"
     data = DataConfig(source=str(source), tokenizer="bytes", cache=str(tmp_path))
-    dataset = prepare(data, 257)
+    dataset = tokenise_corpus(data, 257)
     both = bytes(everything(dataset, "train")[:-1] + everything(dataset, "validation")[:-1])
     assert both == source.read_bytes()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data.permutation import permute
-from planaria.data.shards import Dataset, prepare
+from planaria.data.shards import Dataset, tokenise_corpus
 from planaria.data.stream import Stream
 
 WORDS = 5000
@@ -32,7 +32,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     data = DataConfig(
         source=str(folder / "text.txt"), tokenizer=str(folder / "t.json"), validation=0.1, cache=str(folder / "cache")
     )
-    return prepare(data, WORDS + 1)
+    return tokenise_corpus(data, WORDS + 1)
 
 
 def test_windows_are_consecutive_and_shifted_by_one(dataset: Dataset) -> None:

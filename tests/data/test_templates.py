@@ -12,7 +12,7 @@ from tokenizer_kinds import KINDS, saved, text
 
 from planaria.config.schema import DataConfig, ModelConfig, RunConfig
 from planaria.data.corpus import fingerprint
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
@@ -31,7 +31,7 @@ def config(folder: Path, tokenizer: Path, **options: object) -> DataConfig:
 
 
 def everything(data: DataConfig) -> list[int]:
-    dataset = prepare(data, 1000)
+    dataset = tokenise_corpus(data, 1000)
     return dataset.parts[""].read("train", 0, dataset.parts[""].tokens("train")).tolist()
 
 
@@ -62,7 +62,7 @@ def test_a_separator_that_begins_a_text_is_not_repeated(tmp_path: Path) -> None:
 
 def test_both_splits_begin_with_the_templates_token(tmp_path: Path) -> None:
     file = saved("byte level", tmp_path / "model", "<s> $A")
-    dataset = prepare(config(tmp_path, file, validation=0.3), 1000).parts[""]
+    dataset = tokenise_corpus(config(tmp_path, file, validation=0.3), 1000).parts[""]
     begin = Tokenizer.open(file).control_tokens["<s>"]
     for split in ("train", "validation"):
         ids = dataset.read(split, 0, dataset.tokens(split)).tolist()
@@ -76,9 +76,9 @@ def test_the_cache_key_changes_only_with_the_ids(tmp_path: Path) -> None:
         data = config(tmp_path, file)
         facts = f"1 {fingerprint(data)} {data.validation!r} {Tokenizer.open(file).to_json()}"
         before = hashlib.sha256(facts.encode()).hexdigest()[:24]
-        legacy = prepare(data.model_copy(update={"tokenization": "legacy"}), 1000)
+        legacy = tokenise_corpus(data.model_copy(update={"tokenization": "legacy"}), 1000)
         assert legacy.folder.name == before
-        assert (prepare(data, 1000).folder.name == before) == kept
+        assert (tokenise_corpus(data, 1000).folder.name == before) == kept
         ours = Tokenizer.open(file)
         ids = [i for t in TEXTS for i in (*ours.encode(t), ours.end)]
         assert legacy.parts[""].read("train", 0, len(ids)).tolist() == ids

@@ -29,7 +29,7 @@ def attacked(pupil: Path, folder: Path) -> Path:
         defence={"checks": ""},
         peers={"p1": {"attack": {"kind": "text"}}},
     )
-    run_folders.keep_config(folder, config)
+    run_folders.write_config(folder, config)
     together(config, folder)
     return folder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planaria.common.errors import UserError
-from planaria.swarm.assemble import own_classes, policy_of, task_of
+from planaria.swarm.assemble import custom_classes, policy_of, task_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import rules
 
@@ -115,7 +115,7 @@ def test_peers_share_the_source_of_their_task(own: Path, monkeypatch: pytest.Mon
     config = SwarmConfig.model_validate({"task": {"name": "lent_task:Backwards"}, "attack": {"kind": "text"}})
     agreed = rules(config, task_of(config))
     assert agreed["task"] == {"name": "lent_task:Backwards", "reward": "verified", "agreement": 0.5}
-    assert [chosen.__name__ for chosen in own_classes(config)] == ["Backwards"]
+    assert [chosen.__name__ for chosen in custom_classes(config)] == ["Backwards"]
     (own / "lent_task.py").write_text(EXAMPLE.read_text().replace('"abcde"', '"abc"'))
     assert rules(config, task_of(config)) != agreed
     other = config.model_copy(update={"task": config.task.model_copy(update={"options": {"letters": 4}})})

@@ -273,7 +273,7 @@ def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of five rounds; the states after the last three savings are kept, the run's end among them."""
     folder = tmp_path_factory.mktemp("learned")
     config = tiny(pupil, size=2, rounds={"count": 5, "keep": 1, "kept": 3, "prompts": 4, "group": 4})
-    run_folders.keep_config(folder, config)
+    run_folders.write_config(folder, config)
     together(config, folder)
     return folder
 

@@ -182,7 +182,7 @@ def agreement(folder: Path) -> Agreement:
 def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certified")
     config = four(pupil)
-    run_folders.keep_config(folder, config)
+    run_folders.write_config(folder, config)
     together(config, folder)
     return folder
 

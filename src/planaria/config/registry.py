@@ -55,7 +55,7 @@ class Registry(Generic[Chosen]):
     base: type[Chosen]
     """base class of all choices"""
     shipped: Mapping[str, type[Chosen]] = field(hash=False)
-    """planaria's own, by name"""
+    """built-in classes, by name"""
     location: str = ""
     """where the options are, if not in ``options`` next to the name"""
 

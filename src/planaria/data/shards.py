@@ -41,7 +41,7 @@ SHARD = 2**28
 Progress = Callable[[str], None]
 
 
-def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None, context: int = 0) -> Data:
+def tokenise_corpus(data: DataConfig, vocab: int, on_progress: Progress | None = None, context: int = 0) -> Data:
     """Return the corpus of ``data`` as ids below ``vocab``, from the cache or tokenised into it.
 
     Of texts, the last share ``data.validation`` of every document's tokens is for validation. In both splits each

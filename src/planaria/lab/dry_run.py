@@ -22,7 +22,7 @@ from planaria.lab.inline.engine import InlineEngine
 from planaria.lab.trials.spread import seeds_shown
 from planaria.report.phrases import counted
 from planaria.report.tables import Table, show
-from planaria.runtime.custom_classes import own_classes
+from planaria.runtime.custom_classes import custom_classes
 
 
 def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) -> None:
@@ -31,10 +31,10 @@ def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) 
     :raises UserError: for everything that a run would reject.
     """
     prepared = prepare_races(requested, notify)
-    cached = cached_races(prepared.races, prepared.folder, own_classes)
+    cached = cached_races(prepared.races, prepared.folder, custom_classes)
     paces = {}
     for arm in prepared.arms:
-        with blaming(partial(own_classes, arm.config)):
+        with blaming(partial(custom_classes, arm.config)):
             paces[arm.name] = measure_speed(arm.config, prepared.dataset)
     workers = prepared.comparison.workers or len(os.sched_getaffinity(0))
     base = prepared.arms[0].config

@@ -11,7 +11,7 @@ from planaria.config.options import NAME
 from planaria.config.schema import RunConfig
 from planaria.config.section import present_name, section_of
 from planaria.config.shipped import find
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.runtime.engine.prepare import streams as streams_of
 from planaria.runtime.engine.prepare import with_absolute_paths
@@ -54,7 +54,7 @@ def streams(config: RunConfig) -> tuple[Stream, Stream]:
     Tokenises the text, or uses the cache. Sample ``n`` is int64 [model.context + 1].
     :raises UserError: if the text is unavailable, or too short for one sample.
     """
-    dataset = prepare(config.data, config.model.vocab, context=config.model.context)
+    dataset = tokenise_corpus(config.data, config.model.vocab, context=config.model.context)
     train, validation = streams_of(config, dataset)
     return train, validation or Stream(dataset, "validation", config.model.context, config.seed)
 

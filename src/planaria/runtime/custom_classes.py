@@ -16,7 +16,7 @@ from planaria.recovery import RECOVERIES, names
 from planaria.recovery.codes import CODES
 
 
-def own_classes(config: RunConfig) -> list[type[Choice]]:
+def custom_classes(config: RunConfig) -> list[type[Choice]]:
     """Return these classes and their bases from outside planaria, in a fixed order.
 
     :raises UserError: if one of them cannot be imported, or must not be.

@@ -31,7 +31,7 @@ from planaria.report.run.report import write_report
 from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.checkpoint.mirror import Mirror, mirrored
 from planaria.runtime.complete import complete
-from planaria.runtime.custom_classes import own_classes
+from planaria.runtime.custom_classes import custom_classes
 from planaria.runtime.engine import process_engine, run_folders
 from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.run_start import Origin
@@ -49,7 +49,7 @@ from planaria.runtime.worker.log_file import last_error
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 FolderContext = Callable[[Path], AbstractContextManager[object]]
 """context manager to enter while a run is trained, given its folder"""
-MIRRORED = dict.fromkeys((*run_folders.KEPT, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
+MIRRORED = dict.fromkeys((*run_folders.RUN_FILES, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
 """files of a run that are stored with its checkpoints, and the limit of each in bytes when it is fetched"""
 
 
@@ -190,7 +190,7 @@ class RunExecution:
         except (Exception, SystemExit) as error:
             if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
                 raise UserError(f"out of memory: {error}; choose a smaller model or microbatch") from error
-            if not (detail := blame(error, own_classes(prepared.config))):
+            if not (detail := blame(error, custom_classes(prepared.config))):
                 raise
             return Finish(outcome="failed", reason=detail)
 

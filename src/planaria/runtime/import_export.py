@@ -66,7 +66,13 @@ def export_run(
     with tempfile.TemporaryDirectory() as temporary:
         tokenizer.save(file := Path(temporary) / run_folders.TOKENIZER)
         export_folder(
-            saved.manifest.model.dense, to, write, file, tokenizer.end, dtype, used=run_folders.usage_of(folder)
+            saved.manifest.model.dense,
+            to,
+            write,
+            file,
+            tokenizer.end,
+            dtype,
+            used=run_folders.model_metadata_of(folder),
         )
     return to
 
@@ -190,7 +196,7 @@ def _fill(run: Path, folder: Path, resolved: ResolvedRun, kind: Kind, names: Pat
         to=str(parts),
     )
     reply = read_apart(job)
-    run_folders.keep_plans(run, config, read_faults(resolved))
+    run_folders.write_plans(run, config, read_faults(resolved))
     parts.rename(store.unfinished(reply.step))
     digests = {stage_file(Path(), stage).name: sha256 for stage, sha256 in enumerate(reply.digests)}
     manifest = CheckpointManifest(

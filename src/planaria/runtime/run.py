@@ -20,7 +20,7 @@ from planaria.report.run.report import body, write_report
 from planaria.report.run.run_verdict import outcome
 from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.complete import complete
-from planaria.runtime.custom_classes import own_classes
+from planaria.runtime.custom_classes import custom_classes
 from planaria.runtime.engine import run_folders
 from planaria.runtime.import_export import export_run
 
@@ -39,7 +39,7 @@ def load(folder: str | Path, *, allow_code: bool = False) -> Run:
     run = Run(Path(folder))
     if allow_code:
         with allowing():
-            own_classes(run.config)
+            custom_classes(run.config)
     return run
 
 

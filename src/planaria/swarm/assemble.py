@@ -56,7 +56,7 @@ def task_of(config: SwarmConfig) -> Task:
     return task
 
 
-def own_classes(config: SwarmConfig) -> list[type[Choice]]:
+def custom_classes(config: SwarmConfig) -> list[type[Choice]]:
     """Return the custom classes in a peer's configuration, whose code may change without it."""
     chosen: list[type[Choice]] = [TASKS.find(config.task.name), POLICIES.find(config.policy.kind)]
     attacks = {config.attack.kind, *config.evaluate.watch} - {HONEST}

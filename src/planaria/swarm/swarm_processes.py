@@ -19,7 +19,7 @@ from planaria.common.signals import describe_exit, interrupted
 from planaria.config.registry import blaming
 from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.spawner import spawner
-from planaria.swarm.assemble import assemble, own_classes
+from planaria.swarm.assemble import assemble, custom_classes
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names
@@ -118,7 +118,7 @@ def _be(config_json: str, name: str, folder: Path, logs: LogSettings = DEFAULT) 
     try:
         identities = {peer: own_identity(config, peer, folder) for peer in peer_names(config)}
         local_peers = {identity.peer for identity in identities.values()} if config.rounds.gather else set()
-        with blaming(partial(own_classes, config)):
+        with blaming(partial(custom_classes, config)):
             assemble(config, name, folder, board_of(config, folder), identities[name], known=local_peers).run()
     except (UserError, RunStopped) as error:
         Log(folder / PEERS / name / LOG).note(Finished(reason=str(error)))

@@ -12,7 +12,7 @@ import pytest
 
 from planaria.common.errors import RunStopped
 from planaria.config.schema import RecoveryConfig, RunConfig
-from planaria.data.shards import Dataset, prepare
+from planaria.data.shards import Dataset, tokenise_corpus
 from planaria.faults.trace import Fault, Trace, digest
 from planaria.lab.compare.race import ArmCourse, race
 from planaria.lab.compare.race_job import Race, run_races
@@ -48,7 +48,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 300)
-    return prepare(config(tmp_path).data, 257)
+    return tokenise_corpus(config(tmp_path).data, 257)
 
 
 def config(folder: Path) -> RunConfig:
@@ -91,7 +91,7 @@ def test_a_race_supports_mixtures(tmp_path: Path, dataset: Dataset) -> None:
     }
     plain = config(tmp_path).data.model_dump(exclude={"source"}) | {"mixture": sources}
     data = type(config(tmp_path).data).model_validate(plain)
-    mixed = prepare(data, 257)
+    mixed = tokenise_corpus(data, 257)
     given = one(tmp_path, dataset, data=data).model_copy(update={"dataset": str(mixed.folder)})
     (course,) = run_races([given], tmp_path / "races", JobSettings(workers=1), Watcher())
     assert course == race(given.config, mixed, {3: [1]}, lambda tick, loss: None)

@@ -17,7 +17,7 @@ import planaria
 from planaria.config.schema import RunConfig
 from planaria.data.dialogues import dialogues
 from planaria.data.records import Record
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import Tokenizer
 
@@ -155,7 +155,7 @@ def test_losses_agree(trl: ModuleType, folder: Path, tmp_path: Path, family: str
     """
     if pack:
         alone = recipe(folder, tmp_path, family, True, 1, 1)
-        rows = Stream(prepare(alone.data, alone.model.vocab, context=CONTEXT), "train", CONTEXT, 1).windows
+        rows = Stream(tokenise_corpus(alone.data, alone.model.vocab, context=CONTEXT), "train", CONTEXT, 1).windows
         own, parts = recipe(folder, tmp_path, family, True, rows, 1), 1
         size = {"packing": True, "per_device_train_batch_size": 1}
         theirs, losses = trainer(trl, folder, tmp_path, of_kind("messages"), **size)

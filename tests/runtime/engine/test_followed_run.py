@@ -55,7 +55,7 @@ def write(log: RunLog, line: Timed, notice: int) -> None:
 def test_any_prefix_read_in_any_parts_gives_the_same_state(trained: RunRecord, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     history = list(trained.history)
-    run_folders.keep_config(tmp_path, trained.config)
+    run_folders.write_config(tmp_path, trained.config)
     followed, fold = FollowedRun(tmp_path, trained.config, NoProgress(), measure=True), FailoverFold()
     log, last_notice = RunLog(tmp_path, full=rng.choice([2000, 20_000, 1 << 20])), 0
     for number, line in enumerate(history[: rng.randint(1, len(history))]):
@@ -78,7 +78,7 @@ def test_a_failover_reads_the_last_lines_only(
     trained: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = list(trained.history)
-    run_folders.keep_config(tmp_path, trained.config)
+    run_folders.write_config(tmp_path, trained.config)
     log = RunLog(tmp_path)
     for line in history[:-3]:
         write(log, line, 0)
@@ -94,6 +94,6 @@ def test_a_failover_reads_the_last_lines_only(
 
 
 def test_a_run_that_never_started_is_refused(trained: RunRecord, tmp_path: Path) -> None:
-    run_folders.keep_config(tmp_path, trained.config)
+    run_folders.write_config(tmp_path, trained.config)
     with pytest.raises(UserError, match="lost before the run started; start it again"):
         FollowedRun(tmp_path, trained.config, NoProgress()).lost("exited", 0.0)

@@ -147,7 +147,7 @@ def test_a_fragment_in_flight_is_dropped_with_its_steps(config: Recipe) -> None:
 
 def train(recipe: RunConfig, folder: Path, origin: Origin | None = None, faults: tuple[Fault, ...] = ()) -> RunRecord:
     folder.mkdir(exist_ok=True)
-    run_folders.keep_config(folder, recipe)
+    run_folders.write_config(folder, recipe)
     prepared = prepare(recipe.model_copy(update={"engine": "inline"}), trace=Trace(faults=faults))
     watch = RunWatch(folder, recipe.samples * recipe.model.context, NoProgress())
     try:

@@ -14,7 +14,7 @@ from tiny_engine import config_in
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.data.dataset import open_data
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.runtime.engine.run_files import JOINED, local_workplace, provide_setup
 from planaria.runtime.fleet.base import Workplace
@@ -36,7 +36,7 @@ def mixture(home: Path) -> RunConfig:
 @contextmanager
 def served(config: RunConfig) -> Iterator[tuple[Setup, str]]:
     """Serve the prepared data of ``config``; yield the setup for workers and the address."""
-    data, key = prepare(config.data, config.model.vocab), new_key()
+    data, key = tokenise_corpus(config.data, config.model.vocab), new_key()
     board = Switchboard("127.0.0.1", 0, key, 1000, lambda _, line: line.close())
     board.on_file_request = FileServer({f"{DATA}/{folder.name}": folder for folder in data.folders}).serve
     try:

@@ -146,7 +146,7 @@ def train(
     """Train ``config`` to its end under a controller in this process; the record of the run, checked."""
     folder, prepared = folder_of(config), prepare_run(config, trace=Trace(faults=tuple(faults)))
     folder.mkdir(parents=True)
-    run_folders.keep_config(folder, config)
+    run_folders.write_config(folder, config)
     watch = _Hooked(config, hook)
     try:
         engine(prepared, folder, watch)

@@ -24,7 +24,7 @@ def replay_run(folder: Path) -> str:
     :raises UserError: if the run had no controller.
     """
     if (folder / run_folders.CONFIG).is_file():
-        run_folders.require(folder, run_folders.CONFIG)
+        run_folders.verify_digests(folder, run_folders.CONFIG)
     record = read_run(folder)
     if not record.starts:
         raise UserError(f"{folder / EVENTS} has no start of a run, so it cannot be replayed; restore the log")
@@ -70,7 +70,7 @@ def accept_changes(folder: Path) -> list[str]:
     with run_folders.locked_for_training(folder):
         if not (folder / PEERS).is_dir():
             recipe.parse(documents.text(folder / run_folders.CONFIG), str(folder / run_folders.CONFIG))
-        return _accepted(folder, (*run_folders.KEPT, ID))
+        return _accepted(folder, (*run_folders.RUN_FILES, ID))
 
 
 def _accepted(folder: Path, names: Iterable[str]) -> list[str]:

@@ -162,7 +162,7 @@ def start_from_folder(
 
 def _own(folder: Path) -> RunConfig:
     """Return a run's configuration, with the faults and the schedule in its folder, and without starting weights."""
-    config = run_folders.config_of(folder, *run_folders.KEPT)
+    config = run_folders.config_of(folder, *run_folders.RUN_FILES)
     config = config.model_copy(update={"train": config.train.model_copy(update={"start": None})})
     if config.routing.schedule is not None:
         config = on_schedule(config, (folder / run_folders.SCHEDULE).absolute())

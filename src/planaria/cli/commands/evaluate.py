@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from planaria.common.errors import UserError
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.report.observe.bars import CountProgress
 from planaria.report.tables import Table, show
@@ -20,14 +20,14 @@ FILE = "omission.json"
 
 def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> int:
     """Evaluate the newest whole checkpoint of a run, print a table, and write it as JSON to the run's folder."""
-    config = run_folders.config_of(folder, *run_folders.KEPT)
+    config = run_folders.config_of(folder, *run_folders.RUN_FILES)
     saved = run_folders.newest_whole(folder)
     stages = saved.manifest.pipeline_stages
     shares = parse_shares(omit, stages)
     if most < 1:
         raise UserError(f"--subsets {most}: give 1 or more")
     model = load_stages(saved)
-    dataset = prepare(config.data, config.model.vocab, context=config.model.context)
+    dataset = tokenise_corpus(config.data, config.model.vocab, context=config.model.context)
     stream = Stream(dataset, "validation", config.model.context, config.seed)
     count = microbatches or config.train.eval_microbatches
     batch = batches(stream, 0, config.pipeline.microbatch_size)

@@ -59,7 +59,7 @@ def _run(run: Path) -> ReportPage:
     from planaria.report.run.report import body, write_page
 
     if (run / run_folders.CONFIG).is_file():
-        run_folders.require(run, run_folders.CONFIG)
+        run_folders.verify_digests(run, run_folders.CONFIG)
     record = read_run(run)
     return ReportPage(
         run / PAGE,

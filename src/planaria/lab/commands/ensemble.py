@@ -16,7 +16,7 @@ from torch import Tensor
 from planaria.common.errors import UserError, nearest
 from planaria.config.names import require_name
 from planaria.config.schema import DataConfig
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.lab.experts import fused, manifest
 from planaria.lab.experts.domains import HELD_OUT, TEST, with_text
 from planaria.lab.experts.embedding import Embedding
@@ -97,7 +97,9 @@ def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> N
 def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, DomainScore]:
     """Return the experts' ln p of a text [E, N, T], and the ensemble's score."""
     source_config = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    samples = windows(prepare(source_config, ensemble.manifest.vocab), "train", ensemble.manifest.context, MAX_WINDOWS)
+    samples = windows(
+        tokenise_corpus(source_config, ensemble.manifest.vocab), "train", ensemble.manifest.context, MAX_WINDOWS
+    )
     readings = len(samples) * len(ensemble.manifest.members)
     with CountProgress(f"experts read {source}", "samples", readings) as progress:
         logps = ensemble.logps(samples, on_read=progress.done)
@@ -267,7 +269,7 @@ def _test_sources(folder: Path, made: fused.Fused | None, text: str | None) -> d
 def _cells(folder: Path, model: Completer, source: str, names: list[str]) -> list[str]:
     """Return the table cells of one text; ``names`` are those of a routed model's blocks."""
     source_config = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    samples = windows(prepare(source_config, model.vocab), "train", model.context, MAX_WINDOWS)
+    samples = windows(tokenise_corpus(source_config, model.vocab), "train", model.context, MAX_WINDOWS)
     with (
         CountProgress(f"the model reads {source}", "samples", len(samples)) as progress,
         shares(model.llama) if names and model.llama is not None else nullcontext(torch.ones(1)) as passed,

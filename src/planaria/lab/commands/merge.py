@@ -18,7 +18,7 @@ from torch import Tensor
 from planaria.common.errors import UserError, nearest
 from planaria.config.names import require_name
 from planaria.config.schema import DataConfig
-from planaria.data.shards import prepare
+from planaria.data.shards import tokenise_corpus
 from planaria.lab.experts import fused, manifest
 from planaria.lab.experts import merge as merging
 from planaria.lab.experts.domains import TRAINED, with_text
@@ -189,7 +189,7 @@ def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text
     require_child(open_llama(origin), policy, f"expert {name!r}", origin)
     data_config = DataConfig(source=text, tokenizer=str(folder / TOKENIZER), validation=0.0)
     model, routers, config = opened.model, opened.routers, opened.model.config
-    samples = windows(prepare(data_config, config.vocab), "train", config.context, routers.samples)[:, :-1]
+    samples = windows(tokenise_corpus(data_config, config.vocab), "train", config.context, routers.samples)[:, :-1]
     number = len(opened.record.parts)
     wider = merging.with_block(model, _llama(policy), routers.of(number + 1))
     sums = {**opened.sums, name: merging.domain_sums(wider, number, samples)}

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.registry import blaming
 from planaria.config.schema import RunConfig
-from planaria.data.shards import Data, prepare
+from planaria.data.shards import Data, tokenise_corpus
 from planaria.faults.failure_groups import failure_groups, share
 from planaria.faults.trace import Trace, digest, write
 from planaria.faults.trace_generation import hourly_of_all
@@ -43,7 +43,7 @@ from planaria.pipeline.network.costs import message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.checkpoint import best_steps
 from planaria.report.observe.bars import JobsProgress
-from planaria.runtime.custom_classes import own_classes
+from planaria.runtime.custom_classes import custom_classes
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.prepare import epochs, streams
@@ -89,7 +89,7 @@ def prepare_races(requested: ComparisonRequest, notify: Callable[[str], None] | 
     comparison, arms = load(path, requested.flags, requested.seeds, requested.only, requested.trace)
     arms, clocks = resolve_arms(path, comparison, arms)
     base = arms[0].config
-    dataset = prepare(base.data, base.model.vocab, notify, base.model.context)
+    dataset = tokenise_corpus(base.data, base.model.vocab, notify, base.model.context)
     for arm in arms:
         with of_arm(f"{path}: compare.arms.{arm.name}"):
             tuple(epochs(arm.config, streams(arm.config, dataset)[0], arm.config.train.steps * arm.config.samples))
@@ -108,7 +108,7 @@ def run_remaining_races(
     make_folder(folder)
     with run_folders.locked_for_training(folder):
         with JobsProgress(quiet) as progress:
-            courses = run_races(ready.races, folder, comparison, progress, own_classes)
+            courses = run_races(ready.races, folder, comparison, progress, custom_classes)
         for seed, drawn in ready.traces.items():
             write(drawn[0], folder / f"trace-{seed}.json")
             for replica, trace in enumerate(drawn[1:], 1):
@@ -278,7 +278,7 @@ def resolve_arms(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tup
 
 
 def _clock(path: Path, arm: Arm, config: RunConfig) -> ArmClock:
-    with of_arm(f"{path}: compare.arms.{arm.name}"), blaming(partial(own_classes, config)):
+    with of_arm(f"{path}: compare.arms.{arm.name}"), blaming(partial(custom_classes, config)):
         return clock_of(config)
 
 

@@ -16,7 +16,7 @@ from planaria.common import atomic, digests
 from planaria.common.errors import UserError
 from planaria.common.tensors import all_finite
 from planaria.config.schema import DataConfig, RunConfig
-from planaria.data.shards import Data, Split, prepare
+from planaria.data.shards import Data, Split, tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import Tokenizer
 from planaria.lab.experts import embedding
@@ -164,7 +164,7 @@ def domain_samples(
     try:
         text = sources(domains, folder / split)
         data_config = DataConfig(**text, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
-        return windows(prepare(data_config, vocab), "train", context, most)
+        return windows(tokenise_corpus(data_config, vocab), "train", context, most)
     except UserError as error:
         files = ", ".join(str(folder / split / f"{name}.jsonl") for name in domains)
         location = location or f"domain {', '.join(map(repr, domains))} ({files})"

@@ -23,7 +23,7 @@ Kind = TypeVar("Kind", bound=Section)
 Config = TypeVar("Config", bound=Section)
 
 
-def _each_once(seeds: list[int]) -> list[int]:
+def _check_seeds(seeds: list[int]) -> list[int]:
     if not seeds or len(set(seeds)) < len(seeds):
         raise PydanticCustomError("seeds", "give one seed or more, each once")
     return seeds
@@ -32,7 +32,7 @@ def _each_once(seeds: list[int]) -> list[int]:
 class SeededTrials(Section):
     """Settings of any kind of trial."""
 
-    seeds: Annotated[list[Natural], AfterValidator(_each_once)] = Field(default_factory=lambda: [1, 2, 3])
+    seeds: Annotated[list[Natural], AfterValidator(_check_seeds)] = Field(default_factory=lambda: [1, 2, 3])
     """one run of everything for each; a seed gives weights, data order, failures and draws"""
 
 

@@ -212,8 +212,8 @@ class Mirror:
 
 def largest_part(manifest: CheckpointManifest) -> int:
     """Return the largest possible size of a stage's file: the whole model, with its moments and outer state."""
-    own_classes = ":" in manifest.model.family or (manifest.exchange is not None and ":" in manifest.exchange.kind)
-    if own_classes:  # do not import a class because a store names it
+    custom = ":" in manifest.model.family or (manifest.exchange is not None and ":" in manifest.exchange.kind)
+    if custom:  # do not import a class because a store names it
         return MAX_PART_BYTES
     return HEADROOM + _PARAMETER_BYTES * parameter_count(manifest.model)
 

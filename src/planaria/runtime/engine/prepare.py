@@ -13,8 +13,7 @@ from pathlib import Path
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.data.corpus import resolved
-from planaria.data.shards import Data
-from planaria.data.shards import prepare as prepare_data
+from planaria.data.shards import Data, tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.faults.checks import require_listeners
 from planaria.faults.trace import Trace
@@ -78,7 +77,7 @@ def prepare(
         require_listeners(config, trace.faults, config.chaos.trace or "the trace")
     faults = trace if trace is not None else read_faults(run)
     parent = starting_weights(config) if begins else None
-    dataset = prepare_data(config.data, config.model.vocab, notify, config.model.context)
+    dataset = tokenise_corpus(config.data, config.model.vocab, notify, config.model.context)
     train, _ = streams(config, dataset)
     read = epochs(config, train, config.train.steps * config.samples if samples is None else samples)
     if parent is not None:

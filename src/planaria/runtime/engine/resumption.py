@@ -62,7 +62,7 @@ def resumption_of(folder: Path, changes: Mapping[str, object], checkpoint: str |
 
     :raises UserError: if there is no such run or checkpoint, it is damaged, or a changed setting is fixed.
     """
-    before = run_folders.config_of(folder, *run_folders.KEPT)
+    before = run_folders.config_of(folder, *run_folders.RUN_FILES)
     config = with_flags(before, changes, folder)
     if differing := _differing(before, config):
         notify(f"{folder}: continues with {differing}")

@@ -16,7 +16,7 @@ from planaria.common.cache import cache_folder, locked
 from planaria.common.errors import UserError
 from planaria.common.stdio import Notify
 from planaria.data.dataset import CorruptDataset, open_data, parts_of
-from planaria.runtime.custom_classes import own_classes
+from planaria.runtime.custom_classes import custom_classes
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.files import Files
@@ -39,14 +39,14 @@ def local_workplace(
     :raises UserError: if a class that the recipe names cannot be imported, or the run's files are unavailable.
     """
     _require_classes(setup)
-    if _sees(setup):
+    if _shares_run_folder(setup):
         return Workplace(partial(process.main, setup), cwd if cwd.is_dir() else setup.folder)
     fetched = provide_setup(setup, address, machine, cache, notify)
     return Workplace(partial(process.main, fetched), fetched.folder, fetched.scratch)
 
 
-def _sees(setup: Setup) -> bool:
-    """Return whether this machine sees the run's folders, and not others of the same path."""
+def _shares_run_folder(setup: Setup) -> bool:
+    """Return whether this machine shares the run's folders, rather than others of the same path."""
     if not setup.sign:
         return False
     try:
@@ -115,7 +115,7 @@ def _fetched(name: str, path: Path, files: Files, notify: Notify) -> Path:
 def _require_classes(setup: Setup) -> None:
     """Raise UserError if a class that the recipe names cannot be imported here, or must not be; code is not sent."""
     try:
-        own_classes(setup.config)
+        custom_classes(setup.config)
     except UserError as error:
         raise UserError(f"this machine cannot use a class that the recipe names: {error}") from None
 

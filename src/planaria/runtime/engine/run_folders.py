@@ -30,9 +30,9 @@ from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint
 CONFIG, TOKENIZER = recipe.RUN, "tokenizer.json"
 TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
 """the run's faults, the source of its token shards, and its nodes and routes if it has a schedule"""
-USAGE = "usage.json"
+MODEL_METADATA = "usage.json"
 """usage metadata of the model that the run started from, for exports"""
-KEPT = (CONFIG, TOKENIZER, TRACE, DATA, SCHEDULE, USAGE)
+RUN_FILES = (CONFIG, TOKENIZER, TRACE, DATA, SCHEDULE, MODEL_METADATA)
 """files that define a run, besides its checkpoints; covered by its list of digests"""
 
 
@@ -49,7 +49,7 @@ class RootSection(Protocol):
 def create(config: RootSection) -> Path:
     """Create a folder for the run: ``out/name``, or ``out/name-2`` and so on if that exists."""
     folder = _claimed(config)
-    keep_config(folder, config)
+    write_config(folder, config)
     return folder
 
 
@@ -61,7 +61,7 @@ def create_filled(config: RootSection, fill: Callable[[Path], None]) -> Path:
         with tempfile.TemporaryDirectory(dir=out, prefix=".import-") as temporary:
             unfinished = Path(temporary) / "made"
             unfinished.mkdir()
-            keep_config(unfinished, config)
+            write_config(unfinished, config)
             fill(unfinished)
             return unfinished.rename(_claimed(config))
     except OSError as error:
@@ -136,13 +136,13 @@ def write_run_files(folder: Path, config: RunConfig, dataset: Data, trace: Trace
     if config.chaos.trace is not None:
         files[TRACE] = trace_text(trace).encode()
     if (template := learned_template(config.data)) is not None:
-        metadata = usage_of(folder) or ModelMetadata(context=config.model.context, ids={})
+        metadata = model_metadata_of(folder) or ModelMetadata(context=config.model.context, ids={})
         usage = metadata.model_copy(update={"template": template.text})
-        files[USAGE] = usage.model_dump_json(indent=1).encode()
+        files[MODEL_METADATA] = usage.model_dump_json(indent=1).encode()
     digests.put(folder, files)
 
 
-def keep_plans(folder: Path, config: RunConfig, trace: Trace) -> None:
+def write_plans(folder: Path, config: RunConfig, trace: Trace) -> None:
     """Write the faults and the schedule that a recipe names."""
     files = {}
     if config.chaos.trace is not None:
@@ -152,12 +152,12 @@ def keep_plans(folder: Path, config: RunConfig, trace: Trace) -> None:
     digests.put(folder, files)
 
 
-def keep_config(folder: Path, config: RootSection) -> None:
+def write_config(folder: Path, config: RootSection) -> None:
     """Write the resolved configuration."""
     digests.put(folder, {CONFIG: config.model_dump_json(indent=2).encode()})
 
 
-def require(folder: Path, *names: str) -> None:
+def verify_digests(folder: Path, *names: str) -> None:
     """Raise UserError for the first of a run's files that was changed.
 
     A run of an older planaria, without digests, is not checked.
@@ -179,20 +179,20 @@ def config_of(folder: Path, *further: str) -> RunConfig:
     path = folder / CONFIG
     if not path.is_file():
         raise not_a_run(folder)
-    require(folder, CONFIG, *further)
+    verify_digests(folder, CONFIG, *further)
     config = recipe.parse(documents.text(path), str(path))
     if "tokenization" in config.data.model_fields_set:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"tokenization": "legacy"})})
 
 
-def usage_of(folder: Path) -> ModelMetadata | None:
+def model_metadata_of(folder: Path) -> ModelMetadata | None:
     """Return the usage metadata of the model that a run started from; None without one.
 
     :raises UserError: if the file was changed.
     """
-    require(folder, USAGE)
-    return documents.model(folder / USAGE, ModelMetadata) if (folder / USAGE).is_file() else None
+    verify_digests(folder, MODEL_METADATA)
+    return documents.model(folder / MODEL_METADATA, ModelMetadata) if (folder / MODEL_METADATA).is_file() else None
 
 
 def newest_whole(folder: Path) -> SealedCheckpoint:

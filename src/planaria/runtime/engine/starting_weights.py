@@ -113,7 +113,7 @@ def branch_off(weights: WeightsFile, folder: Path, config: RunConfig) -> Origin:
     :raises UserError: if a tensor cannot be read, or is not finite.
     """
     if weights.usage is not None:
-        digests.put(folder, {run_folders.USAGE: weights.usage.model_dump_json(indent=1).encode()})
+        digests.put(folder, {run_folders.MODEL_METADATA: weights.usage.model_dump_json(indent=1).encode()})
     if config.model.lora.rank and not weights.config.lora.rank:
         return START
     store, cut = CheckpointStore(folder / "checkpoints"), cut_for(config)

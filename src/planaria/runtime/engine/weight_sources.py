@@ -62,7 +62,7 @@ def open_weights(source: str | Path, family: str = "llama") -> WeightsFile:
         lambda name: atoms[name].read("weights"),
         path / run_folders.TOKENIZER,
         bare,
-        usage=run_folders.usage_of(path),
+        usage=run_folders.model_metadata_of(path),
     )
 
 

@@ -22,7 +22,7 @@ from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import UnassignWorker
 from planaria.control.facts.events import REPORT, WorkerFailed, WorkerJoined
-from planaria.data.shards import Data, prepare
+from planaria.data.shards import Data, tokenise_corpus
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.process_engine import opened
@@ -82,10 +82,10 @@ def resumed_layers(
     """
     if changes.get("pipeline.layers") != "auto":
         return changes
-    config = with_flags(run_folders.config_of(folder, *run_folders.KEPT), changes, folder)
+    config = with_flags(run_folders.config_of(folder, *run_folders.RUN_FILES), changes, folder)
     check(config)
     measured = with_measured_layers(
-        config, prepare(config.data, config.model.vocab, context=config.model.context), notify, stop
+        config, tokenise_corpus(config.data, config.model.vocab, context=config.model.context), notify, stop
     )
     return {**changes, "pipeline.layers": list(measured.pipeline.layers or ())}
 

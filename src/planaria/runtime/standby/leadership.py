@@ -19,7 +19,7 @@ from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.joining import read_key
 from planaria.runtime.fleet.quorum_client import opened_quorum
 
-SHARED_FILES = (*run_folders.KEPT, digests.FILE)
+SHARED_FILES = (*run_folders.RUN_FILES, digests.FILE)
 RENEWALS = 3
 """renewals of the lease in ``fleet.lease_s``"""
 

@@ -51,7 +51,7 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
 
     :raises UserError: if the run has no living workers to lead, or was started without a standby.
     """
-    config = run_folders.config_of(folder, *run_folders.KEPT)
+    config = run_folders.config_of(folder, *run_folders.RUN_FILES)
     if config.fleet.standby == "off":
         raise UserError(f"{folder}: its workers end with its controller; start it with --standby auto or manual")
     samples = START.total_samples(config)

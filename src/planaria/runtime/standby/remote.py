@@ -76,7 +76,7 @@ class Candidate:
     def __init__(self, log: SharedLog, folder: Path, at: str, key: Path, callbacks: Callbacks) -> None:
         """:raises UserError: if this machine cannot lead the run."""
         self._log, self._folder, self._at, self._key, self._callbacks = log, folder, at, key, callbacks
-        self._config = _own_config(run_folders.config_of(folder, *run_folders.KEPT), at, key)
+        self._config = _own_config(run_folders.config_of(folder, *run_folders.RUN_FILES), at, key)
         self._prepared = prepare(self._config, None, begins=False, samples=START.total_samples(self._config))
         require_same_data(folder, self._prepared)
         require_free(self._config.fleet.host, self._config.fleet.port)

@@ -20,7 +20,7 @@ from planaria.control.facts import events as e
 from planaria.exchange.base import UpdateWeights
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.custom_classes import own_classes
+from planaria.runtime.custom_classes import custom_classes
 from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport, Transport
@@ -114,7 +114,7 @@ class Worker:
             except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
                 self._fail(str(error).splitlines()[0] if str(error) else type(error).__name__)
             except (Exception, SystemExit) as error:
-                if not (detail := blame(error, own_classes(self.config))):
+                if not (detail := blame(error, custom_classes(self.config))):
                     raise
                 self._fail(detail)
 

@@ -14,7 +14,7 @@ from planaria.lab.trials.arms import of_arm
 from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.spawner import fork_server
-from planaria.swarm.assemble import own_classes
+from planaria.swarm.assemble import custom_classes
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names
@@ -73,7 +73,7 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
     :raises RunStopped: if one of its peers failed.
     """
     requested = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
-    code = [chosen for name in peer_names(config) for chosen in own_classes(peer_config(config, name))]
+    code = [chosen for name in peer_names(config) for chosen in custom_classes(peer_config(config, name))]
     kept = CachedResult(folder / "outcome.json", RunOutcome, identity(requested, code))
     outcome, stale = kept.read()
     if outcome is not None:
@@ -112,7 +112,7 @@ def repair_run(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
         return None
     peer = own[honest]
     requested = {"repair": 1, "config": config.model_dump(mode="json", exclude={"out"}), "limit": LIMIT}
-    kept = CachedResult(folder / FILE, Repaired, identity(requested, own_classes(peer)))
+    kept = CachedResult(folder / FILE, Repaired, identity(requested, custom_classes(peer)))
     result, _ = kept.read()
     if result is None:
         result = _repaired(peer, folder, honest, arm, watch)

@@ -20,7 +20,7 @@ from planaria.config.registry import blaming
 from planaria.report.tables import Table, show
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.spawner import fork_server
-from planaria.swarm.assemble import assemble, device_of, own_classes, policy_of, task_of
+from planaria.swarm.assemble import assemble, custom_classes, device_of, policy_of, task_of
 from planaria.swarm.attacks.attacker import refuse_idle
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
@@ -98,7 +98,7 @@ def prepare(config: SwarmConfig, quiet: bool, warmup: bool = True) -> None:
         device_of(own.policy)
         if own.policy.server:
             Client(own.policy).model(own.policy.serving.model)
-        with blaming(partial(own_classes, own)):
+        with blaming(partial(custom_classes, own)):
             refuse_idle(own.attack, task)
             if warmup:
                 policy_of(own, task, None if quiet else print)
@@ -115,10 +115,10 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
     folder = Path(config.out) / config.name
     identity = PeerIdentity.kept(folder / PEERS / called / "identity.pem")
     on_progress = None if quiet else print
-    with blaming(partial(own_classes, config)):
+    with blaming(partial(custom_classes, config)):
         peer = assemble(config, called, folder, config.board, identity, late=True, on_progress=on_progress)
     if not (folder / "config.json").is_file():
-        run_folders.keep_config(folder, config)
+        run_folders.write_config(folder, config)
     new_records = follow(folder / PEERS / called / LOG)
     new_records()  # skip the records of an earlier start
     with SwarmProgress(config.rounds.count, quiet) as progress:
@@ -127,7 +127,7 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
             for record in new_records():
                 progress.update(called, record)
 
-        with blaming(partial(own_classes, config)):
+        with blaming(partial(custom_classes, config)):
             peer.run(show_new_records)
         show_new_records()
     sum_up(folder, config)

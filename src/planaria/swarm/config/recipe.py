@@ -66,7 +66,7 @@ def run_config(run: Path) -> SwarmConfig:
     file = run / "config.json"
     if not (run / PEERS).is_dir() or not file.is_file():
         raise UserError(f"{run} is not a run of a swarm; start one with `planaria swarm train RECIPE`")
-    run_folders.require(run, run_folders.CONFIG)
+    run_folders.verify_digests(run, run_folders.CONFIG)
     return documents.model(file, SwarmConfig, fix="restore it as the run wrote it")
 
 

@@ -171,7 +171,7 @@ def usage_of(path: Path, context: int) -> ModelMetadata | None:
     """Return the usage data that came with the weights at ``path``."""
     if path.is_dir():
         folder = is_exported(path)
-        return of_folder(path, table(path / "config.json"), context) if folder else run_folders.usage_of(path)
+        return of_folder(path, table(path / "config.json"), context) if folder else run_folders.model_metadata_of(path)
     return of_gguf(read_metadata(path).values, context) if is_gguf(path) else None
 
 

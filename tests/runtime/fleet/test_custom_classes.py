@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.faults.trace import Fault
-from planaria.runtime.custom_classes import own_classes
+from planaria.runtime.custom_classes import custom_classes
 from planaria.runtime.engine.config_checks import check
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -60,7 +60,7 @@ def test_a_custom_exchange_is_the_same_on_the_fleet_and_inline(tmp_path: Path) -
         return tiny(tmp_path / folder, stages=1, steps=8, exchange=exchange)
 
     config = agreeing("masked", 0.5)
-    assert [found.__name__ for found in own_classes(config)] == ["Agreeing"]
+    assert [found.__name__ for found in custom_classes(config)] == ["Agreeing"]
     record = train(config, [Fault(step=2, stage=3), Fault(step=5, stage=0)])
     assert outcomes(record) == ["started", "recovered", "recovered"] and ending(record).outcome == "finished"
     assert losses(record) == inline(record)[0], "to the last bit"
