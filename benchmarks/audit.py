@@ -171,9 +171,10 @@ def _code(rng: random.Random) -> str:
 def drilled(arm: str, seed: int, rounds: int) -> Path:
     """Run one arm of the recipe ``drills``, or return its kept folder."""
     tree = recipe.read(shipped.find("drills"))
-    tree = recipe.overlaid(tree, tree.pop("drill")["arms"][arm])
+    tree = recipe.merge_tables(tree, tree.pop("drill")["arms"][arm], SwarmConfig)
     changes = {"seed": seed, "rounds": {"count": rounds, "timeout_s": 600.0}, "evaluate": {"every": 0}}
-    config = checked(SwarmConfig.model_validate({"name": "audited", **recipe.overlaid(tree, changes)}), "drills")
+    tree = {"name": "audited", **recipe.merge_tables(tree, changes, SwarmConfig)}
+    config = checked(SwarmConfig.model_validate(tree), "drills")
     folder = RUNS / "audit" / f"{arm.replace(', ', '-').lower()}-{seed}-{rounds}"
     done = folder / "done"
     if done.is_file() and done.read_text() == config.model_dump_json():

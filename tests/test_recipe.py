@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
-from planaria.config.schema import RunConfig
+from planaria.config.options import NAME, choice_of
+from planaria.config.schema import RunConfig, Section
+from planaria.config.section import entry_of, section_of
+from planaria.swarm.config import SwarmConfig
 
 RECIPES = [path for path in shipped.shipped().values() if not recipe.kinds_of(recipe.read(path)) & {"swarm", "drill"}]
 """of one model; `tests/swarm/test_swarm_recipe.py` reads the others"""
@@ -113,9 +116,9 @@ def test_a_mixture_is_a_table_of_sources(write: Path) -> None:
     write.write_text(recipe.dump(config))
     assert recipe.load(write, {}) == config == recipe.parse(config.model_dump_json(), "config.json")
     assert "[data.mixture.code]" in write.read_text()
-    assert recipe.overlay(config, {"data.mixture.books.source": "2024"}).data.mixture["books"].source == "2024"
+    assert recipe.with_flags(config, {"data.mixture.books.source": "2024"}).data.mixture["books"].source == "2024"
     assert recipe.load(None, {"data.mixture": "{ a = { source = 'x', weight = 1 } }"}).data.sources["a"].source == "x"
-    assert recipe.flat(config)["data.mixture.web.epochs"] == 2
+    assert recipe.flatten(config)["data.mixture.web.epochs"] == 2
 
 
 @pytest.mark.parametrize(
@@ -187,11 +190,11 @@ def test_every_field_is_documented_and_settable_by_its_dotted_name() -> None:
 
 def test_overlay_changes_only_the_given_settings() -> None:
     before = recipe.load(None, {"model.dim": "64"})
-    after = recipe.overlay(before, {"train.steps": "7"})
+    after = recipe.with_flags(before, {"train.steps": "7"})
     assert after.train.steps == 7
     assert after.model_copy(update={"train": before.train}) == before
     with pytest.raises(UserError, match=r"--train.steps 0: input should be greater than 0"):
-        recipe.overlay(before, {"train.steps": "0"})
+        recipe.with_flags(before, {"train.steps": "0"})
 
 
 def test_a_damaged_config_is_refused() -> None:
@@ -234,3 +237,25 @@ def test_relative_paths_are_resolved_from_the_recipes_folder(tmp_path: Path) -> 
 def test_a_schedule_that_ends_before_the_run_is_refused() -> None:
     with pytest.raises(UserError, match=r"train\.schedule_steps = 5 ends before train\.steps = 7 do"):
         recipe.load(None, {"train.steps": "7", "train.schedule_steps": "5"})
+
+
+def sections(section: type[Section]) -> list[type[Section]]:
+    inner = [kind for field in section.model_fields.values() if (kind := section_of(field.annotation))]
+    return [section, *(below for kind in inner for below in sections(kind))]
+
+
+def test_every_section_with_options_declares_the_field_that_names_its_choice() -> None:
+    """Without it, ``merge_tables`` would keep the options of the former choice."""
+    every = [*sections(RunConfig), *sections(SwarmConfig)]
+    assert [kind for kind in every if (NAME in kind.model_fields) != (choice_of(kind) is not None)] == []
+    assert sum(NAME in kind.model_fields for kind in every) > 10
+    entries = [entry_of(field.annotation) for kind in every for field in kind.model_fields.values()]
+    assert not any(NAME in entry.model_fields for entry in entries if entry), "merge_tables does not reach these"
+
+
+def test_a_changed_choice_starts_without_the_options_of_the_former() -> None:
+    tree = {"exchange": {"kind": "noloco", "options": {"every": 20}}, "fleet": {"kind": "local", "options": {"a": 1}}}
+    same = recipe.merge_tables(tree, {"exchange": {"kind": "noloco", "replicas": 4}}, RunConfig)
+    assert same["exchange"] == {"kind": "noloco", "replicas": 4, "options": {"every": 20}}
+    other = recipe.merge_tables(tree, {"exchange": {"kind": "diloco"}, "fleet": {"kind": "ray"}}, RunConfig)
+    assert other == {"exchange": {"kind": "diloco"}, "fleet": {"kind": "ray", "options": {"a": 1}}}

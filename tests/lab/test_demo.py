@@ -55,7 +55,7 @@ def test_the_report_has_a_curve_for_each_arm() -> None:
 def test_arms_differ_from_the_recipe_in_few_settings(name: str) -> None:
     shipped_recipe, arms = DEMOS[name]
     path = shipped.find(shipped_recipe)
-    base, *others = [recipe.flat(configure(path, settings={**own})) for own in arms.values()]
+    base, *others = [recipe.flatten(configure(path, settings={**own})) for own in arms.values()]
     for other in others:
         assert {key for key in base if base[key] != other.get(key)} <= {"pipeline.wire", "chaos.trace"}
 

@@ -127,7 +127,7 @@ def test_the_subspace_follows_from_wire_and_seed(tmp_path: Path) -> None:
     assert config.model.subspace == SubspaceConfig(rank=8, seed=config.seed)
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
     assert config.with_seed(6).model.subspace == SubspaceConfig(rank=8, seed=6)
-    assert recipe.overlay(config, {"seed": 6}).model.subspace == SubspaceConfig(rank=8, seed=6)
-    assert recipe.overlay(config, {"pipeline.wire": "bf16"}).model.subspace is None
+    assert recipe.with_flags(config, {"seed": 6}).model.subspace == SubspaceConfig(rank=8, seed=6)
+    assert recipe.with_flags(config, {"pipeline.wire": "bf16"}).model.subspace is None
     with pytest.raises(ValueError, match=r"follows from pipeline\.wire and seed"):
         RunConfig.model_validate({**config.model_dump(), "seed": 6})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.config import shipped
-from planaria.config.recipe import dump, overlaid
+from planaria.config.recipe import dump, merge_tables
 from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
 from planaria.swarm.config.recipe import agreed, checked, load, peer_config, peer_names, rules
 from planaria.swarm.drill import load as load_drill
@@ -111,8 +111,8 @@ def test_rules_contain_shared_settings_without_local_paths() -> None:
 
 def test_tables_are_merged_key_by_key() -> None:
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-    assert overlaid(tree, {"a": {"c": {"d": 4}}, "f": 5}) == {"a": {"b": 1, "c": {"d": 4}}, "e": 3, "f": 5}
-    assert overlaid(tree, {"a": 1, "e": {"g": 2}}) == {"a": 1, "e": {"g": 2}}
+    assert merge_tables(tree, {"a": {"c": {"d": 4}}, "f": 5}, None) == {"a": {"b": 1, "c": {"d": 4}}, "e": 3, "f": 5}
+    assert merge_tables(tree, {"a": 1, "e": {"g": 2}}, None) == {"a": 1, "e": {"g": 2}}
     assert tree == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
 
 

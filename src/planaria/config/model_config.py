@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from planaria.config import bounds
 from planaria.config.bounds import Natural, Positive
-from planaria.config.options import Options
+from planaria.config.options import ChoiceName, Options
 from planaria.config.section import DERIVED, Section
 
 
@@ -48,7 +48,7 @@ class SubspaceConfig(Section):
 
 
 class ModelConfig(Section):
-    family: str = "llama"
+    family: ChoiceName = "llama"
     """architecture of the stages: llama; transformers, whose sizes come from train.start or options.config; or
     'module:Class' (docs/extend.md). Families share vocab, dim, layers and context, and interpret the other sizes"""
     options: Options = Options()

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 NAME = "options"
 """field that holds them, in every section that has some"""
-CHOICES = ("strategy", "kind", "family", "trackers", "name", "checks")
-"""fields that name a choice, next to its options"""
+_CHOICE = "names a choice"
+ChoiceName = Annotated[str, _CHOICE]
+"""type of the field that names a choice, in the section of its options"""
+
+
+def choice_of(section: type[BaseModel]) -> str | None:
+    """Return the field of a section that names a choice; None without one."""
+    return next((name for name, field in section.model_fields.items() if _CHOICE in field.metadata), None)
 
 
 class Options(Mapping[str, Any]):

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from planaria.common import documents
 from planaria.common.errors import UserError, nearest
 from planaria.config import names, shipped
-from planaria.config.options import CHOICES, NAME
+from planaria.config.options import NAME, choice_of
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import DERIVED, entry_of, meaning, present_name, section_of
 
@@ -34,9 +34,9 @@ SWARM = frozenset(
 """keys only in recipes of `planaria swarm train`"""
 TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}
 """keys only in recipes of `planaria train`"""
-Kind = TypeVar("Kind", bound=Section)
+Root = TypeVar("Root", bound=Section)
 """root section of a recipe; most are RunConfig"""
-PLACES = (
+PATH_SETTINGS = (
     "data.source",
     "data.tokenizer",
     "data.template",
@@ -45,7 +45,7 @@ PLACES = (
     "model.options.config",
 )
 """settings that may name files next to a recipe: values that start with ./ or ../"""
-Filled = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+FillDefaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """adds defaults to a recipe's tree with flags"""
 
 
@@ -89,23 +89,23 @@ def in_table(name: str) -> bool:
 
 
 def load(
-    recipe: Path | None, flags: Mapping[str, object], *kinds: str, filled: Filled = lambda tree: tree
+    recipe: Path | None, flags: Mapping[str, object], *kinds: str, fill_defaults: FillDefaults = lambda tree: tree
 ) -> RunConfig:
     """Return the configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text, or value)
     applied.
 
     :param kinds: accepted kinds of recipe; by default any, and only the run's own tables count.
-    :param filled: adds values that are not stated, before defaults apply.
+    :param fill_defaults: adds values that are not stated, before defaults apply.
     :raises UserError: naming file or flag, key, and the nearest known key or the expected value.
     """
     if recipe is None:
-        return _lay_over(RunConfig, {}, flags, "the defaults", filled)
+        return _validate_with_flags(RunConfig, {}, flags, "the defaults", fill_defaults)
     tree = read(recipe)
     if kinds:
         require_kind(tree, recipe, *kinds)
     for name in ("compare", "experts"):
         tree.pop(name, None)  # for other commands; `trials.arms.table_of` reads it
-    return resolve(RunConfig, tree, flags, recipe, filled=filled)
+    return resolve(RunConfig, tree, flags, recipe, fill_defaults=fill_defaults)
 
 
 def kinds_of(tree: Mapping[str, Any]) -> set[str]:
@@ -138,35 +138,35 @@ def from_tree(tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path
 
 
 def resolve(
-    kind: type[Kind],
+    section_type: type[Root],
     tree: Mapping[str, Any],
     flags: Mapping[str, object],
     recipe: Path,
     location: str = "",
-    filled: Filled = lambda tree: tree,
-) -> Kind:
-    """Return the configuration of ``tree``, a named recipe of any ``kind``, as :func:`from_tree` does."""
+    fill_defaults: FillDefaults = lambda tree: tree,
+) -> Root:
+    """Return the configuration of ``tree``, a named recipe with this root section, as :func:`from_tree` does."""
     where = f"{recipe}: {location}" if location else str(recipe)
-    refuse_unknown(tree, kind, where, root=kind)
-    settings = moved(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
+    refuse_unknown(tree, section_type, where, root=section_type)
+    settings = map_paths(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
     settings.setdefault("name", names.from_file(recipe.stem))
-    return _lay_over(kind, settings, flags, where, filled)
+    return _validate_with_flags(section_type, settings, flags, where, fill_defaults)
 
 
-def overlay(
+def with_flags(
     config: RunConfig,
     flags: Mapping[str, object],
     location: str = "the run's config.json",
-    filled: Filled = lambda tree: tree,
+    fill_defaults: FillDefaults = lambda tree: tree,
 ) -> RunConfig:
     """Return ``config``, which came from ``location``, with ``flags`` applied.
 
-    :raises UserError: as in :func:`load`, which also describes ``filled``.
+    :raises UserError: as in :func:`load`, which also describes ``fill_defaults``.
     """
     tree = config.model_dump(mode="json", exclude_unset=True)
     for derived in ("block_layers", "subspace"):  # from settings that flags may change
         tree.get("model", {}).pop(derived, None)
-    return _lay_over(RunConfig, tree, flags, location, filled)
+    return _validate_with_flags(RunConfig, tree, flags, location, fill_defaults)
 
 
 def parse(tree: str, location: str) -> RunConfig:
@@ -178,12 +178,12 @@ def parse(tree: str, location: str) -> RunConfig:
         raise UserError(f"{location}: {documents.first(error)}") from None
 
 
-def flat(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return all settings by dotted name, including tables with free names and options of choices."""
     settings: dict[str, Any] = {}
     for name, value in dict(config).items():
         inner = isinstance(value, Section | Mapping)
-        settings |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+        settings |= flatten(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
     return settings
 
 
@@ -215,25 +215,33 @@ def read(recipe: Path) -> dict[str, Any]:
     return documents.toml(recipe, MAX_RECIPE_BYTES)
 
 
-def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``tree`` with the tables ``changes`` applied key by key. A changed choice starts without options."""
+def merge_tables(tree: Mapping[str, Any], changes: Mapping[str, Any], section: type[Section] | None) -> dict[str, Any]:
+    """Return ``tree`` with the tables ``changes`` applied key by key. A changed choice starts without options.
+
+    :param section: the class of ``tree``; None for a table with free names.
+    """
     merged = dict(tree)
-    if any(key in changes and changes[key] != tree.get(key) for key in CHOICES):
+    choice = choice_of(section) if section else None
+    if choice is not None and choice in changes and changes[choice] != tree.get(choice):
         merged.pop(NAME, None)
     for key, value in changes.items():
         inner = merged.get(key)
-        merged[key] = overlaid(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            field = section.model_fields.get(key) if section else None
+            merged[key] = merge_tables(inner, value, section_of(field.annotation) if field else None)
+        else:
+            merged[key] = value
     return merged
 
 
-def moved(tree: Mapping[str, Any], change: Callable[[str], str], prefix: str = "") -> dict[str, Any]:
-    """Return ``tree`` with each of its :data:`PLACES` changed."""
+def map_paths(tree: Mapping[str, Any], change: Callable[[str], str], prefix: str = "") -> dict[str, Any]:
+    """Return ``tree`` with each of its :data:`PATH_SETTINGS` changed."""
     changed = dict(tree)
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            changed[key] = moved(value, change, f"{name}.")
-        elif isinstance(value, str) and any(fnmatchcase(name, location) for location in PLACES):
+            changed[key] = map_paths(value, change, f"{name}.")
+        elif isinstance(value, str) and any(fnmatchcase(name, location) for location in PATH_SETTINGS):
             changed[key] = change(value)
     return changed
 
@@ -275,31 +283,30 @@ def as_option(key: str, section: type[Section], prefix: str) -> str:
     """Return a hint on writing ``key`` as an option of a choice; may be empty."""
     if NAME not in section.model_fields or get_close_matches(key, section.model_fields, cutoff=0.75):
         return ""
-    choice = next(name for name in CHOICES if name in section.model_fields)
-    return f"an option of {prefix}{choice} is written {prefix}{NAME}.{key}"
+    return f"an option of {prefix}{choice_of(section)} is written {prefix}{NAME}.{key}"
 
 
-def table(kind: type[Kind], value: Any, name: str, recipe: Path) -> Kind:
+def table(section_type: type[Root], value: Any, name: str, recipe: Path) -> Root:
     """Return the extra table ``name`` of a recipe, such as ``[compare]``.
 
     :raises UserError: naming file, key and the problem.
     """
     if not isinstance(value, Mapping):
         raise UserError(f"{recipe}: {name} is a section; write its keys below [{name}]")
-    refuse_unknown(value, kind, str(recipe), f"{name}.", kind)
+    refuse_unknown(value, section_type, str(recipe), f"{name}.", section_type)
     try:
-        return kind.model_validate(dict(value))
+        return section_type.model_validate(dict(value))
     except ValidationError as error:
         section = name if error.errors()[0]["loc"] else ""  # a rule about several fields names them itself
-        raise UserError(f"{recipe}: {documents.first(error, kind, values=True, section=section)}") from None
+        raise UserError(f"{recipe}: {documents.first(error, section_type, values=True, section=section)}") from None
 
 
-def _value(kind: type[Section], name: str, text: object) -> Any:
+def _value(section_type: type[Section], name: str, text: object) -> Any:
     """Return a flag's text as a TOML value; bare words are strings, and none unsets optional settings."""
     if not isinstance(text, str):
         return text  # set by a program
     documents.refuse_nul(text, f"--{name}")
-    field = setting(name, kind)
+    field = setting(name, section_type)
     annotation = None if field is None else field.annotation  # None for an option, whose type its choice knows
     if text == "none" and type(None) in get_args(annotation):
         return None
@@ -311,17 +318,17 @@ def _value(kind: type[Section], name: str, text: object) -> Any:
         return text
 
 
-def _lay_over(
-    kind: type[Kind],
+def _validate_with_flags(
+    section_type: type[Root],
     tree: dict[str, Any],
     flags: Mapping[str, object],
     location: str,
-    filled: Filled = lambda tree: tree,
-) -> Kind:
+    fill_defaults: FillDefaults = lambda tree: tree,
+) -> Root:
     for name, text in flags.items():
-        _set(tree, name, _value(kind, name, text))
+        _set(tree, name, _value(section_type, name, text))
     try:
-        return kind.model_validate_json(json.dumps(filled(tree), default=str))
+        return section_type.model_validate_json(json.dumps(fill_defaults(tree), default=str))
     except ValidationError as error:
         raise UserError(_explain(error, location, flags)) from None
 

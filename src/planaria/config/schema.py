@@ -18,7 +18,7 @@ from planaria.config.model_config import GROUP, SubspaceConfig, even_layers
 from planaria.config.model_config import ModelConfig as ModelConfig
 from planaria.config.names import Name
 from planaria.config.network_config import NetworkConfig as NetworkConfig
-from planaria.config.options import Options
+from planaria.config.options import ChoiceName, Options
 from planaria.config.section import Section as Section
 from planaria.config.section import formerly
 
@@ -63,7 +63,7 @@ class PipelineConfig(Section):
 
 
 class RoutingConfig(Section):
-    kind: str = "full"
+    kind: ChoiceName = "full"
     """routes of microbatches through the stages: full, swapped, skipping (random), given (by routes), or 'module:Class'
     """
     options: Options = Options()
@@ -105,7 +105,7 @@ class RoutingConfig(Section):
 
 
 class OptimConfig(Section):
-    kind: str = "adamw"
+    kind: ChoiceName = "adamw"
     """adamw; muon: Muon for matrices of decoder layers, with beta1 as momentum, and AdamW for the rest; sgd: with beta1
     as momentum; or 'module:Class'"""
     options: Options = Options()
@@ -161,7 +161,7 @@ class TrainConfig(Section):
 
 
 class RecoveryConfig(Section):
-    strategy: str = "checkfree"
+    strategy: ChoiceName = "checkfree"
     """how a lost stage is replaced: one strategy, or several in order of preference ('echo, checkpoint'); names, or
     'module:Class'"""
     options: Options = Options()
@@ -176,7 +176,7 @@ class ExchangeConfig(Section):
     """copies of the model with separate samples, which agree as kind defines"""
     max_replicas: Annotated[bounds.Replicas | None, formerly("max_replicas", "most")] = None
     """fleet: largest number of replicas as machines join; replicas by default"""
-    kind: str = "allreduce"
+    kind: ChoiceName = "allreduce"
     """how replicas agree: allreduce, local (not), diloco, streaming_diloco, decoupled, eager, noloco, pair_mean,
     gasloc, monna, 'module:Class'"""
     options: Options = Options()
@@ -235,7 +235,7 @@ class ChaosConfig(Section):
 
 
 class ObserveConfig(Section):
-    trackers: str = "tensorboard"
+    trackers: ChoiceName = "tensorboard"
     """receivers of losses and other metrics: names, or 'module:Class', separated by commas; none if empty"""
     options: Options = Options()
     """options of the trackers: each applies to all that declare it; a table with a tracker's name, to that one"""

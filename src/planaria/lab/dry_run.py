@@ -58,7 +58,7 @@ def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) 
 
 
 def _row(arm: Arm, prepared: PreparedComparison, paced: Pace, done: int) -> list[str]:
-    base, own = recipe.flat(prepared.arms[0].config), recipe.flat(arm.config)
+    base, own = recipe.flatten(prepared.arms[0].config), recipe.flatten(arm.config)
     differs = ", ".join(f"{k} = {v}" for k, v in own.items() if base.get(k) != v and k != "name") or "–"
     faults = [len(traces[0].faults) if arm.faults else 0 for traces in prepared.traces.values()]
     struck = f"{min(faults)} to {max(faults)}" if min(faults) < max(faults) else f"{faults[0]}"

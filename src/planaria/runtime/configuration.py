@@ -43,9 +43,11 @@ def configure(recipe: Recipe, *, settings: Settings | None = None, **short: obje
     """
     given = merge_settings(settings, short)
     if isinstance(recipe, RunConfig):
-        return with_absolute_paths(recipes.overlay(recipe, given, "the configuration", with_inherited_settings), None)
+        return with_absolute_paths(
+            recipes.with_flags(recipe, given, "the configuration", with_inherited_settings), None
+        )
     file = find(str(recipe))
-    return with_absolute_paths(recipes.load(file, given, "train", filled=with_inherited_settings), file)
+    return with_absolute_paths(recipes.load(file, given, "train", fill_defaults=with_inherited_settings), file)
 
 
 def streams(config: RunConfig) -> tuple[Stream, Stream]:

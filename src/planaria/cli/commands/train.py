@@ -95,7 +95,7 @@ def resume(
 ) -> int:
     """Resume a run from its newest or the named checkpoint; return the exit code."""
     if (Path(folder) / run_folders.CONFIG).is_file():
-        fork_server(_preload(recipe.overlay(run_folders.config_of(Path(folder)), flags)))
+        fork_server(_preload(recipe.with_flags(run_folders.config_of(Path(folder)), flags)))
     train(
         folder,
         resume=True,

@@ -123,7 +123,7 @@ def _best(schemes: Sequence[WeighedCompression]) -> WeighedCompression | None:
 def weigh_scheme(config: RunConfig, arm: CompressionArm, coding: CodingTimes) -> WeighedCompression:
     """Weigh one scheme on the machines of a recipe; the recipe's own compression settings are ignored."""
     plain = ExchangeConfig(replicas=config.exchange.replicas)
-    changed = recipe.overlay(config.model_copy(update={"exchange": plain}), arm.changes, "the race")
+    changed = recipe.with_flags(config.model_copy(update={"exchange": plain}), arm.changes, "the race")
     made, stages = exchange(changed.exchange), range(config.pipeline.stages + 1)
     largest = max(stage_parameters(config.model, config.pipeline.stages, stage) for stage in stages)
     label, coding_s, eta = arm.name, None, None

@@ -251,7 +251,7 @@ def _inputs(config: RunConfig, clock: ArmClock, scale: float) -> ArmInputs:
 
 def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:
     """Return the settings in which an arm differs from the recipe."""
-    common, settings = recipe.flat(base), recipe.flat(config)
+    common, settings = recipe.flatten(base), recipe.flatten(config)
     return {name: str(value) for name, value in settings.items() if common.get(name) != value and name != "name"}
 
 

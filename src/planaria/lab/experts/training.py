@@ -95,7 +95,7 @@ class Training:
 
 def portable_recipe(config: RunConfig, folder: Path) -> str:
     """Return the recipe of a training in ``folder``, with paths relative to it and without the token cache."""
-    tree = recipe.moved(config.model_dump(mode="json", exclude_none=True), lambda name: _from(folder, name))
+    tree = recipe.map_paths(config.model_dump(mode="json", exclude_none=True), lambda name: _from(folder, name))
     tree["data"].pop("cache", None)
     return tomli_w.dumps(tree | {"out": "."})
 
@@ -110,7 +110,9 @@ def _from(folder: Path, name: str) -> str:
 
 def configured(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Return ``base`` with the tables ``changes`` applied, validated like a recipe."""
-    return RunConfig.model_validate_json(json.dumps(recipe.overlaid(base.model_dump(mode="json"), changes)))
+    return RunConfig.model_validate_json(
+        json.dumps(recipe.merge_tables(base.model_dump(mode="json"), changes, RunConfig))
+    )
 
 
 def train_all(

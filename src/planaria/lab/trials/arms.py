@@ -58,7 +58,7 @@ def table_of(
         command = recipe.command_of(runs)
         raise UserError(f"{path} has no [{name}] table; run it without one: `planaria {command} {path}`")
     table = tree.pop(name, {})
-    settings = recipe.overlaid(table, laid or {}) if isinstance(table, dict) else table
+    settings = recipe.merge_tables(table, laid or {}, kind) if isinstance(table, dict) else table
     return recipe.table(kind, settings, name, path), tree
 
 
@@ -110,7 +110,7 @@ class ArmRules(Generic[Config]):
                 raise UserError(
                     f"{path}: {location}: not a valid name; use 1 to {LONGEST_ARM} characters, a letter among them"
                 )
-            config = recipe.resolve(self.kind, recipe.overlaid(tree, tables), flags, path, location)
+            config = recipe.resolve(self.kind, recipe.merge_tables(tree, tables, self.kind), flags, path, location)
             configs[name] = self.checked(config, f"{path}: {location}")
             self.require_fair(base, config, f"{path}: {location}")
         if len({file_name(name) for name in configs}) < len(configs):
@@ -119,7 +119,7 @@ class ArmRules(Generic[Config]):
 
     def require_fair(self, base: Config, arm: Config, location: str) -> None:
         """Raise UserError if ``arm`` differs from ``base`` in a setting that is not free."""
-        ours, theirs = recipe.flat(base), recipe.flat(arm)
+        ours, theirs = recipe.flatten(base), recipe.flatten(arm)
         for key in {**ours, **theirs}:
             if not self._may_change(key) and ours.get(key) != theirs.get(key):
                 raise UserError(

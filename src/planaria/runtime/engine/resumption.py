@@ -98,7 +98,7 @@ def _naming_another(store: CheckpointStore, saved: SealedCheckpoint | None) -> I
 
 def with_flags(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:
     """Return the run's configuration with ``flags`` applied; UserError if a fixed setting changes."""
-    config = recipe.overlay(_without_replaced(before, flags), flags)
+    config = recipe.with_flags(_without_replaced(before, flags), flags)
     recut_model = before.model.model_copy(update={name: getattr(config.model, name) for name in CUT | {"vocab"}})
     as_before = before.model_copy(update={"model": recut_model, "data": before.data.sample_settings})
     as_changed = config.model_copy(update={"data": config.data.sample_settings})
@@ -152,7 +152,7 @@ def _without_replaced(before: RunConfig, flags: Mapping[str, object]) -> RunConf
 
 def _differing(before: RunConfig, config: RunConfig) -> str:
     """Return the changed settings of a run's shape; empty if there are none."""
-    was, now = (recipe.flat({name: getattr(run_config, name) for name in SHAPE}) for run_config in (before, config))
+    was, now = (recipe.flatten({name: getattr(run_config, name) for name in SHAPE}) for run_config in (before, config))
     differing = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
     changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in differing]
     if (before.routing.schedule is None) != (config.routing.schedule is None):

@@ -158,9 +158,13 @@ def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     agreed = {key: board_rules[key] for key in AGREED if key in board_rules and key != "task"}
     agreed["task"] = {key: value for key, value in task.items() if key in AGREED["task"]}
     merged = recipe.resolve(
-        SwarmConfig, recipe.overlaid(own.model_dump(mode="json"), agreed), {}, folder, f"board {own.board}"
+        SwarmConfig,
+        recipe.merge_tables(own.model_dump(mode="json"), agreed, SwarmConfig),
+        {},
+        folder,
+        f"board {own.board}",
     )
-    own_settings, merged_settings = recipe.flat(own), recipe.flat(merged)
+    own_settings, merged_settings = recipe.flatten(own), recipe.flatten(merged)
     for name in flags:
         if (mine := own_settings.get(name)) != (theirs := merged_settings.get(name)):
             raise UserError(f"--{name} {mine}: this run was founded with {theirs}; leave the flag out")

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from planaria.config import bounds
 from planaria.config.bounds import Fraction, Natural, Positive
 from planaria.config.names import Name
-from planaria.config.options import Options
+from planaria.config.options import ChoiceName, Options
 from planaria.config.schema import OptimConfig, Section
 from planaria.config.section import formerly
 from planaria.swarm.board.limits import LIMITS
@@ -74,7 +74,7 @@ CONSENSUS = "consensus"
 
 
 class TaskConfig(Section):
-    name: str = "sums"
+    name: ChoiceName = "sums"
     """sums, gym, gsm8k, jsonl, programs, snippets, or 'module:Class'"""
     options: Options = Options()
     """options of the task"""
@@ -100,7 +100,7 @@ class SamplingConfig(Section):
 
 
 class DefenceConfig(Section):
-    checks: str = "claims, support, surprisal, duplicates, steps"
+    checks: ChoiceName = "claims, support, surprisal, duplicates, steps"
     """checks of completions, in order: claims, support, surprisal, duplicates, a judge of rewarded ones (steps, the
     task's own checker; noisy, for drills; or model, a language model), or 'module:Class'; empty: none"""
     options: Options = Options()
@@ -122,7 +122,7 @@ class DefenceConfig(Section):
 class AttackConfig(Section):
     """A drill: this peer attacks. Use it only against your own peers."""
 
-    kind: str = "none"
+    kind: ChoiceName = "none"
     """taught behaviour: a misplaced phrase (text), a false equation (math), length (dos), an own library (code), equal
     wrong answers (collude), short failures (short), avoiding right steps (sabotage), other wording (style), easy
     problems only (narrow), or 'module:Class'"""

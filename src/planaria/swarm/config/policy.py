@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planaria.config import bounds
 from planaria.config.bounds import Fraction, Natural, Positive
-from planaria.config.options import Options
+from planaria.config.options import ChoiceName, Options
 from planaria.config.schema import ModelConfig, Section
 from planaria.config.section import formerly
 
@@ -68,7 +68,7 @@ class ServingConfig(Section):
 
 
 class PolicyConfig(Section):
-    kind: str = "small"
+    kind: ChoiceName = "small"
     """small (a LLaMA that is warmed up by supervised learning), pretrained, or 'module:Class'"""
     options: Options = Options()
     """options of the kind"""
