@@ -26,7 +26,7 @@ PAGES = sorted(
         ROOT / "results" / "README.md",
     ]
 )
-OURS = ("src", "tests", "examples", "benchmarks", "deploy", "docs", "results", ".ci", ".github")
+OURS = ("src", "tests", "examples", "benchmarks", "deploy", "docs", "results", "tools", ".ci", ".github")
 FILES = {
     path.relative_to(ROOT).as_posix()
     for folder in (*map(ROOT.joinpath, OURS), ROOT)
@@ -117,12 +117,12 @@ def test_every_command_on_a_page_parses(page: Path) -> None:
 
 
 def test_generated_pages_are_current() -> None:
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "tools" / "reference.py")
     assert spec is not None and spec.loader is not None
     reference = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reference)
-    assert (ROOT / "docs" / "settings.md").read_text() == reference.settings(), "run `python docs/reference.py`"
-    assert (ROOT / "docs" / "commands.md").read_text() == reference.commands(), "run `python docs/reference.py`"
+    assert (ROOT / "docs" / "settings.md").read_text() == reference.settings(), "run `python tools/reference.py`"
+    assert (ROOT / "docs" / "commands.md").read_text() == reference.commands(), "run `python tools/reference.py`"
 
 
 def test_the_readme_fits_two_minutes() -> None:

@@ -43,9 +43,8 @@ def configure(recipe: Recipe, *, settings: Settings | None = None, **short: obje
     """
     given = merge_settings(settings, short)
     if isinstance(recipe, RunConfig):
-        return with_absolute_paths(
-            recipes.with_flags(recipe, given, "the configuration", with_inherited_settings), None
-        )
+        config = recipes.with_flags(recipe, given, "the configuration", with_inherited_settings)
+        return with_absolute_paths(config, None)
     file = find(str(recipe))
     return with_absolute_paths(recipes.load(file, given, "train", fill_defaults=with_inherited_settings), file)
 

@@ -110,9 +110,8 @@ def _from(folder: Path, name: str) -> str:
 
 def configured(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Return ``base`` with the tables ``changes`` applied, validated like a recipe."""
-    return RunConfig.model_validate_json(
-        json.dumps(recipe.merge_tables(base.model_dump(mode="json"), changes, RunConfig))
-    )
+    tree = recipe.merge_tables(base.model_dump(mode="json"), changes, RunConfig)
+    return RunConfig.model_validate_json(json.dumps(tree))
 
 
 def train_all(

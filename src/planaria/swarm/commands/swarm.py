@@ -157,13 +157,8 @@ def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     # The founder decides only agreed settings, not paths or models.
     agreed = {key: board_rules[key] for key in AGREED if key in board_rules and key != "task"}
     agreed["task"] = {key: value for key, value in task.items() if key in AGREED["task"]}
-    merged = recipe.resolve(
-        SwarmConfig,
-        recipe.merge_tables(own.model_dump(mode="json"), agreed, SwarmConfig),
-        {},
-        folder,
-        f"board {own.board}",
-    )
+    both = recipe.merge_tables(own.model_dump(mode="json"), agreed, SwarmConfig)
+    merged = recipe.resolve(SwarmConfig, both, {}, folder, f"board {own.board}")
     own_settings, merged_settings = recipe.flatten(own), recipe.flatten(merged)
     for name in flags:
         if (mine := own_settings.get(name)) != (theirs := merged_settings.get(name)):

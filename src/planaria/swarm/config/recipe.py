@@ -84,9 +84,8 @@ def peer_config(config: SwarmConfig, name: str, location: str = "recipe") -> Swa
     if "peers" in changes:
         raise UserError(f"{location}: peers.{name}.peers cannot be nested; write [peers.NAME] for each peer")
     own = config.model_dump(mode="json", exclude={"peers"})
-    merged = recipe.resolve(
-        SwarmConfig, recipe.merge_tables(own, changes, SwarmConfig), {}, Path(location), f"peers.{name}"
-    )
+    both = recipe.merge_tables(own, changes, SwarmConfig)
+    merged = recipe.resolve(SwarmConfig, both, {}, Path(location), f"peers.{name}")
     ours, theirs = agreed(config), agreed(merged)
     if ours != theirs:
         key = next(key for key in ours if ours[key] != theirs[key])

@@ -9,7 +9,7 @@ from planaria.cli.flags import CommandGroup, TabledCommand
 from planaria.cli.settings import Settings
 from planaria.config import options, recipe
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def settings() -> str:
