@@ -1,4 +1,4 @@
-"""Settings of replicas that exclude each other: recipes are refused as two tables of docs/replicas.md state."""
+"""Settings of replicas that exclude each other: recipes are refused as two tables of docs/exchange-options.md state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planaria.config.schema import RunConfig
 from planaria.exchange.registry import EXCHANGES
 from planaria.runtime.engine.config_checks import check
 
-PAGE = Path(__file__).parents[3] / "docs" / "replicas.md"
+PAGE = Path(__file__).parents[3] / "docs" / "exchange-options.md"
 GIVEN = {"gasloc": {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}}
 """options without a default"""
 ASKED: dict[str, dict[str, dict[str, Any]]] = {
