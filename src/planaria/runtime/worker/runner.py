@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from planaria.config.schema import RunConfig
-from planaria.data.stream import Batch
 from planaria.models.chunked_loss import compile_pass
 from planaria.models.families import build_stage
 from planaria.models.optimizers import optimizer

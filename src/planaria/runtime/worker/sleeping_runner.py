@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.data.stream import Batch
 from planaria.models.llama_layers import document_mask
 from planaria.models.llama_stages import stage_layers
 from planaria.pipeline.codecs.base import LEGS, Leg, Shape, Visit, WireCodec
