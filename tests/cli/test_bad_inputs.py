@@ -91,7 +91,7 @@ def train(home: Path, *flags: str, recipe: str = "good.toml") -> list[str | Path
         ('[recovery]\nstrategy = "echo"\noptions.bits = 3', ["recovery.options.bits = 3", "2, 4 or 8"]),
         (
             '[recovery]\nstrategy = "echo"\n[recovery.options]\ndistance = 5',
-            ["recovery.options.distance = 5", "at most 4 places", "lower it"],
+            ["recovery.options.distance = 5", "use 1 to 4"],
         ),
         ('[recovery]\nstrategy = "echo"\noptions.every = 0', ["recovery.options.every = 0", "greater than 0"]),
         ("[recovery]\noptions.every = 2", ["recovery.options.every", "no option of 'checkfree'", "known here"]),

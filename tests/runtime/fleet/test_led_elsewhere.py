@@ -169,13 +169,15 @@ def test_a_machine_that_returns_too_late_joins_again(tmp_path: Path) -> None:
 def test_two_machines_are_lost_one_after_the_other(tmp_path: Path) -> None:
     config = shared(tmp_path, standbys=2, steps=80)
     with led(config, tmp_path) as (run, machines):
-        first, there = machines.standby(0)
-        second, elsewhere = machines.standby(1)
+        standbys = [machines.standby(number) for number in range(2)]
         machines.workers("worker", 5)
         lose_machine(run)
-        while "continuing as term 2" not in first.line():
-            pass
-        Live(there, first).wait_until(lambda record: steps(record) >= 20)
+        process, folder = standbys[0]
+        record = Live(folder, process).wait_until(
+            lambda record: bool(facts(record, e.LeaderStarted)) and steps(record) >= 20
+        )
+        (led_by,) = (started.pid for started in facts(record, e.LeaderStarted))
+        (first, _), (second, elsewhere) = sorted(standbys, key=lambda standby: standby[0].pid != led_by)
         first.kill()
         second.communicate(timeout=100)
     record = record_of(elsewhere)
