@@ -61,7 +61,7 @@ def test_a_leader_that_waits_for_the_store_lets_its_machines_go_and_never_leads_
         stuck.join(20.0)
         assert not stuck.is_alive()
         time.sleep(2 * LEASE_S)
-        with pytest.raises(RunStopped, match="has not answered for"):
+        with pytest.raises(RunStopped, match="was not renewed for"):
             leadership.check()
 
 

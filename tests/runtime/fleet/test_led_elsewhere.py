@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import socket
 import time
@@ -275,11 +276,21 @@ def test_a_standby_that_could_not_lead_is_refused(tmp_path: Path, words: list[st
     assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
-def test_a_standby_whose_port_is_taken_is_refused(tmp_path: Path) -> None:
+def test_a_standby_that_could_not_lead_a_live_run_is_refused_before_it_copies(tmp_path: Path) -> None:
     config = shared(tmp_path, steps=60)
     host, _, port = config.fleet.standby_at.rpartition(":")
-    with led(config, tmp_path) as (_, machines), socket.create_server((host, int(port))):
-        words = f"{config.fleet.shared_log}/{config.name}", "--standby", "--at", f"{host}:{port}"
-        (elsewhere := tmp_path / "elsewhere").mkdir()
-        done = planaria("join", *words, "--key-file", machines.key, cwd=elsewhere)
-    assert done.returncode == 2 and f"fleet.port = {port}: cannot listen there" in done.stderr, done.stderr
+    other = tmp_path / "other.key"
+    other.write_text(secrets.token_hex(32))
+    other.chmod(0o600)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    log, at = f"{config.fleet.shared_log}/{config.name}", f"{host}:{port}"
+    with led(config, tmp_path) as (_, machines):
+        words = "join", log, "--standby", "--at"
+        stranger = planaria(*words, at, "--key-file", other, cwd=elsewhere)
+        unlisted = planaria(*words, "127.0.0.1:1", "--key-file", machines.key, cwd=elsewhere)
+        with socket.create_server((host, int(port))):
+            taken = planaria(*words, at, "--key-file", machines.key, cwd=elsewhere)
+    lines = "not the run's key; copy the fleet.key file", "give one of them", f"join --at {at}: fleet.host"
+    for done, line in zip((stranger, unlisted, taken), lines, strict=True):
+        assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not [*elsewhere.iterdir()]

@@ -15,7 +15,7 @@ _PAUSE_S = 0.05
 """seconds between two calls without an answer"""
 
 LASTING_S = 10.0
-"""a connection that was closed earlier, without an order, does not count as one to a controller that leads"""
+"""a connection shorter than this that brought no order does not restart ``patience_s``"""
 
 Dial = Callable[[str], WorkerLine]
 

@@ -138,9 +138,10 @@ class _Machine:
         """Let the process leave a node that drains; end this actor with it."""
         drains, node = False, ray.get_runtime_context().get_node_id()
         while not self._ended():
-            if not drains and node in draining_nodes():
-                drains = True
-                self._process.signal(signal.SIGTERM)
+            with suppress(Exception):  # no answer from the cluster must keep this actor after its process
+                if not drains and node in draining_nodes():
+                    drains = True
+                    self._process.signal(signal.SIGTERM)
             time.sleep(LOOK_S)
         if self._process.exitcode != 0:
             self._reported.wait(_REPORT_S)

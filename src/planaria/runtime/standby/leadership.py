@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from planaria.runtime.fleet.quorum_client import opened_quorum
 SHARED_FILES = (*run_folders.RUN_FILES, digests.FILE)
 RENEWALS = 3
 """renewals of the lease in ``fleet.lease_s``"""
+KEY_PROOF = "key-proof"
+"""file of the shared log that only the run's key gives"""
 
 
 def opened(
@@ -68,8 +71,8 @@ class Leadership:
         silent_s = time.monotonic() - self._renewed
         if silent_s > 2 * self._lease_s:
             self._lose(
-                f"{self.appender.log.location} has not answered for {silent_s:.1f} s (fleet.shared_log); another "
-                "machine may lead the run"
+                f"the lease in {self.appender.log.location} was not renewed for {silent_s:.1f} s (the log did not "
+                "answer, or this process was stopped); another machine may lead the run"
             )
         if self._lost:
             raise LeadershipLost(self._lost, self.appender.position)
@@ -158,10 +161,17 @@ def _first_election(config: RunConfig, folder: Path) -> LogAppender:
     if not appender.stand():
         raise UserError(f"fleet.shared_log: {log.location}: another machine leads this run; stop that first")
     log.put_file(ID, own)
+    if fleet.key is not None:
+        log.put_file(KEY_PROOF, proof_of(read_key(Path(fleet.key)), own))
     for name in SHARED_FILES:
         if (folder / name).is_file():
             log.put_file(name, documents.data(folder / name))
     return appender
+
+
+def proof_of(key: bytes, run: bytes) -> bytes:
+    """Return what proves that a key is this run's."""
+    return hmac.digest(key, b"shared log of " + run, "sha256")
 
 
 def _require_silence(log: SharedLog, lease_s: float) -> None:

@@ -62,7 +62,11 @@ class StandbyProcess:
                 log.warning("the standby ended (%s), as did those before it; the run continues without a standby", how)
                 return
             log.warning("the standby ended (%s); starting another", how)
-            self._process, began = self._spawned(), time.monotonic()
+            began = time.monotonic()
+            try:
+                self._process = self._spawned()
+            except OSError as error:
+                log.warning("no standby can be started (%s)", error)
 
 
 def _stand_by(folder: Path, progress: bool) -> None:

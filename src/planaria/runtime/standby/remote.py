@@ -8,6 +8,7 @@ machine are replaced. A standby that leads and is replaced in turn follows the l
 
 from __future__ import annotations
 
+import hmac
 import os
 import shutil
 from contextlib import closing, suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
+from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.failover import FailoverState
 from planaria.control.log import log_segments
@@ -29,9 +31,10 @@ from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
 from planaria.runtime.execution import Callbacks, RunExecution, Succession, display_of, mirror_of
+from planaria.runtime.fleet.joining import read_key
 from planaria.runtime.run import Run
 from planaria.runtime.standby.followed_run import FollowedRun
-from planaria.runtime.standby.leadership import SHARED_FILES, Leadership, opened
+from planaria.runtime.standby.leadership import KEY_PROOF, SHARED_FILES, Leadership, opened, proof_of
 from planaria.runtime.transport.listener import require_free
 
 FOLLOW_S = 10.0
@@ -49,6 +52,7 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) 
     :raises UserError: if there is no such run, or this machine cannot lead it.
     """
     log = opened(location, FOLLOW_S, key, f"join {location} --standby")
+    _require_suitable(log, at, key)
     folder = _copied(log, callbacks.notify)
     with run_folders.locked_for_training(folder):
         return Candidate(log, folder, at, key, callbacks).stand_by(BEGIN)
@@ -79,7 +83,6 @@ class Candidate:
         self._config = _own_config(run_folders.config_of(folder, *run_folders.RUN_FILES), at, key)
         self._prepared = prepare(self._config, None, begins=False, samples=START.total_samples(self._config))
         require_same_data(folder, self._prepared)
-        require_free(self._config.fleet.host, self._config.fleet.port)
 
     def stand_by(self, end: SharedPosition) -> Run | None:
         """Return the run once this machine has led it to its end; None if another one has.
@@ -162,6 +165,22 @@ class Candidate:
         return False
 
 
+def _require_suitable(log: SharedLog, at: str, key: Path) -> None:
+    """Raise UserError if this machine could not lead the run, before anything is written."""
+    identity, text = log.file(ID), log.file(run_folders.CONFIG)
+    if identity is None or text is None:
+        raise UserError(f"join {log.location} --standby: no run has its shared log there; give fleet.shared_log/NAME")
+    proof = log.file(KEY_PROOF)
+    if proof is not None and not hmac.compare_digest(proof, proof_of(read_key(key), identity)):
+        raise UserError(f"--key-file {key}: not the run's key; copy the fleet.key file of the controller's machine")
+    config = recipe.parse(text.decode(errors="replace"), f"{log.location}/{run_folders.CONFIG}")
+    fleet = _own_config(config, at, key).fleet
+    try:
+        require_free(fleet.host, fleet.port)
+    except UserError as error:
+        raise UserError(f"join --at {at}: {error}") from None
+
+
 def _own_config(config: RunConfig, at: str, key: Path) -> RunConfig:
     """Return the run's configuration with this machine's address and key.
 
@@ -180,12 +199,10 @@ def _copied(log: SharedLog, notify: Notify) -> Path:
     """Return a new folder with the run's files. An older copy of this run that has not led is replaced, and a folder
     from which it was led is renamed.
 
-    :raises UserError: if the log is no run's, or the folder holds something else.
+    :raises UserError: if the folder holds something else, or another process uses it.
     """
-    identity, name = log.file(ID), log.location.rstrip("/").rpartition("/")[2]
-    if identity is None or log.file(run_folders.CONFIG) is None:
-        raise UserError(f"join {log.location} --standby: no run has its shared log there; give fleet.shared_log/NAME")
-    folder = Path("runs") / name
+    identity, folder = log.file(ID), Path("runs") / log.location.rstrip("/").rpartition("/")[2]
+    assert identity is not None, "checked before"
     if folder.exists():
         copied = (folder / COPY).is_file()
         if not copied and not ((folder / ID).is_file() and (folder / ID).read_bytes() == identity):
