@@ -53,7 +53,7 @@ class Roles(Extension):
 def _inside(text: str) -> str:
     """Links of a file beside docs/, as the site has them."""
     for name, page in PAGES.items():
-        text = text.replace(f"]({name})", f"]({page})")
+        text = re.sub(rf"\]\({re.escape(name)}(#[\w-]+)?\)", rf"]({page}\1)", text)
     return text.replace("](docs/", "](")
 
 
