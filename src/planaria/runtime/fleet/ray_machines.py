@@ -7,6 +7,7 @@ where it joins again.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -30,6 +31,7 @@ from planaria.runtime.fleet.spawner import spawner
 import ray  # isort: skip (``planaria.runtime.fleet.ray`` reports that it is missing)
 from ray.exceptions import GetTimeoutError, RayError
 
+log = logging.getLogger(__name__)
 _JOIN_S = 120.0
 """seconds for an actor to find room, import what workers need, and join"""
 _REPORT_S = 30.0
@@ -138,10 +140,14 @@ class _Machine:
         """Let the process leave a node that drains; end this actor with it."""
         drains, node = False, ray.get_runtime_context().get_node_id()
         while not self._ended():
-            with suppress(Exception):  # no answer from the cluster must keep this actor after its process
-                if not drains and node in draining_nodes():
-                    drains = True
-                    self._process.signal(signal.SIGTERM)
+            try:
+                leaves = not drains and node in draining_nodes()
+            except Exception as error:  # of Ray's private interface; this actor must still end with its process
+                log.warning("whether this node drains is unknown (%s)", error)
+                leaves = False
+            if leaves:
+                drains = True
+                self._process.signal(signal.SIGTERM)
             time.sleep(LOOK_S)
         if self._process.exitcode != 0:
             self._reported.wait(_REPORT_S)
