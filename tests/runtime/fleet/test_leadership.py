@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +63,20 @@ def test_a_leader_that_waits_for_the_store_lets_its_machines_go_and_never_leads_
         assert not stuck.is_alive()
         time.sleep(2 * LEASE_S)
         with pytest.raises(RunStopped, match="was not renewed for"):
+            leadership.check()
+
+
+def test_a_leader_that_was_stopped_does_not_renew_a_lease_that_has_ended(
+    log: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers may have left it meanwhile, even if no other machine leads."""
+    stopped_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stopped_s)
+    monkeypatch.setattr("planaria.runtime.standby.leadership.time", clock)
+    with closing(Leadership(elected(log), LEASE_S)) as leadership:
+        stopped_s = 10 * LEASE_S
+        time.sleep(2 * LEASE_S)
+        with pytest.raises(LeadershipLost, match="this process was stopped"):
             leadership.check()
 
 

@@ -109,7 +109,6 @@ def test_a_machine_that_is_replaced_stands_by_again_if_it_may_lead(tmp_path: Pat
     assert list((run.folder / "checkpoints").glob("abandoned-*")), "its own from before, whose names another one used"
 
 
-@pytest.mark.slow  # failed once, for an unknown reason
 def test_a_standby_that_loses_its_lease_leads_again_without_help(tmp_path: Path) -> None:
     """No other machine is left that could lead. Afterwards, a standby in the same directory starts from a new copy."""
     config = shared(tmp_path, steps=100)

@@ -68,14 +68,19 @@ class Leadership:
 
     def check(self) -> None:
         """Raise LeadershipLost if another controller leads, or the lease could not be renewed."""
+        if not self._may_renew():
+            raise LeadershipLost(self._lost, self.appender.position)
+
+    def _may_renew(self) -> bool:
+        """Return whether this process still leads. Once the lease has ended it does not, even if no other one does: its
+        workers may have left it."""
         silent_s = time.monotonic() - self._renewed
         if silent_s > 2 * self._lease_s:
             self._lose(
                 f"the lease in {self.appender.log.location} was not renewed for {silent_s:.1f} s (the log did not "
                 "answer, or this process was stopped); another machine may lead the run"
             )
-        if self._lost:
-            raise LeadershipLost(self._lost, self.appender.position)
+        return not self._lost
 
     def secure(self) -> None:
         """Append all lines to the shared log.
@@ -108,7 +113,7 @@ class Leadership:
 
     def _renew(self) -> None:
         count = 0
-        while not self._lost and not self._closed.is_set():
+        while self._may_renew() and not self._closed.is_set():
             began = time.monotonic()
             try:
                 last = self.appender.log.lease()
