@@ -126,13 +126,13 @@ def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
     err = mistake(capfd, f"127.0.0.1:{port}", "--key-file", tmp_path / "key", "--patience", "20")
     timer.join()
     fleets[0].close(patience_s=0.0)
-    assert f"127.0.0.1:{port} is another run, or has another key" in err
+    assert f"127.0.0.1:{port} does not know this key" in err
 
 
 def test_the_address_of_another_run_is_refused(run: Path, address: Path, capfd: pytest.CaptureFixture[str]) -> None:
     port = int(RunAddress.model_validate_json(address.read_text()).at.rpartition(":")[2])
     publish_run_address(run, f"127.0.0.1:{port}", new_key())
-    assert f"127.0.0.1:{port} is another run, or has another key" in mistake(capfd, run)
+    assert f"127.0.0.1:{port} does not know this key" in mistake(capfd, run)
 
 
 @pytest.mark.usefixtures("address")

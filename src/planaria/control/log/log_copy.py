@@ -36,7 +36,9 @@ class LogCopy:
         self._copy = RotatingLog(folder / EVENTS)
         self._delay_s = fleet.lease_s * (1 + _JITTER * (order + random.random()))
         self._seen: Lease | None = None
-        self._end, self._written, self._over = end, end.lines, False
+        self._end, self._written = end, end.lines
+        self.over = False
+        """whether the copied log ends with the end of the run"""
         self.last_sign = self.noticed = time.monotonic()
         """when the controller gave a sign of life, and when this process considered it lost; monotonic seconds"""
 
@@ -49,7 +51,7 @@ class LogCopy:
         :raises UserError: if the log is damaged during that time.
         """
         answered = time.monotonic()
-        while not self._over and not stopped():
+        while not self.over and not stopped():
             try:
                 if (appender := self._look()) is not None:
                     self._copy.close()
@@ -72,7 +74,7 @@ class LogCopy:
         self._copied()
         if advanced or lease != self._seen:
             self._seen, self.last_sign = lease, time.monotonic()
-        if self._over or time.monotonic() - self.last_sign <= self._delay_s:
+        if self.over or time.monotonic() - self.last_sign <= self._delay_s:
             return None
         self.noticed = time.monotonic()
         return self._stand()
@@ -84,8 +86,8 @@ class LogCopy:
             for line in batch.lines[self._written - self._end.lines :]:  # the disk may have been full within a batch
                 self._copy.write(line)
                 self._written += 1
-                self._over = '"decision": {"kind":"finish"' in line or (
-                    self._over and '"event": {"kind":"run_started"' not in line
+                self.over = '"decision": {"kind":"finish"' in line or (
+                    self.over and '"event": {"kind":"run_started"' not in line
                 )
             self._end = SharedPosition(self._end.number + 1, self._end.lines + len(batch.lines), batch.term)
         return self._end != before

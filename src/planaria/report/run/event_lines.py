@@ -261,7 +261,7 @@ class Narrator:
         if isinstance(fact, e.StopRequested):
             return self._line("note", f"will stop at the next whole step: {fact.reason}")
         if isinstance(fact, e.LeaderStarted):
-            text = f"controller lost ({fact.cause}); continuing as term {fact.term} after {fact.lost_s:.2f} s"
+            text = f"controller lost ({fact.cause}); continuing as term {fact.term} after {fact.unled_s:.2f} s"
             return self._line("recovery", text)
         if isinstance(fact, e.StopOverdue):
             return self._line("loss", f"the stop request timed out: {fact.detail}")

@@ -60,7 +60,7 @@ def summary(record: RunRecord) -> Iterator[str]:
         yield f"{'' if index else 'exchange':<14}{line}"
     yield from features.lines(record)
     yield from memory_lines(record)
-    if lost := [fact.lost_s for _, fact in record.landmarks if isinstance(fact, LeaderStarted)]:
+    if lost := [fact.unled_s for _, fact in record.landmarks if isinstance(fact, LeaderStarted)]:
         yield f"controllers   {len(lost)} lost; replaced after {median(lost):.2f} s (median; maximum {max(lost):.2f} s)"
     slow = list(diagnosis_lines(record))
     yield from slow

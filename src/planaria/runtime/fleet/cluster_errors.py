@@ -29,7 +29,8 @@ def reach(address: str, setting: str = "fleet.address =") -> None:
     if address.startswith("ray://") and not host:
         host, port = port, str(_CLIENT_PORT)
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise UserError(f"{where}: give 'auto', 'embedded', HOST:PORT (Ray's is 6379), or ray://HOST:{_CLIENT_PORT}")
+        own = "" if setting.startswith("--") else " 'embedded',"
+        raise UserError(f"{where}: give 'auto',{own} HOST:PORT (Ray's is 6379), or ray://HOST:{_CLIENT_PORT}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
     except OSError as error:
@@ -41,12 +42,13 @@ def reach(address: str, setting: str = "fleet.address =") -> None:
 
 def explain(error: Exception, address: str, setting: str = "fleet.address =") -> UserError:
     """Return a one-line error with a fix for Ray's failure to connect."""
+    own = "" if setting.startswith("--") else ", or use 'embedded'"
     text = " ".join(str(error).split())
     where = f"{setting} {address!r}"
     if "Could not find any running Ray instance" in text:
         return UserError(
-            f"{where}: no Ray cluster runs on this machine; start one (`ray start --head`), name one (HOST:PORT), or "
-            "use 'embedded'"
+            f"{where}: no Ray cluster runs on this machine; start one (`ray start --head`), or name one "
+            f"(HOST:PORT){own}"
         )
     if "ersion" in text and ("mismatch" in text or "differ" in text or "incompatible" in text):
         return UserError(f"{where}: the cluster runs another version of Ray or Python than this process: {text[:300]}")

@@ -102,7 +102,10 @@ class RunMembership:
             detail = f"sent an invalid answer ({first(error)}); use the same version of planaria on both"
             raise UserError(f"{address.at}: {detail}") from None
         except StrangerError:
-            raise UserError(f"{address.at} is another run, or has another key") from None
+            raise UserError(
+                f"{address.at} does not know this key: another run listens there, or the key is an old one; copy the "
+                "run's fleet.key file or address.json again"
+            ) from None
         if isinstance(answer, joining.Goodbye) and answer.again:
             raise OSError(answer.reason)
         if isinstance(answer, joining.Goodbye):

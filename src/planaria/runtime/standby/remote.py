@@ -53,20 +53,21 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) 
     """
     log = opened(location, FOLLOW_S, key, f"join {location} --standby")
     _require_suitable(log, at, key)
-    folder = _copied(log, callbacks.notify)
+    folder = _new_folder(log, callbacks.notify)
     with run_folders.locked_for_training(folder):
+        _copy_files(log, folder)
         return Candidate(log, folder, at, key, callbacks).stand_by(BEGIN)
 
 
 def stand_by_again(lost: LeadershipLost, config: RunConfig, folder: Path, callbacks: Callbacks) -> Run:
     """Follow a run that this process has led from ``folder``, whose lock it holds, and lead it again if necessary.
 
-    :raises LeadershipLost: ``lost``, if this machine is not one of ``fleet.standby_at``.
+    :raises LeadershipLost: if this machine is not one of ``fleet.standby_at``.
     """
     fleet = config.fleet
     at = f"{fleet.advertise or fleet.host}:{fleet.port}"
     if at not in fleet.standby_addresses or fleet.key is None:
-        raise lost
+        raise LeadershipLost(f"{lost}; list {at} in fleet.standby_at to let this machine stand by", lost.position)
     location = f"{str(fleet.shared_log).rstrip('/')}/{folder.name}"
     log = opened(location, FOLLOW_S, fleet.key)
     candidate = Candidate(log, folder, at, Path(fleet.key), callbacks)
@@ -115,13 +116,14 @@ class Candidate:
         def copied() -> None:
             nonlocal ready
             run.advance()
-            if not ready:
+            if not ready and not copy.over:
                 ready = True
                 about = f"(pid {os.getpid()}, folder {self._folder})"
                 notify(f"standby       ready to lead {self._config.name} at {self._at} {about}")
 
         order = fleet.standby_addresses.index(self._at)
-        return LogCopy(self._log, self._folder, fleet, order, notify, copied, end)
+        copy = LogCopy(self._log, self._folder, fleet, order, notify, copied, end)  # which `copied` reads
+        return copy
 
     def _lead(self, appender: LogAppender, copy: LogCopy, run: FollowedRun) -> Run:
         """Lead the run to its end.
@@ -195,14 +197,13 @@ def _own_config(config: RunConfig, at: str, key: Path) -> RunConfig:
     return config.model_copy(update={"fleet": fleet})
 
 
-def _copied(log: SharedLog, notify: Notify) -> Path:
-    """Return a new folder with the run's files. An older copy of this run that has not led is replaced, and a folder
-    from which it was led is renamed.
+def _new_folder(log: SharedLog, notify: Notify) -> Path:
+    """Return a new folder for the run. An older copy of this run that has not led is replaced, and a folder from which
+    it was led is renamed.
 
     :raises UserError: if the folder holds something else, or another process uses it.
     """
     identity, folder = log.file(ID), Path("runs") / log.location.rstrip("/").rpartition("/")[2]
-    assert identity is not None, "checked before"
     if folder.exists():
         copied = (folder / COPY).is_file()
         if not copied and not ((folder / ID).is_file() and (folder / ID).read_bytes() == identity):
@@ -215,8 +216,11 @@ def _copied(log: SharedLog, notify: Notify) -> Path:
             run_folders.set_aside(folder, notify)
     folder.mkdir(parents=True)
     (folder / COPY).touch()
-    (folder / ID).write_bytes(identity)
-    for file in SHARED_FILES:
+    return folder
+
+
+def _copy_files(log: SharedLog, folder: Path) -> None:
+    """Copy the run's identity and files into its folder, whose lock the caller holds."""
+    for file in (ID, *SHARED_FILES):
         if (content := log.file(file)) is not None:
             (folder / file).write_bytes(content)
-    return folder
