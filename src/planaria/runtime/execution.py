@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -43,7 +43,6 @@ from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.run import MODEL, Run
 from planaria.runtime.standby.followed_run import FollowedRun
 from planaria.runtime.standby.leadership import Leadership, leading
-from planaria.runtime.standby.process import StandbyProcess
 from planaria.runtime.worker.log_file import last_error
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
@@ -144,21 +143,16 @@ class RunExecution:
 
     def _train(self, display: NoProgress, leadership: Leadership | None) -> tuple[Finish, RunWatch]:
         """Train to the end of the run; return how it ended, and its observer."""
-        config, folder, callbacks = self.prepared.config, self.folder, self.callbacks
+        folder, callbacks = self.folder, self.callbacks
         watch = self._watch(display, leadership)
 
         def stop_requested() -> bool:
             return callbacks.stopped() or (isinstance(display, StepListener) and display.error is not None)
 
-        standby = (
-            closing(StandbyProcess(folder, callbacks.progress, process_engine.preload_for(config)))
-            if config.fleet.standby == "auto"
-            else nullcontext()
-        )
         try:
             if self.succession is not None:
                 watch.resume()
-            with mirrored(self.mirror, folder, MIRRORED, callbacks.notify), callbacks.context(folder), standby:
+            with mirrored(self.mirror, folder, MIRRORED, callbacks.notify), callbacks.context(folder):
                 return self._run_engine(watch, stop_requested), watch
         finally:
             watch.close()
@@ -183,7 +177,14 @@ class RunExecution:
         try:
             with logs.about(lambda: {"run": folder.name}):
                 return process_engine.train(
-                    prepared, folder, watch, self.origin, stop_requested, failover, self._print_join_command
+                    prepared,
+                    folder,
+                    watch,
+                    self.origin,
+                    stop_requested,
+                    failover,
+                    self._print_join_command,
+                    self.callbacks.progress,
                 )
         except (OSError, MemoryError, UserError):
             raise

@@ -110,6 +110,19 @@ def test_a_lost_standby_is_replaced_and_leads_when_the_controller_is_lost(tmp_pa
     assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
 
 
+def test_the_supervisor_starts_another_standby_if_the_controller_is_lost_with_its_own(tmp_path: Path) -> None:
+    config = survivable(tmp_path, "auto", steps=60)
+    with live(config) as run:
+        run.wait_until(lambda record: steps(record) >= 6)
+        os.kill(until_ready(run.folder), signal.SIGKILL)
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.process.wait(30.0)
+        record = until_over(run.folder)
+    assert [led.term for led in facts(record, e.LeaderStarted)] == [2]
+    assert_no_orphans(run.folder)
+    assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
+
+
 def test_faults_reach_the_supervisor_and_an_absent_standby_is_an_error(tmp_path: Path) -> None:
     with live(survivable(tmp_path, steps=FOREVER)) as run:
         run.wait_until(lambda record: steps(record) >= 2)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from planaria.common.errors import RunStopped, UserError
+from planaria.runtime.fleet import supervisor
 from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
 from planaria.runtime.fleet.supervisor import SOCKET, SupervisorConfig, WorkerSupervisor, reachable
@@ -65,13 +66,13 @@ class Workers:
 def kept(folder: Path, orphan_s: float = 20.0) -> Iterator[Workers]:
     workers = Workers()
     work = SupervisorConfig(folder, lambda *_: None, [], 0.25, 4, [], 10.0, orphan_s, '{"key": "ab"}')
-    supervisor = WorkerSupervisor(work, workers)
-    thread = threading.Thread(target=supervisor.run, daemon=True)
+    relay = WorkerSupervisor(work, workers)
+    thread = threading.Thread(target=relay.run, daemon=True)
     thread.start()
     try:
         yield workers
     finally:
-        supervisor._over = True
+        relay._over = True
         thread.join(5.0)
         assert workers.closed and not (folder / SOCKET).exists()
 
@@ -223,6 +224,18 @@ def test_garbage_at_the_socket_changes_nothing(tmp_path: Path, garbage: bytes) -
         assert len(received(leader, 1)) == 1
         leader.close()
     assert workers.orders == {"w": ["order"]}
+
+
+def test_the_user_is_told_once_that_no_controller_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "_NOTE_S", 0.1)
+    with kept(tmp_path):
+        SupervisedFleet(tmp_path, term=1)._line.close()
+        until(lambda: caplog.messages)
+        threading.Event().wait(0.6)
+        (line,) = caplog.messages
+    assert line.endswith(f"To lead them: `planaria train --resume {tmp_path}`"), line
 
 
 def test_without_a_controller_the_supervisor_ends(tmp_path: Path) -> None:

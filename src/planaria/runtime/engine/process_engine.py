@@ -74,12 +74,14 @@ def train(
     stop: Callable[[], bool] | None = None,
     failover: FailoverState | None = None,
     listening: Callable[[str], object] | None = None,
+    progress: bool = False,
 ) -> Finish:
     """Train with workers in processes, on a Ray cluster or in this process; return how the run ended.
 
     :param stop: polled; the run stops after a whole step when it returns true
     :param failover: lead the living workers of a run whose controller was lost
     :param listening: called with the HOST:PORT that other machines join
+    :param progress: whether a standby that leads the run shows its progress
     :raises UserError: if the port is taken or the cluster is unsuitable; then no worker was started.
     """
     inline = prepared.config.engine == "inline"
@@ -97,7 +99,9 @@ def train(
         place: AbstractContextManager[Elastic] = (
             one_process(resolved, prepared.dataset, folder, started.offset, started.part)
             if inline
-            else opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part, failover)
+            else opened(
+                config, prepared.dataset, folder, started.own_workers, started.offset, started.part, failover, progress
+            )
         )
         fleet = ending.enter_context(place)
         if listening is not None and isinstance(fleet, JoinableFleet):
@@ -146,12 +150,14 @@ def opened(
     offset: int = 0,
     part: str = "",
     failover: FailoverState | None = None,
+    progress: bool = False,
 ) -> Iterator[JoinableFleet]:
     """Yield a run's fleet with room for ``workers`` own workers.
 
     :param offset: first sample of block 0
     :param part: name of this part of the run
     :param failover: lead workers that a supervisor owns, instead of starting some
+    :param progress: whether standbys show the run's progress
     :raises UserError: if the port is taken or the cluster is unsuitable.
     """
     with worker_host(config.fleet, workers) as host:
@@ -165,7 +171,7 @@ def opened(
         returning = returning_workers(failover.state) if failover is not None and failover.elsewhere else {}
         hosts = () if failover is None else failover.state.hosts
         first = 1 + max([len(hosts), *(int(host[1:]) for host in hosts if host[1:].isdigit())])
-        with closing(_open(host, setup, data.folders, workers, kept, first, returning)) as fleet:
+        with closing(_open(host, setup, data.folders, workers, kept, first, returning, progress)) as fleet:
             yield fleet
 
 
@@ -200,10 +206,11 @@ def _open(
     kept: SupervisedFleet | None = None,
     first: int = 1,
     returning: Mapping[str, Collection[tuple[str, int]]] = MappingProxyType({}),
+    progress: bool = False,
 ) -> JoinableFleet:
     """Open a fleet and its entry file in the run's folder for machines that join; ``data``: folders of the prepared
     data; ``kept``: living workers of the run; ``first``: number of the first machine that joins; ``returning``: those
-    of a controller that was lost with its machine.
+    of a controller that was lost with its machine; ``progress``: whether standbys show the run's progress.
     """
     config = setup.config
     remote = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())
@@ -221,7 +228,7 @@ def _open(
             return host.fleet(work)
         shared = json.dumps({"key": setup.key.hex(), "sign": setup.sign})
         devices = devices_here(work.needs, work.workers).devices
-        supervisor = start_supervisor(setup.folder, work, config.fleet, devices, shared)
+        supervisor = start_supervisor(setup.folder, work, config.fleet, devices, shared, progress)
         return SupervisedFleet(setup.folder, term=1, child=supervisor)
 
     plain = SETUP.dump_json(replace(remote, reach=Reach())).decode()

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
@@ -17,6 +19,8 @@ from typing import Literal
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_CREDENTIALS = struct.Struct("iII")
+"""process, user and group of a socket's peer"""
 _LOOK_S = 0.005
 """seconds between checks whether a child has ended"""
 Activity = Literal["stopped", "busy", "asleep", "unknown"]
@@ -60,6 +64,16 @@ def adopting() -> Iterator[None]:
 def _prctl(option: int, value: object) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
+
+
+def peer_pid(line: int) -> int:
+    """Return the process at the other end of a Unix socket.
+
+    :param line: its file descriptor
+    """
+    with socket.socket(fileno=os.dup(line)) as peer:
+        pid, _, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid)
 
 
 def activity(pid: int | None) -> Activity:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,40 +19,37 @@ from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import FleetWork, Message, Notice
 from planaria.runtime.fleet.devices import Device
 from planaria.runtime.fleet.joining import Signal, Start
-from planaria.runtime.fleet.process import WorkerProcess
+from planaria.runtime.fleet.process import WorkerProcess, peer_pid
 from planaria.runtime.fleet.spawner import spawner
-from planaria.runtime.fleet.supervisor import (
+from planaria.runtime.fleet.supervisor import SOCKET, SupervisorConfig, main, reachable
+from planaria.runtime.fleet.supervisor_messages import (
     MAX_BYTES,
-    SOCKET,
     TO_LEADER,
     Close,
     Deposed,
     Hello,
     Logged,
     Send,
-    SupervisorConfig,
     Welcome,
-    main,
-    reachable,
 )
 
-_CREDENTIALS = struct.Struct("iII")
-"""process, user and group of a socket's peer"""
 _ANSWER_S = 10.0
 """limit for the supervisor's answer to a controller"""
 
 
 def start_supervisor(
-    folder: Path, work: FleetWork, config: FleetConfig, devices: Sequence[Device], shared: str
+    folder: Path, work: FleetWork, config: FleetConfig, devices: Sequence[Device], shared: str, progress: bool
 ) -> WorkerProcess:
     """Start the supervisor of a run's workers in its own session; return its process once it listens.
 
     :param shared: text for later leaders
+    :param progress: whether standbys show the run's progress
     :raises UserError: if it cannot be started.
     """
     supervisor = SupervisorConfig(
         folder.absolute(), work.entry, work.preload, config.heartbeat_s, config.missed_heartbeats, list(devices),
         config.start_timeout_s, config.orphan_s, shared,
+        config.standby == "auto", progress,
     )  # fmt: skip
     ours, theirs = Pipe()
     handle = os.dup(theirs.fileno())
@@ -173,10 +169,8 @@ def has_supervisor(folder: Path) -> bool:
 
 def supervisor_pid(folder: Path) -> int:
     """Return the process of the run's supervisor; UserError if none answers."""
-    with _connected(folder) as line, socket.socket(fileno=os.dup(line.fileno())) as peer:
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, _, _ = _CREDENTIALS.unpack(credentials)
-    return int(pid)
+    with _connected(folder) as line:
+        return peer_pid(line.fileno())
 
 
 def _connected(folder: Path) -> Connection:

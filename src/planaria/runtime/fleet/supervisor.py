@@ -2,8 +2,8 @@
 
 The supervisor is the parent of the fork server and of the workers (:class:`LocalFleet`). It relays orders and reports
 between them and one controller at a time, its leader, over a Unix socket in the run's folder. A controller with a
-higher term replaces the leader; orders of a lower term are refused. Without a leader for ``orphan_s``, the supervisor
-ends all workers and itself.
+higher term replaces the leader; orders of a lower term are refused. It keeps a standby for the leader
+(``fleet.standby = "auto"``). Without a leader for ``orphan_s``, the supervisor ends all workers and itself.
 
 No report is lost or delivered twice between leaders. The supervisor numbers notices and keeps them until the leader has
 logged them; the next leader states the last number in the log and receives the later ones. The supervisor also
@@ -12,6 +12,7 @@ remembers the last orders to each worker: a leader that repeats the log's last d
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -22,117 +23,48 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from planaria.runtime.fleet.base import MAX_REPORT_BYTES, Entry, Fleet, Message, Notice, Reported, WorkerEnded
+from planaria.common import logs
+from planaria.runtime.fleet.base import Entry, Fleet, Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.devices import Device
 from planaria.runtime.fleet.joining import Signal, Start
 from planaria.runtime.fleet.local import LocalFleet
-from planaria.runtime.fleet.process import outlive_parent
-from planaria.runtime.fleet.spawner import expect_fork, fork_server
+from planaria.runtime.fleet.process import WorkerProcess, outlive_parent, peer_pid
+from planaria.runtime.fleet.spawner import expect_fork, fork_server, spawner
+from planaria.runtime.fleet.standby_process import StandbyProcess, stand_by_process
+from planaria.runtime.fleet.supervisor_messages import (
+    FROM_LEADER,
+    MAX_BYTES,
+    Close,
+    Deposed,
+    Ended,
+    Hello,
+    Logged,
+    Relayed,
+    Send,
+    Welcome,
+)
 
+log = logging.getLogger(__name__)
 SOCKET = "supervisor.sock"
 """in the run's folder"""
-MAX_BYTES = 2 * MAX_REPORT_BYTES
-"""of a message: a report as a JSON string"""
 RECENT = 16
 """orders to a worker that the supervisor remembers; one decision sends a worker two at most"""
 LOOK_S = 0.25
 """seconds between two checks for silent workers"""
 GREET_S, MAX_GREETING = 5.0, 8
 """time for a controller that has connected to greet, and maximum number of such controllers"""
+_NOTE_S = 3.0
+"""time without a controller after which the user is told"""
 _LIMIT = struct.pack("ll", 5, 0)
 """5 s for a message whose transfer has begun"""
 _TRANSIENT = b'{"kind":"heartbeat"', b'{"kind":"worked"'
 """reports that are not repeated to the next leader"""
-
-
-class Hello(Message):
-    """A controller asks to lead."""
-
-    kind: Literal["hello"] = "hello"
-    term: int
-    received: int
-    """number of the last notice in the log; 0: none"""
-
-
-class Send(Message):
-    """Forward an order to a worker."""
-
-    kind: Literal["send"] = "send"
-    worker: str
-    incarnation: int | None = None
-    """an incarnation that counts as dead; None: the current one"""
-    text: str
-
-
-class Logged(Message):
-    """The leader has processed all notices up to this number."""
-
-    kind: Literal["logged"] = "logged"
-    number: int
-
-
-class Close(Message):
-    """End all workers, then the supervisor."""
-
-    kind: Literal["close"] = "close"
-
-
-class Welcome(Message):
-    """The controller leads now."""
-
-    kind: Literal["welcome"] = "welcome"
-    shared: str
-    """what the first leader passes on to later ones, such as the run's key"""
-    sent: dict[str, list[str]]
-    """worker → its last orders, oldest first"""
-
-
-class Deposed(Message):
-    """Another controller leads."""
-
-    kind: Literal["deposed"] = "deposed"
-    term: int
-
-
-class Relayed(Message):
-    """A worker's report."""
-
-    kind: Literal["relayed"] = "relayed"
-    number: int
-    worker: str
-    incarnation: int
-    text: str
-
-    def notice(self) -> Notice:
-        return Reported(self.worker, self.incarnation, self.text.encode(), self.number)
-
-
-class Ended(Message):
-    """A worker's end."""
-
-    kind: Literal["ended"] = "ended"
-    number: int
-    worker: str
-    incarnation: int
-    cause: Literal["connection", "exit", "heartbeat"]
-    detail: str
-
-    def notice(self) -> Notice:
-        return WorkerEnded(self.worker, self.incarnation, self.cause, self.detail, self.number)
-
-
-FROM_LEADER: TypeAdapter[Hello | Start | Send | Signal | Logged | Close] = TypeAdapter(
-    Annotated[Hello | Start | Send | Signal | Logged | Close, Field(discriminator="kind")]
-)
-TO_LEADER: TypeAdapter[Welcome | Deposed | Relayed | Ended] = TypeAdapter(
-    Annotated[Welcome | Deposed | Relayed | Ended, Field(discriminator="kind")]
-)
 
 
 @dataclass(frozen=True)
@@ -148,6 +80,10 @@ class SupervisorConfig:
     start_s: float
     orphan_s: float
     shared: str = field(repr=False)
+    keep_standby: bool = False
+    """whether to keep a standby"""
+    progress: bool = False
+    """whether standbys show the run's progress"""
 
 
 @contextmanager
@@ -188,6 +124,13 @@ class WorkerSupervisor:
         self._flushed = 0
         """number of the last notice sent to the leader"""
         self._over = False
+        self._standby = StandbyProcess(self._spawn_standby) if config.keep_standby else None
+        self._told = False
+        """whether the user knows that no controller leads"""
+
+    def _spawn_standby(self) -> WorkerProcess:
+        entry = partial(stand_by_process, self._config.folder, self._config.progress)
+        return spawner().spawn("planaria standby", entry, self._config.preload)
 
     def run(self) -> None:
         """Relay until the run is over, or no controller leads for ``orphan_s``."""
@@ -206,7 +149,10 @@ class WorkerSupervisor:
                 if self._listener in ready:
                     self._accept()
                 self._close_silent()
+                self._watch_leader()
         finally:
+            if self._standby is not None:
+                self._standby.close()
             if self._is_ours():
                 (self._config.folder / SOCKET).unlink(missing_ok=True)
             self._fleet.close()
@@ -214,6 +160,20 @@ class WorkerSupervisor:
                 line.close()
             if self._leader is not None:
                 self._lose_leader()
+
+    def _watch_leader(self) -> None:
+        """Keep a standby; tell the user once if no controller leads and none will."""
+        if self._standby is not None:
+            self._standby.look(0 if self._leader is None else peer_pid(self._leader.fileno()))
+        waits = self._standby is not None and self._standby.is_kept
+        if self._leader is not None or waits or self._told or time.monotonic() - self._led < _NOTE_S:
+            return
+        self._told = True
+        log.warning(
+            "no controller leads %s; its workers end after %g s (fleet.orphan_s). To lead them: "
+            "`planaria train --resume %s`",
+            self._config.folder, self._config.orphan_s, self._config.folder,
+        )  # fmt: skip
 
     def _is_ours(self) -> bool:
         """Return whether the socket in the run's folder is still this supervisor's."""
@@ -353,7 +313,7 @@ class WorkerSupervisor:
                 self._leader.send_bytes(Deposed(term=hello.term).model_dump_json().encode())
             self._lose_leader()
         self._leader = line
-        self._leader_reads = True
+        self._leader_reads, self._told = True, False
         self._term = hello.term
         self._send(Welcome(shared=self._config.shared, sent={w: list(texts) for w, texts in self._orders.items()}))
         self._flushed = hello.received
@@ -377,6 +337,8 @@ def _listen(folder: Path) -> socket.socket:
 def main(config: SupervisorConfig, handle: int) -> None:
     """Entry point of the supervisor, a fork that has imported what workers need; reports once it listens."""
     outlive_parent()
+    settings = logs.from_environment()
+    logs.configure(settings.level or "warning", settings.json, run=config.folder.name)
     expect_fork()
     fork_server(config.preload)
     with Connection(handle) as line:
