@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from planaria.cli import entry
 from planaria.common.signals import STOPS, interrupted
 from planaria.runtime.engine.stopping import stop_requested
 
@@ -47,6 +48,22 @@ def test_any_signal_interrupts_and_a_second_sighup_is_ignored(number: signal.Sig
         if number == signal.SIGHUP:
             os.kill(os.getpid(), number)
     assert [signal.getsignal(n) for n in STOPS] == before
+
+
+def test_an_interrupt_that_a_library_replaces_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """As numpy's and pydantic's imports do."""
+
+    def interrupted_import(arguments: list[str], may_fork: bool) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("cannot load module more than once per process") from None
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(entry, "run", interrupted_import)
+        entry.main(["train"])
+    assert ended.value.code == 130 and capsys.readouterr().err == "planaria: interrupted\n"
 
 
 @pytest.mark.usefixtures("hang_up")

@@ -42,6 +42,7 @@ def test_train_makes_the_commands_run(recipe: Path, capsys: pytest.CaptureFixtur
     assert cli.run(["train", str(recipe), "--quiet"]) == 0
     out = capsys.readouterr().out
     other = planaria.load(run.folder.with_name("tiny-2"))
+    assert f"run           {other.folder} ({run.folder} exists)" in out
     assert run.losses == other.losses and run.validations == other.validations
     assert list(run.validations) == [0, 4, 8]
     summary = [line for line in run.summary().splitlines() if not line.startswith("memory")]  # of this process

@@ -12,6 +12,7 @@ from command_line import refused
 from planaria.cli.commands.schedule import parse_budget
 from planaria.common.errors import UserError
 from planaria.config.durations import seconds
+from planaria.config.durations import text as duration
 from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
 from planaria.faults.trace import Fault, Trace
@@ -86,6 +87,12 @@ def test_settings_without_effect_are_listed() -> None:
     assert list(without_effect(ResolvedRun(beside), Trace(faults=()))) == [
         "checkpoint.background: for workers in separate processes; engine 'inline' has none"
     ]
+
+
+def test_a_duration_is_written_with_two_digits() -> None:
+    written = {2.88: "2.9 s", 57.6: "58 s", 99.6: "1.7 min", 3600: "60 min", 5400: "90 min", 36000: "10 h"}
+    assert {seconds: duration(seconds) for seconds in written} == written
+    assert duration(0.042) == "0.042 s" and duration(1e7) == "2,778 h"
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,19 @@ def program(function: Callable[..., int], module: str, arguments: Sequence[str] 
 def _end(call: Callable[[], int]) -> NoReturn:
     """Run a command, and exit with its code."""
     ensure()
-    with interrupted():
-        code = exit_code(call)
+    with interrupted() as arrived:
+        try:
+            code = exit_code(call)
+        except Exception as error:
+            if not arrived.is_set():
+                raise
+            # libraries replace an interrupt of their imports by their own errors
+            code = exit_code(partial(_raise_interrupt, error))
     sys.exit(code)
+
+
+def _raise_interrupt(error: Exception) -> NoReturn:
+    raise KeyboardInterrupt from error
 
 
 def run(arguments: list[str], may_fork: bool = False) -> int:

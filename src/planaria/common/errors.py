@@ -13,6 +13,10 @@ def without_numbers(text: str) -> str:
     return re.sub(r"\[Errno -?\d+\] ", "", text)
 
 
+MOST_CHOICES = 24
+"""known words that a message lists"""
+
+
 class UserError(Exception):
     """An error that the user can fix. The message names the problem, the location and the fix, in one line."""
 
@@ -54,4 +58,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     """Return a "did you mean" clause with the known word nearest to ``word``, or a list of all if none is near."""
     options = sorted(choices)
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(options)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(options) - MOST_CHOICES} more" if len(options) > MOST_CHOICES else ""
+    return f"known here: {', '.join(options[:MOST_CHOICES])}{more}"

@@ -32,22 +32,24 @@ def handled(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -
 
 
 @contextmanager
-def interrupted() -> Iterator[None]:
-    """Raise KeyboardInterrupt on any stop signal, so that cleanup runs.
+def interrupted() -> Iterator[threading.Event]:
+    """Raise KeyboardInterrupt on any stop signal, so that cleanup runs; yield an event that is set then.
 
     A closing terminal may send SIGHUP twice, itself and through its shell; the second is ignored.
     """
     hung_up = False
+    arrived = threading.Event()
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal hung_up
         if number == signal.SIGHUP and hung_up:
             return
         hung_up = hung_up or number == signal.SIGHUP
+        arrived.set()
         raise KeyboardInterrupt
 
     with handled(handler):
-        yield
+        yield arrived
 
 
 def describe_exit(code: int) -> str:

@@ -1,4 +1,4 @@
-"""Durations as a user writes them: ``90``, ``1.5s``, ``5min`` or ``2h``."""
+"""Durations as users write them (``90``, ``1.5s``, ``5min``, ``2h``), and as they read them."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def seconds(text: str) -> float:
             f"{text}: not a duration; give seconds, or a time such as 60s, 5min or 2h (at most {MAX_S:g} s)"
         )
     return duration
+
+
+def text(duration: float) -> str:
+    """Return a duration in seconds with two significant digits and its unit: ``2.9 s``, ``12 min``, ``1.5 h``."""
+    for unit, size in (("s", 1.0), ("min", 60.0)):
+        if duration < 99.5 * size:
+            return f"{_two_digits(duration / size)} {unit}"
+    return f"{_two_digits(duration / 3600)} h"
+
+
+def _two_digits(number: float) -> str:
+    return f"{number:#.2g}".removesuffix(".") if number < 99.5 else f"{number:,.0f}"

@@ -120,8 +120,9 @@ def _build(
     try:
         report(f"tokenising {data.source}")
         meta = _write(unfinished, data, tokenizer, made_from, length, report)
-        kind, unit, each = ("dialogues", "rows", length) if length else ("documents", "tokens", 1)
+        kind, unit, each = ("dialogue", "rows", length) if length else ("document", "tokens", 1)
         train, held_out = meta.train // each, meta.validation // each
+        kind += "s" * (meta.documents != 1)
         report(f"{meta.documents:,} {kind}: {train:,} {unit} to train on, {held_out:,} for validation")
         if folder.exists():
             shutil.rmtree(folder)

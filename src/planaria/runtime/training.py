@@ -125,6 +125,9 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
             callbacks.notify(note)
     prepared = prepared.with_config(config)
     folder, origin = _created(config, prepared.parent)
+    wanted = Path(config.out) / config.name
+    if folder != wanted:
+        callbacks.notify(f"run           {folder} ({wanted} exists)")
     mirror = None
     try:
         if config.routing.schedule is not None:

@@ -82,7 +82,7 @@ def test_plain_lines(tmp_path: Path) -> None:
         "step 27  ✗ worker w3 (stage 3) lost: connection closed (reset by peer)",
         "step 27  ✓ stage 3 rebuilt in w6 from stages 2, 4 (checkfree) in 0.14 s",
     ]
-    assert "tokens/s" in lines[-1] and "5 + 1 workers" in lines[-1]
+    assert "tokens/s" in lines[-1] and "5 workers, 1 spare" in lines[-1]
     steps = [re.search(r"validation \d\.\d+ \(step (\d+)\)", line) for line in lines if "/40" in line]
     reported = {step[1] for step in steps if step}
     assert steps[-1] and len(reported) > 1 and reported <= {str(metric.step) for metric in validations}

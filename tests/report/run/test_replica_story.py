@@ -149,7 +149,7 @@ def test_the_bar_counts_the_steps_of_all_replicas_and_never_decreases() -> None:
         shown.append(progress._done)
     assert shown == [0, 0, 1, 1, 1, 2]
     lines = stream.getvalue().splitlines()
-    assert [line.split()[1] for line in lines] == ["1/10", "2/10"] and "6 + 1 workers" in lines[0]
+    assert [line.split()[1] for line in lines] == ["1/10", "2/10"] and "6 workers, 1 spare" in lines[0]
 
 
 def work(replica: int, stage: int, worker: str, end: float, generation: int = 1, step: int = 0) -> e.WorkReport:

@@ -54,8 +54,8 @@ def test_lines_are_few_and_aligned(stages: int, known: bool) -> None:
 def test_time_is_stated_only_if_costs_are() -> None:
     (stated,) = (line for line in table(run()) if line.startswith("time"))
     (unknown,) = (line for line in table(run(network__forward_s="[]", network__backward_s="[]")) if "time" in line[:5])
-    assert "0.016 h for 400 steps" in stated and "unknown until step 3" in unknown
-    assert table(run(), 100, 12.0)[-1] == "time          1.0 h for 300 steps, at the speed of the steps before"
+    assert "58 s for 400 steps" in stated and "unknown until step 3" in unknown
+    assert table(run(), 100, 12.0)[-1] == "time          60 min for 300 steps, at the speed of the steps before"
 
 
 def test_machines_that_join_are_named() -> None:

@@ -68,4 +68,4 @@ def _first_sentence(path: Path) -> str:
             break
         lines.append(line.lstrip("# "))
     text = " ".join(lines)
-    return text.split(". ")[0].rstrip(".:")
+    return re.split(r"(?<=[.?]) ", text)[0].rstrip(".:")

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from planaria.config import durations
 from planaria.config.schema import RunConfig
 from planaria.models.families import stage_parameters, trained_parameters
 from planaria.models.llama_stages import stage_layers
@@ -176,10 +177,10 @@ def _time(run: ResolvedRun, steps: int, measured_s: float | None) -> str:
     """Return how long ``steps`` take."""
     seconds, source = measured_s, "at the speed of the steps before"
     if seconds is None:
-        seconds, source = stated_step_s(run), "by the costs that [network] states"
+        seconds, source = stated_step_s(run), "by the costs in [network], not measured here"
     if seconds is None:
         return "time          unknown until step 3: [network] states no costs"
-    return f"time          {steps * seconds / 3600:#.2g} h for {_pluralise(steps, 'step')}, {source}"
+    return f"time          {durations.text(steps * seconds)} for {_pluralise(steps, 'step')}, {source}"
 
 
 def stated_step_s(run: ResolvedRun) -> float | None:
