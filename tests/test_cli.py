@@ -103,7 +103,7 @@ MOST = 26
         (["plan", "demo", "--moves", "3"], "--moves 3 requires --update"),
         (["network", "relay"], "Missing option '--key-file'; see `planaria network relay --help`"),
         (["export", "runs/x"], "Missing option '--to'; see `planaria export --help`"),
-        (["train", "demo", "--model.dim"], "Option '--model.dim' requires an argument"),
+        (["train", "demo", "--model.dim"], "--model.dim: requires a value"),
         (["train", "demo", "--train.start", "--quiet"], "--train.start has no value; write --train.start VALUE"),
         (["generate", "x", "--prompt", "--tokens", "3"], "--prompt has no value; write --prompt VALUE"),
         (["report", "x", "--perfetto=y"], "report --perfetto= is now `planaria report RUN --perfetto --to FILE`"),

@@ -166,8 +166,11 @@ def test_a_recipe_for_pretrained_weights_warns_without_them(home: Path, capsys: 
     flags = ["--train.pretrained", "true", "--train.start", str(home / "theirs")]
     assert cli.run(["train", str(home / "child.toml"), "--dry-run", *flags]) == 0
     assert "warning" not in capsys.readouterr().out
-    prepared = prepare(configure(home / "child.toml", settings={"train.pretrained": True, "model.layers": 5}))
-    assert sum("random ones; give weights with --train.start" in note for note in prepared.notes) == 1
+    config = configure(home / "child.toml", settings={"train.pretrained": True, "model.layers": 5})
+    notes: list[str] = []
+    prepare(config, notes.append, warn=notes.append)
+    assert "random ones; give weights with --train.start" in notes[0], "before the text is tokenised"
+    assert sum("random ones; give weights with --train.start" in note for note in prepare(config).notes) == 1
 
 
 def test_a_context_beyond_the_weights_warns(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

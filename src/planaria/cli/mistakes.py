@@ -116,7 +116,8 @@ def explained(error: typer.TyperException) -> str:
     """Describe in one line an argument or flag that a command does not accept, and suggest another."""
     ctx: Any = getattr(error, "ctx", None)
     if ctx is None:
-        return error.format_message().removesuffix(".")
+        name, text = getattr(error, "option_name", ""), error.format_message().removesuffix(".")
+        return f"{name}: requires a value" if name and text.endswith("requires an argument") else text
     see = f"see `{ctx.command_path} --help`"
     flags = [flag for param in ctx.command.get_params(ctx) for flag in param.opts if flag.startswith("-")]
     if isinstance(error, UnexpectedArgument):

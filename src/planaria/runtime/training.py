@@ -115,7 +115,7 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
     If the start fails, the folder is removed to free its name.
     """
     trackers(config.observe)
-    prepared = prepare(config, callbacks.data_notify)
+    prepared = prepare(config, callbacks.data_notify, warn=callbacks.notify)
     for line in prepared.notes:
         callbacks.notify(line)
     config = with_measured_layers(config, prepared.dataset, callbacks.notify, callbacks.stopped)

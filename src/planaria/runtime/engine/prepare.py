@@ -56,6 +56,7 @@ def prepare(
     trace: Trace | None = None,
     begins: bool = True,
     samples: int | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> PreparedRun:
     """Check the recipe, tokenise its text, and read its faults and initial weights; start no worker.
 
@@ -63,6 +64,7 @@ def prepare(
     :param trace: replaces the recipe's trace
     :param begins: False for a resumed run, which may keep unused settings and has its weights
     :param samples: the run's total number of samples, if its steps differ in size
+    :param warn: receives the warnings before the text is tokenised; if None, ``notes`` contain them
     :raises UserError: for the first invalid setting, with its place and a fix.
     """
     if config.engine == "simulate":
@@ -77,12 +79,16 @@ def prepare(
         require_listeners(config, trace.faults, config.chaos.trace or "the trace")
     faults = trace if trace is not None else read_faults(run)
     parent = starting_weights(config) if begins else None
+    warned = (*filter(None, (fits,)), *without_effect(run, faults), *weight_warnings(run, parent)) if begins else ()
+    if warn is not None:  # tokenising may take minutes
+        for line in warned:
+            warn(line)
+        warned = ()
     dataset = tokenise_corpus(config.data, config.model.vocab, notify, config.model.context)
     train, _ = streams(config, dataset)
     read = epochs(config, train, config.train.steps * config.samples if samples is None else samples)
     if parent is not None:
         require_tokenizer(parent, config, dataset)
-    warned = (*filter(None, (fits,)), *without_effect(run, faults), *weight_warnings(run, parent)) if begins else ()
     return PreparedRun(run, dataset, faults, parent, (*warned, *read))
 
 
@@ -175,4 +181,5 @@ def epochs(config: RunConfig, train: Stream, samples: int) -> Iterator[str]:
                 "weight, or raise its epochs"
             )
         share, read = count / max(1, samples), count / source.windows
-        yield f"mixture       {name}: {share:.1%} of the samples, {read:.2f} epochs of its {source.windows:,}"
+        size = f"{source.windows:,} samples"
+        yield f"mixture       {name}: {share:.1%} of the samples, {read:.2f} epochs of its {size}"
