@@ -52,6 +52,8 @@ MOST = 26
         (["swarm", "train", "arithmetic_swarm", "--task.name", "sms", "--dry-run"], "did you mean 'sums'?"),
         (["train", "demo", "--recovery.strategy", "x", "--dry-run"], "known here: checkfree"),
         (["train", "demmo"], "demmo: no such recipe; did you mean 'demo'?"),
+        (["compare", "demo"], "demo has no [compare] table; run it without one: `planaria train demo`"),
+        (["recipes", "demmo"], "demmo: no such recipe; did you mean 'demo'?"),
         (["train", "demo", "extra"], "extra: unexpected argument; settings are flags, such as --train.steps 200; see"),
         (["train", "demo", "steps=20"], "steps=20: unexpected argument; write --train.steps 20"),
         (["train", "demo", "train.steps=20"], "train.steps=20: unexpected argument; write --train.steps 20"),

@@ -27,8 +27,8 @@ def test_advice_on_a_short_run_is_in_seconds(capsys: pytest.CaptureFixture[str])
     found = re.search(r"^advice +[^:]+: ([\d.]+) seconds ", out, re.MULTILINE)
     assert found is not None and 50 < float(found[1]) < 70
     assert re.search(r"  [1-9]\d\.\d\d … [1-9]\d\.\d\d  ", out), "four digits tell the strategies apart"
-    assert "as good  " in out
-    doubted = r"^don't know +checkfree_plus: raced with 0.34 million parameters, .+; at the same cost [\d.]+ seconds$"
+    assert "equivalent  " in out
+    doubted = r"^unknown +checkfree_plus: raced with 0.34 million parameters, .+; at the same cost [\d.]+ seconds$"
     assert re.search(doubted, out, re.MULTILINE)
 
 

@@ -52,6 +52,7 @@ def _forward(key: Path, host: str, port: int) -> int:
 
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port}: give 1 to 65535, or 0 for any free one")
+    is_new = not key.exists()
     secret = kept_key(key, new_key())
     try:
         listener, relay = relay_at(host, port, secret)
@@ -59,6 +60,8 @@ def _forward(key: Path, host: str, port: int) -> int:
         advice = "give an address of this machine and a free port (0: any)"
         raise UserError(f"--host {host} --port {port}: cannot listen there; {advice}") from None
     print(f"relay         {listener.address}", flush=True)
+    if is_new:
+        print(f"key           {key} is new; give the run a copy as fleet.key", flush=True)
     try:
         with interrupted():
             threading.Event().wait()

@@ -19,12 +19,14 @@ def _recipes(
 ) -> int:
     """List the recipes that come with planaria; with a name, print or copy that one."""
     from planaria.cli.commands.recipes import copy, listing
+    from planaria.config.recipe import read
 
     if recipe is None:
         if to is not None:
             raise UserError(f"--to {to}: give the recipe to copy, as in `planaria recipes demo --to {to}`")
         print("\n".join(listing()))
     elif to is None:
+        read(recipe)  # reports a file that is no recipe
         print(recipe.read_text(encoding="utf-8"), end="")
     else:
         files, then = copy(recipe, to)

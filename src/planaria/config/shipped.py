@@ -25,6 +25,11 @@ def names() -> list[str]:
     return list(shipped())
 
 
+def spelling(path: Path) -> str:
+    """Return how a user names the recipe ``path``: by its name if it is shipped, else by its path."""
+    return next((name for name, own in shipped().items() if own == path), str(path))
+
+
 def find(text: str) -> Path:
     """Return the recipe that ``text`` names: a file if there is one, else the shipped recipe of this name.
 

@@ -110,22 +110,22 @@ def _conclusions(config: RunConfig, advice: StrategyAdvice, known: Experience, u
     lines = [f"advice        {best.prediction.name}: {hours} {unit} ({command})"]
     if advice.rivals:
         lines.append(
-            f"how sure      not very: {', '.join(advice.rivals)} may be as good, within the spread of the races"
+            f"confidence    low: {', '.join(advice.rivals)} may be equally good, within the spread of the comparisons"
         )
     else:
         of = "every other that is known" if doubts else "every other"
-        lines.append(f"how sure      its worst case is better than the best case of {of}")
+        lines.append(f"confidence    its worst case is better than the best case of {of}")
     within = CLOSE * best.prediction.hours.mean
     if close := [
         candidate.prediction.name for candidate in advice.candidates[1:] if candidate.prediction.hours.mean <= within
     ]:
-        lines.append(f"as good       {'; '.join(close)}: within {CLOSE - 1:.0%} of it")
+        lines.append(f"equivalent    {'; '.join(close)}: within {CLOSE - 1:.0%} of it")
     lines += [f"break-even    {_break_even(config, point)}" for point in advice.break_evens]
     for name, strategy in doubts.items():
         would = f"; at the same cost {_in_unit(unit, strategy.hours.mean)} {unit}" if strategy.hours else ""
-        lines.append(f"don't know    {name}: {strategy.why}{would}")
+        lines.append(f"unknown       {name}: {strategy.why}{would}")
     lines.append(
-        f"experience    {'; '.join(known.observed)}; {unit} count training to the recipe's last step at equal loss"
+        f"based on      {'; '.join(known.observed)}; {unit} count training to the recipe's last step at equal loss"
     )
     return lines
 

@@ -84,14 +84,14 @@ def _conclusions(config: RunConfig, advice: CompressionAdvice, experience: Compr
         "step size     EF21-W's larger one is for SGD with known smoothness (arXiv 2402.10774); with optim.kind = "
         f"{config.optim.kind!r} nothing is proved"
     )
-    yield f"how sure      {_sure(advice)}"
+    yield f"confidence    {_sure(advice)}"
     coding = experience.coding
     yield (
-        f"coding        top-k's once a step, no less: {coding.seconds.mean:.3g} s for {coding.numbers:,} numbers "
-        f"({coding.source}); others' was not measured, and does not count"
+        f"coding        top-k, once a step: {coding.seconds.mean:.3g} s for {coding.numbers:,} numbers "
+        f"({coding.source}); other compressors were not measured and count as free"
     )
     seeds = seeds_shown(experience.seeds)
-    yield f"experience    {experience.source}, {seeds}: {experience.setting}; [ … ] is their range"
+    yield f"based on      {experience.source}, {seeds}: {experience.setting}; [ … ] is their range"
 
 
 def _advised(advice: CompressionAdvice) -> Iterator[str]:
@@ -140,4 +140,4 @@ def _sure(advice: CompressionAdvice) -> str:
     worst = advice.best.seconds("high")
     if worst is not None and worst < advice.dense.step_s:
         return f"its worst seed is ahead of dense gradients too, {IF_SIMILAR}"
-    return "not very: with its worst seed dense gradients are as quick"
+    return "low: with its worst seed, dense gradients are as fast"

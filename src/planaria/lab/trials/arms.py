@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from planaria.common.errors import UserError
-from planaria.config import recipe
+from planaria.config import recipe, shipped
 from planaria.config.bounds import Natural
 from planaria.config.schema import Section
 
@@ -55,8 +55,8 @@ def table_of(
     tree = recipe.read(path)
     recipe.require_kind(tree, path, name, runs)
     if name not in tree and needed:
-        command = recipe.command_of(runs)
-        raise UserError(f"{path} has no [{name}] table; run it without one: `planaria {command} {path}`")
+        command, spelling = recipe.command_of(runs), shipped.spelling(path)
+        raise UserError(f"{spelling} has no [{name}] table; run it without one: `planaria {command} {spelling}`")
     table = tree.pop(name, {})
     settings = recipe.merge_tables(table, laid or {}, kind) if isinstance(table, dict) else table
     return recipe.table(kind, settings, name, path), tree

@@ -74,7 +74,7 @@ def serve(
     def announce(where: str) -> None:
         print(f"serving       {called} at {where.partition('/?')[0]}/v1", flush=True)
         print(f"token         {token if token_file is None else f'in {token_file}'}", flush=True)
-        print(f"wrapper       {_described(wrapper)}", flush=True)
+        print(f"censor        {_described(wrapper)}", flush=True)
 
     with contextlib.suppress(KeyboardInterrupt):
         run(Server(service, address, token, announce))
@@ -93,7 +93,7 @@ def _censor(wrapper: CensorSettings) -> Censor:
 
 def _described(wrapper: CensorSettings | None) -> str:
     if wrapper is None:
-        return "none: every request is answered"
+        return "off: every request is answered"
     return f"{wrapper.epsilon:g} nats per reply about {wrapper.questions}; unlisted paraphrases are not recognised"
 
 
