@@ -75,6 +75,8 @@ def test_a_run_with_missing_samples_failed() -> None:
 def test_the_verdict_on_a_stopped_or_unfinished_run() -> None:
     stopped, on = (of_run(replace(QUIET, ended=ended, steps=1)) for ended in ("failed: no spare is left", NO_END))
     assert stopped.good is False and "Stopped after 1 of 40 steps: failed: no spare is left." in stopped.summary
+    signalled = of_run(replace(QUIET, ended="stopped: SIGTERM", steps=1))
+    assert "Stopped after 1 of 40 steps: SIGTERM." in signalled.summary
     assert on.good is None and "The log has no end yet: 1 of 40 steps so far." in on.summary
 
 

@@ -113,7 +113,7 @@ def _course(facts: RunFacts) -> str:
     if facts.ended == "finished":
         return f"Trained {steps if facts.steps != facts.planned else 'all ' + counted(facts.planned, 'step')}."
     if facts.ended != NO_END:
-        return f"Stopped after {steps}: {facts.ended}."
+        return f"Stopped after {steps}: {facts.ended.removeprefix('stopped: ')}."
     return f"The log has no end yet: {steps} so far."
 
 
