@@ -28,7 +28,6 @@ LEVELS = (
     ("pipeline.routing", "recovery", "exchange", "faults", "swarm.tasks"),
     ("pipeline.plan",),
     ("planner",),
-    ("runtime.transport",),
     (
         "control",
         "exchange.coded.facts",
@@ -36,6 +35,7 @@ LEVELS = (
         "exchange.coded.coded_steps",
         "exchange.robust.exclusion_decisions",
     ),
+    ("runtime.transport",),
     ("runtime.fleet", "runtime.checkpoint"),
     ("runtime.custom_classes", "runtime.resolved_config"),
     ("runtime.controller", "runtime.worker", "exchange.coded.coded_worker", "faults.worker"),

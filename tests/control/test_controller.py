@@ -180,7 +180,7 @@ def test_a_stop_request_is_handled(scene: Scene) -> None:
 
 
 def test_a_stop_ends_in_time_if_no_step_completes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "underlying_error", lambda run, reported: f"{sorted(reported)}: Network is unreachable")
+    monkeypatch.setattr(module, "underlying_error", lambda _, why, __: f"{sorted(why)}: Network is unreachable")
     original = scene.fleet.send
 
     def send(worker: str, text: bytes) -> None:

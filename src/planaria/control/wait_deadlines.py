@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
+from planaria.common.address import Address
 from planaria.config.schema import RunConfig
 from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.facts import events as e
@@ -20,8 +21,6 @@ from planaria.control.state.replica import ReplicaState
 from planaria.control.state.roster import identity_order
 from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import workers_to_join
-from planaria.runtime.transport.address import parse
-from planaria.runtime.transport.listener import unreachable
 
 _MAX_PROBES = 3
 """maximum number of addresses to probe; each probe may block briefly"""
@@ -50,15 +49,17 @@ def _missing(replica: ReplicaState) -> list[int]:
     return sorted(set(replica.arrangement.stages) - set(replica.stateful.stages))
 
 
-def underlying_error(run: RunState, reported: Mapping[str, str], probe: Callable[[str], str] = unreachable) -> str:
-    """Return the underlying error, if known: ``reported`` by a worker, of a broken edge, or of a probe of a silent
-    worker."""
+def underlying_error(run: RunState, reported: Mapping[str, str], probe: Callable[[str], str]) -> str:
+    """Return the underlying error, if known: ``reported`` by a worker, of a broken edge, or of a silent worker.
+
+    :param probe: returns why an address (HOST:PORT) is unreachable; empty if it is reachable.
+    """
     for worker in _awaited(run):
         if reported.get(worker):
             return f"worker {worker}: {reported[worker]}"
     if trouble := next((replica.last_edge_failure for replica in run.live.values() if replica.last_edge_failure), ""):
         return trouble
-    addresses = [at for worker in _awaited(run) if (at := parse(run.workers[worker].at).outside)]
+    addresses = [at for worker in _awaited(run) if (at := Address.parse(run.workers[worker].at).outside)]
     return next(filter(None, map(probe, addresses[:_MAX_PROBES])), "")
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.runtime.transport.address import RELAY, Address, Reach, dial_addresses, listening, parse, should_listen
+from planaria.common.address import Address, should_listen
+from planaria.runtime.transport.address import RELAY, Reach, dial_addresses, listening
 
 CONTROLLER = Reach(advertise="203.0.113.5", relay="127.0.0.1:7001")
 OPEN = Reach(machine="g1", relay="203.0.113.5:7001")
@@ -61,6 +62,6 @@ def test_any_text_is_an_address(text: str, other: str) -> None:
 
 @given(st.builds(Address, *[st.from_regex(r"[a-z0-9.:]{1,20}", fullmatch=True)] * 3))
 def test_parsing_inverts_writing_an_address(address: Address) -> None:
-    back = parse(str(address))
+    back = Address.parse(str(address))
     assert (back.inside, back.outside) == (address.inside, address.outside)
     assert address.inside == address.outside or back.machine == address.machine

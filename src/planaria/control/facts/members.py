@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from planaria.common.address import should_listen
 from planaria.common.documents import former_names, renamed_to
 from planaria.config.names import FileName
 from planaria.control.facts.run_started import Fact, SnapshotLabel
-from planaria.runtime.transport.address import should_listen
 
 
 class Keep(Fact):

@@ -37,6 +37,7 @@ from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from planaria.runtime.controller.manifest import manifest_of, saved_generations
 from planaria.runtime.controller.relay_watch import RelayWatch
 from planaria.runtime.fleet.base import Elastic, FaultRequested, Joined, Leaving, Left, Notice, Reported, WorkerEnded
+from planaria.runtime.transport.listener import unreachable
 
 log = logging.getLogger(__name__)
 PLANNING_S = 0.02
@@ -172,8 +173,9 @@ class Controller:
         for change in self._relays.changes(now, self.state.unreachable_relays) if self._relays is not None else ():
             self._process_event(change)
         for event in self._waits.expired(now, lambda: self.state):
-            if isinstance(event, e.StopOverdue) and (error := underlying_error(self.state, self._reported)):
-                event = e.StopOverdue(detail=f"{event.detail} ({error})")
+            if isinstance(event, e.StopOverdue):
+                error = underlying_error(self.state, self._reported, unreachable)
+                event = e.StopOverdue(detail=f"{event.detail} ({error})") if error else event
             self._process_event(event)
 
     def _patience(self) -> float:

@@ -1,13 +1,10 @@
-"""Addresses at which processes of the same and of other machines reach a listener.
-
-An address is ``HOST:PORT`` if both use the same one. Otherwise it is three words: the address on its own machine, the
-address for others (``-``: only through the relay), and the machine's name.
-"""
+"""How a machine is reached, and the addresses that its processes give to others or connect to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from planaria.common.address import Address
 
 RELAY = "relay"
 """in place of HOST:PORT: both ends connect to the controller, which forwards their bytes"""
@@ -35,29 +32,6 @@ REACHABLE = Reach()
 """of a machine that others reach at its listeners' address"""
 
 
-class Address(NamedTuple):
-    """The address of a process's listener."""
-
-    inside: str
-    """HOST:PORT for processes of its machine"""
-    outside: str
-    """HOST:PORT for other machines; empty: only through the relay"""
-    machine: str
-
-    def __str__(self) -> str:
-        if self.inside == self.outside:
-            return self.inside
-        return f"{self.inside} {self.outside or '-'} {self.machine or '-'}"
-
-
-def parse(text: str) -> Address:
-    """Parse ``str(address)``; other text becomes an unreachable HOST:PORT."""
-    match text.split(" "):
-        case [inside, outside, machine]:
-            return Address(inside, "" if outside == "-" else outside, "" if machine == "-" else machine)
-    return Address(text, text, "")
-
-
 def listening(host: str, port: int, reach: Reach) -> Address:
     """Return the address of a listener at ``host``:``port`` of a machine with this ``reach``."""
     inside = host_port(_WILDCARDS.get(host, host), port)
@@ -73,17 +47,8 @@ def host_port(host: str, port: int) -> str:
 
 def dial_addresses(text: str, reach: Reach) -> tuple[str, ...]:
     """Return HOST:PORT or :data:`RELAY` in the order in which a process with this ``reach`` tries them."""
-    at = parse(text)
+    at = Address.parse(text)
     if at.inside != at.outside and at.machine == reach.machine:
         return (at.inside,)
     direct = (at.outside,) if at.outside else ()
     return (*direct, RELAY) if reach.relay else direct
-
-
-def should_listen(first: str, second: str) -> bool:
-    """Return whether the first of two processes should wait for the second to connect an edge.
-
-    The reachable one waits; the first if both or neither are reachable, or both are on one machine.
-    """
-    first_address, second_address = parse(first), parse(second)
-    return bool(first_address.outside) or not second_address.outside or first_address.machine == second_address.machine
