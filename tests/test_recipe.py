@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
+from planaria.config.kinds import kinds_of
 from planaria.config.options import NAME, choice_of
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import entry_of, section_of
 from planaria.swarm.config import SwarmConfig
 
-RECIPES = [path for path in shipped.shipped().values() if not recipe.kinds_of(recipe.read(path)) & {"swarm", "drill"}]
+RECIPES = [path for path in shipped.shipped().values() if not {*kinds_of(recipe.read(path))} & {"swarm", "drill"}]
 """of one model; `tests/swarm/test_swarm_recipe.py` reads the others"""
 
 

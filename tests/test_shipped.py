@@ -14,7 +14,7 @@ import pytest
 
 from command_line import refused
 from planaria import cli
-from planaria.config import recipe, shipped
+from planaria.config import kinds, recipe, shipped
 from planaria.config.schema import ModelConfig
 from planaria.models.families import family
 from planaria.models.transformers.family import model_section
@@ -64,7 +64,7 @@ def test_a_copy_is_the_same_recipe(name: str, tmp_path: Path, capsys: pytest.Cap
     theirs.pop("name", None)
     assert mine == theirs
     *command, file = then.removeprefix("next          planaria ").split()
-    assert " ".join(command) in map(recipe.command_of, recipe.kinds_of(mine)) and file == str(copy)
+    assert " ".join(command) in map(kinds.command_of, kinds.kinds_of(mine)) and file == str(copy)
     clock = mine.get("compare", {}).get("clock")
     assert clock is None or (tmp_path / clock).is_file()
 

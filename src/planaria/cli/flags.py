@@ -264,10 +264,11 @@ def _recipes(kinds: tuple[str, ...]) -> Callable[[str], list[str]]:
     """Return a completer for shipped recipes of these kinds (none: any); the shell completes files where none fits."""
 
     def complete(incomplete: str) -> list[str]:
-        from planaria.config import recipe
+        from planaria.config.kinds import kinds_of
+        from planaria.config.recipe import read
 
         near = [name for name in shipped.names() if name.startswith(incomplete)]
-        return [name for name in near if not kinds or recipe.kinds_of(recipe.read(shipped.find(name))) & {*kinds}]
+        return [name for name in near if not kinds or {*kinds_of(read(shipped.find(name)))} & {*kinds}]
 
     return complete
 

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from planaria.common import documents
 from planaria.common.errors import UserError, nearest
 from planaria.config import names, shipped
+from planaria.config.kinds import require_kind, without_tables
 from planaria.config.options import NAME, choice_of
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import DERIVED, entry_of, meaning, present_name, section_of
@@ -24,16 +25,6 @@ from planaria.config.section import DERIVED, entry_of, meaning, present_name, se
 MAX_RECIPE_BYTES = 1 << 20
 RUN = "config.json"
 """file of a run's folder with its configuration"""
-TABLES = ("compare", "experts", "drill")
-"""tables of a recipe besides a run's sections; each is a kind of recipe"""
-COMMANDS = {"experts": "experts train", "swarm": "swarm train", "drill": "compare"}
-"""kind of recipe → the command that runs it; others have their command's name"""
-SWARM = frozenset(
-    "task policy warmup school rounds sampling loss defence receipts peers board size".split()  # noqa: SIM905
-)
-"""keys only in recipes of `planaria swarm train`"""
-TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}
-"""keys only in recipes of `planaria train`"""
 Root = TypeVar("Root", bound=Section)
 """root section of a recipe; most are RunConfig"""
 PATH_SETTINGS = (
@@ -103,30 +94,7 @@ def load(
     tree = read(recipe)
     if kinds:
         require_kind(tree, recipe, *kinds)
-    for name in ("compare", "experts"):
-        tree.pop(name, None)  # for other commands; `trials.arms.table_of` reads it
-    return resolve(RunConfig, tree, flags, recipe, fill_defaults=fill_defaults)
-
-
-def kinds_of(tree: Mapping[str, Any]) -> set[str]:
-    """Return the kinds of recipe that it can be: that of its extra table, or train, or swarm."""
-    if tables := [name for name in TABLES if name in tree]:
-        return set(tables)
-    swarm, own = SWARM & tree.keys(), TRAIN & tree.keys()
-    return {"swarm"} if swarm and not own else {"train"} if own and not swarm else {"train", "swarm"}
-
-
-def command_of(kind: str) -> str:
-    """Return the command that runs recipes of a kind."""
-    return COMMANDS.get(kind, kind)
-
-
-def require_kind(tree: Mapping[str, Any], recipe: Path, *kinds: str) -> None:
-    """:raises UserError: naming the right command, if the recipe is of none of ``kinds``."""
-    actual = kinds_of(tree)
-    if not actual & set(kinds):
-        right = command_of(sorted(actual)[0])
-        raise UserError(f"{recipe} is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
+    return resolve(RunConfig, without_tables(tree), flags, recipe, fill_defaults=fill_defaults)
 
 
 def from_tree(tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path, location: str = "") -> RunConfig:

@@ -9,12 +9,10 @@ from typing import Any
 
 from planaria.common import atomic
 from planaria.common.errors import UserError
-from planaria.config import names, recipe, shipped
+from planaria.config import kinds, names, recipe, shipped
 
 BESIDE = (("chaos", "trace"), ("network", "topology"), ("routing", "schedule"), ("compare", "clock"))
 """settings that name a file, relative to the recipe"""
-ORDER = ("train", "swarm", "compare", "experts", "drill")
-"""kinds of recipes in the order in which a recipe's own one is chosen"""
 
 
 def listing() -> Iterator[str]:
@@ -23,7 +21,7 @@ def listing() -> Iterator[str]:
     width = max(map(len, recipes))
     for name in recipes:
         path = shipped.find(name)
-        command = " or ".join(sorted(map(recipe.command_of, recipe.kinds_of(recipe.read(path)))))
+        command = " or ".join(sorted(map(kinds.command_of, kinds.kinds_of(recipe.read(path)))))
         yield f"{name:{width}}  {command:13}  {_first_sentence(path)}"
 
 
@@ -44,8 +42,7 @@ def copy(path: Path, to: Path) -> tuple[list[Path], str]:
         file.parent.mkdir(parents=True, exist_ok=True)
         text = original.read_text(encoding="utf-8")
         atomic.write_text(file, _renamed(text, names.from_file(to.stem)) if original == path else text)
-    kind = sorted(recipe.kinds_of(tree), key=ORDER.index)[0]
-    return list(copies), f"planaria {recipe.command_of(kind)} {to}"
+    return list(copies), f"planaria {kinds.command_of(kinds.kinds_of(tree)[0])} {to}"
 
 
 def _renamed(text: str, name: str) -> str:

@@ -73,11 +73,12 @@ def _compare(
     settings: dict[str, str],
 ) -> int:
     """Compare strategies on the same failures, or defences under attacks (a drill); resumable."""
-    from planaria.config.recipe import kinds_of, read
+    from planaria.config.kinds import kinds_of
+    from planaria.config.recipe import read
     from planaria.config.schema import RunConfig
 
     numbers = _seeds(seeds)
-    if kinds_of(read(recipe)) == {"drill"}:
+    if kinds_of(read(recipe)) == ["drill"]:
         others = {
             "arms": arms,
             "adjacent-probability": adjacent_probability,

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from planaria.common.errors import UserError
-from planaria.config import recipe, shipped
+from planaria.config import kinds, recipe, shipped
 from planaria.config.bounds import Natural
 from planaria.config.schema import Section
 
@@ -53,9 +53,9 @@ def table_of(
     :raises UserError: naming file and key of an error.
     """
     tree = recipe.read(path)
-    recipe.require_kind(tree, path, name, runs)
+    kinds.require_kind(tree, path, name, runs)
     if name not in tree and needed:
-        command, spelling = recipe.command_of(runs), shipped.spelling(path)
+        command, spelling = kinds.command_of(runs), shipped.spelling(path)
         raise UserError(f"{spelling} has no [{name}] table; run it without one: `planaria {command} {spelling}`")
     table = tree.pop(name, {})
     settings = recipe.merge_tables(table, laid or {}, kind) if isinstance(table, dict) else table

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from planaria.common.errors import RunStopped, UserError, nearest
-from planaria.config import recipe
+from planaria.config import kinds, recipe
 from planaria.config.names import require_name
 from planaria.config.registry import blaming
 from planaria.report.tables import Table, show
@@ -138,7 +138,7 @@ def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     folder = path or Path("swarm")
     tree: dict[str, Any] = recipe.read(path) if path else {}
     if path:
-        recipe.require_kind(tree, path, "swarm", "drill")
+        kinds.require_kind(tree, path, "swarm", "drill")
     tree.pop("drill", None)
     own = recipe.resolve(SwarmConfig, tree, flags, folder)
     if not own.board:

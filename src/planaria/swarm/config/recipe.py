@@ -8,7 +8,7 @@ from typing import Any
 
 from planaria.common import documents
 from planaria.common.errors import UserError, nearest
-from planaria.config import recipe
+from planaria.config import kinds, recipe
 from planaria.runtime.engine import run_folders
 from planaria.swarm.attacks import ATTACKS, HONEST, measured_attack
 from planaria.swarm.config import CONSENSUS, SwarmConfig
@@ -35,7 +35,7 @@ def load(path: Path, flags: Mapping[str, str], *commands: str) -> SwarmConfig:
     """
     tree = recipe.read(path)
     if commands:
-        recipe.require_kind(tree, path, *commands)
+        kinds.require_kind(tree, path, *commands)
     tree.pop("drill", None)  # the recipe's other use
     return checked(recipe.resolve(SwarmConfig, tree, flags, path), str(path))
 

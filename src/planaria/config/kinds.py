@@ -1,0 +1,78 @@
+"""Kinds of recipe: a run's own, and those that other parts of planaria list in ``PART/recipe_kinds.py`` as ``KINDS``.
+
+These modules are imported only for recipes with keys that a run does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig, Section
+from planaria.config.section import present_name
+from planaria.config.shipped import PACKAGE
+
+
+@dataclass(frozen=True)
+class RecipeKind:
+    """A kind of recipe."""
+
+    name: str
+    section: type[Section]
+    """root section of its recipes"""
+    command: str
+    """the command that runs them"""
+    has_table: bool = False
+    """whether its recipes have a table of the kind's name besides the sections"""
+
+    def accepts(self, key: str) -> bool:
+        """Return whether a recipe without extra tables may have this key."""
+        return present_name(self.section, key) in self.section.model_fields
+
+
+TRAIN = RecipeKind("train", RunConfig, "train")
+
+
+@cache
+def registered() -> tuple[RecipeKind, ...]:
+    """Return all kinds, the run's own first."""
+    parts = sorted(file.parent.name for file in PACKAGE.glob("*/recipe_kinds.py"))
+    return TRAIN, *(kind for part in parts for kind in import_module(f"planaria.{part}.recipe_kinds").KINDS)
+
+
+def kinds_of(tree: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of recipe that it can be: those of its extra tables, or else those that alone accept a key."""
+    if tables := [kind.name for kind in registered() if kind.has_table and kind.name in tree]:
+        return tables
+    roots = [kind for kind in registered() if not kind.has_table]
+    accepting = [[kind.name for kind in roots if kind.accepts(key)] for key in tree]
+    decided = [names[0] for names in accepting if len(names) == 1]
+    return [kind.name for kind in roots if kind.name in decided or not decided]
+
+
+def command_of(name: str) -> str:
+    """Return the command that runs recipes of this kind."""
+    return next(kind.command for kind in registered() if kind.name == name)
+
+
+def require_kind(tree: Mapping[str, Any], recipe: Path, *kinds: str) -> None:
+    """:raises UserError: naming the right command, if the recipe is of none of ``kinds``."""
+    if TRAIN.name in kinds and all(map(TRAIN.accepts, tree)):
+        return
+    actual = kinds_of(tree)
+    if not set(actual) & set(kinds):
+        right = command_of(min(actual))
+        raise UserError(f"{recipe} is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
+
+
+def without_tables(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe of a run without the tables that other kinds of recipe add to it."""
+    if all(map(TRAIN.accepts, tree)):
+        return dict(tree)
+    tables = {kind.name for kind in registered() if kind.has_table and kind.section is TRAIN.section}
+    return {key: value for key, value in tree.items() if key not in tables}
