@@ -67,7 +67,6 @@ PARTS = ("lab", "swarm")
 FACTS = (
     "facts.decisions",
     "facts.events",
-    "facts.feature_facts",
     "facts.run_started",
     "facts.slowness_events",
     "log.log_segments",
@@ -82,7 +81,6 @@ DECIDING = (
     "decide",
     "exclusion",
     "diagnosis",
-    "features",
     "formation",
     "replay",
     "rounds",

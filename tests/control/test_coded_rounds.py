@@ -33,7 +33,7 @@ def working(coded: Any, step: int = 3) -> RunState:
     links = dict.fromkeys(run.replicas[0].pairs_of(holders), "there")
     replica = replace(
         run.replicas[0], phase="run", step=step, generation=1, holders=freeze(holders), origins=freeze({}),
-        waiting=WorkerSet(holders.values()), progress=CodedStep(), links=freeze(links),
+        waiting=WorkerSet(holders.values()), coded=CodedStep(), links=freeze(links),
     )  # fmt: skip
     return replace(run, replicas=run.replicas.with_replica(replica))
 
@@ -90,7 +90,7 @@ def test_results_of_another_round_change_nothing(changed: dict[str, Any]) -> Non
 
 def test_no_round_closes_after_the_last_or_with_a_broken_edge() -> None:
     run = apply(CloseRound(generation=1, step=3, round=0, counted=[1, 2]), sent(working("gc"), 1, 2))
-    assert run.replicas[0].progress == CodedStep((frozenset({1, 2}),))
+    assert run.replicas[0].coded == CodedStep((frozenset({1, 2}),))
     assert counted(run) is None
     run = sent(working("gc"), 1, 2)
     assert counted(run) == [1, 2]

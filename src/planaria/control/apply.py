@@ -60,7 +60,7 @@ def _cut_off(replica: ReplicaState) -> ReplicaState:
     replica = replace(without_round(replica), links=freeze({}), saved=-1)
     if replica.phase in ("commit", "settle"):  # the order is durable and is sent again
         return replica
-    return replace(replica, phase="idle", waiting=NO_WORKERS, progress=None)
+    return replace(replica, phase="idle", waiting=NO_WORKERS, coded=None)
 
 
 @handles
@@ -300,7 +300,7 @@ def on_stop_overdue(fact: e.StopOverdue, run: RunState) -> RunState:
     run = reconsider_all(replace(run, overdue=fact.detail))
     for replica in run.live.values():
         if replica.phase in ("idle", "link", "replan", "run", "evaluate"):
-            dropped = updated(without_round(replica), phase="idle", waiting=NO_WORKERS, progress=None)
+            dropped = updated(without_round(replica), phase="idle", waiting=NO_WORKERS, coded=None)
             run = with_replica(run, dropped)
     return run
 

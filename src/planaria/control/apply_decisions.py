@@ -20,11 +20,11 @@ from planaria.control.apply_membership import invalidate_states
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.fast_replace import fast_replace
-from planaria.control.state.feature_state import initial_progress
 from planaria.control.state.replica import NO_WORKERS, OpenRound, WorkerSet, after_commit, updated
 from planaria.control.state.rollback import RollbackPoint
 from planaria.control.state.roster import Host, WorkerState
 from planaria.control.state.run import RunState
+from planaria.exchange.coded.progress import first_round
 
 
 @handles
@@ -62,8 +62,8 @@ def on_run_step(fact: d.RunStep, run: RunState) -> RunState:
         if replica.memory is not None:
             replica = updated(replica, memory=replica.memory.begun(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
-    progress = initial_progress(run) if fact.mode == "train" else None
-    changes = {"phase": phase, "progress": progress, "waiting": WorkerSet(replica.holders.values())}
+    coded = first_round(run) if fact.mode == "train" else None
+    changes = {"phase": phase, "coded": coded, "waiting": WorkerSet(replica.holders.values())}
     return with_replica(run, updated(replica, **changes, received=freeze({}), refused=freeze({})))
 
 

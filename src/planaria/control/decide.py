@@ -6,7 +6,7 @@ decides a replica's next phase and the end of a run. Other modules decide:
 - ``control/checkpoint_decisions.py``: saving, sealing and cancelling checkpoints;
 - ``control/formation.py``: new generations, with lost stages replaced;
 - ``control/rounds.py``: rounds of the exchange and their groups;
-- ``control/features.py``: features such as gradient coding, whose steps continue without stragglers;
+- ``exchange/coded/coded_steps.py``: coded steps that continue without stragglers;
 - ``control/exclusion.py``: the removal of members whose updates are repeatedly invalid;
 - ``exchange/robust/exclusion_decisions.py``: steps that continue without Byzantine replicas;
 - ``control/worker_assignment.py``: workers to start and to release;
@@ -31,7 +31,6 @@ from planaria.control.checkpoint_decisions import (
 from planaria.control.diagnosis import diagnose, stuck_link
 from planaria.control.exclusion import exclude_member
 from planaria.control.facts import decisions as d
-from planaria.control.features import next_feature_decision
 from planaria.control.formation import (
     end_if_unstaffed,
     end_overdue_wait,
@@ -49,6 +48,7 @@ from planaria.control.worker_assignment import (
     restart_replica,
     spawn_if_needed,
 )
+from planaria.exchange.coded.coded_steps import close_round
 from planaria.exchange.robust.exclusion_decisions import disagreement, left_out
 
 MAX_ATTEMPTS = 20
@@ -136,7 +136,7 @@ def _decide_running(run: RunState, replica: ReplicaState) -> d.Decision | None:
             return exclusion
         progress = run.settings.progress(run.allotment.in_progress[replica.number])
         return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
-    return None if replica.progress is None else next_feature_decision(run, replica)
+    return None if replica.coded is None else close_round(run, replica)
 
 
 def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:

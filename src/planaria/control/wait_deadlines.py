@@ -15,12 +15,12 @@ from planaria.config.schema import RunConfig
 from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.facts import events as e
 from planaria.control.facts.events import Heartbeat, WorkReport
-from planaria.control.features import FEATURES
 from planaria.control.rounds import has_quorum, round_wait_key
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.roster import identity_order
 from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import workers_to_join
+from planaria.exchange.coded.coded_steps import Stragglers
 
 _MAX_PROBES = 3
 """maximum number of addresses to probe; each probe may block briefly"""
@@ -131,7 +131,7 @@ class RoundWaits:
         """time of the retry of a failed last save"""
         self.round_waits: dict[int, RoundWait] = {}
         """replica → its wait for others in a round"""
-        self._feature_timers = [feature.new_timers() for feature in FEATURES]
+        self._stragglers = Stragglers()
         self._relays = math.inf
         """until when the run waits for silent relays"""
         self._starts = StartDeadlines(config.fleet.start_timeout_s)
@@ -149,7 +149,7 @@ class RoundWaits:
             self._starts.due,
             self._stop,
             *impatient,
-            *(moment for clock in self._feature_timers for moment in clock.due),
+            *self._stragglers.due,
         ]
 
     def expired(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
@@ -166,8 +166,7 @@ class RoundWaits:
                 yield e.StopOverdue(detail=detail)
         if now >= self._retry and (step := save_awaiting_retry(state())) is not None:
             yield e.RetryDue(step=step)
-        for clock in self._feature_timers:
-            yield from clock.expired(now, state)
+        yield from self._stragglers.expired(now, state)
         for number, wait in list(self.round_waits.items()):
             if (
                 now < wait.until or self.round_waits.get(number) is not wait
@@ -179,8 +178,7 @@ class RoundWaits:
 
     def note(self, now: float, run: RunState) -> e.Trouble | None:
         """Record current waits of the replicas that changed; return a warning for the user, if any."""
-        for clock in self._feature_timers:
-            clock.note(now, run)
+        self._stragglers.note(now, run)
         self._starts.note(now, run)
         stops = run.stops_before_repair and not (run.overdue or run.over)
         self._stop = min(self._stop, now + self._stop_s) if stops else math.inf

@@ -12,7 +12,6 @@ from pydantic import Field, TypeAdapter
 
 from planaria.common.documents import former_names, renamed_to
 from planaria.control.facts.events import Fact, Mode
-from planaria.control.facts.feature_facts import FeatureOrder
 from planaria.control.facts.measurements import SlowLink as SlowLink
 from planaria.control.facts.members import PEER as PEER
 from planaria.control.facts.members import PREDECESSOR as PREDECESSOR
@@ -38,6 +37,7 @@ from planaria.control.facts.slowness_events import HandOverSlowStage as HandOver
 from planaria.control.facts.slowness_events import Reroute as Reroute
 from planaria.control.facts.slowness_events import SlowPartFound as SlowPartFound
 from planaria.control.facts.slowness_events import UnequalReplicas as UnequalReplicas
+from planaria.exchange.coded.facts import CloseRound
 
 
 class Save(Fact):
@@ -294,7 +294,7 @@ Decision = Annotated[
     | RunStep
     | LeaveOut
     | Commit
-    | FeatureOrder
+    | CloseRound
     | SlowPartFound
     | Cleared
     | HandOverSlowStage
@@ -318,7 +318,7 @@ Order = Annotated[
     Form
     | RunStep
     | LeaveOut
-    | FeatureOrder
+    | CloseRound
     | Commit
     | OpenPrefetchLinks
     | BeginRound

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from planaria.common.documents import former_names, renamed_to
-from planaria.control.facts.feature_facts import FeatureEvent
 from planaria.control.facts.measurements import WorkerMeasurements as WorkerMeasurements
 from planaria.control.facts.reports import CONTROLLER as CONTROLLER
 from planaria.control.facts.reports import REPORT as REPORT
@@ -42,6 +41,7 @@ from planaria.control.facts.update_reports import RoundApplied as RoundApplied
 from planaria.control.facts.update_reports import UpdateReceived as UpdateReceived
 from planaria.control.facts.update_reports import UpdateRejected as UpdateRejected
 from planaria.control.facts.update_reports import UpdatesWeighted as UpdatesWeighted
+from planaria.exchange.coded.facts import ResultsSent, RoundLate
 
 
 class WorkerLost(Fact):
@@ -288,7 +288,8 @@ Event = Annotated[
     | EdgeBroken
     | GraceExpired
     | StageReady
-    | FeatureEvent
+    | ResultsSent
+    | RoundLate
     | StageCommitted
     | StageCopied
     | StageSaved

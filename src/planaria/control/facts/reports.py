@@ -8,7 +8,6 @@ from pydantic import Field, TypeAdapter
 
 from planaria.common.documents import former_names
 from planaria.config.names import STAGE_FILE
-from planaria.control.facts.feature_facts import FeatureReport
 from planaria.control.facts.measurements import WorkerMeasurements
 from planaria.control.facts.run_started import Fact
 from planaria.control.facts.update_reports import (
@@ -18,6 +17,7 @@ from planaria.control.facts.update_reports import (
     UpdateRejected,
     UpdatesWeighted,
 )
+from planaria.exchange.coded.facts import ResultsSent
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 
@@ -243,7 +243,7 @@ Report = Annotated[
     | Linked
     | EdgeBroken
     | StageReady
-    | FeatureReport
+    | ResultsSent
     | StageCommitted
     | StageCopied
     | StageSaved

@@ -14,6 +14,7 @@ from planaria.control.facts.measurements import SlowLink
 from planaria.control.state.fast_replace import fast_replace
 from planaria.control.state.memory_snapshots import MemorySnapshot
 from planaria.control.state.rollback import first_origin
+from planaria.exchange.coded.facts import CodedStep
 from planaria.pipeline.routing.arrangement import Arrangement, Pair
 
 
@@ -191,8 +192,8 @@ class ReplicaState:
     """nodes that lack only missed rounds of a decoupled exchange → their workers"""
     settled_at: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """round → ``step`` when it was settled, for the last rounds of a decoupled exchange"""
-    progress: Any = None
-    """a feature's state of the current step (``feature_state.py``)"""
+    coded: CodedStep | None = None
+    """rounds of the current step, if replicas' gradients are coded"""
     received: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
     """worker → digests of updates it received in the current step, by replica, if all-reduced replicas compare them"""
     refused: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))

@@ -16,7 +16,6 @@ from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
 from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.facts import CloseRound, RoundLate
-from planaria.exchange.coded.progress import coded_step
 
 MIN_S = 0.005
 """seconds granted to stragglers beyond the fastest, the travel time of a report"""
@@ -24,7 +23,7 @@ MIN_S = 0.005
 
 def close_round(run: RunState, replica: ReplicaState) -> CloseRound | None:
     """End the current round of the replica's nodes if it is complete."""
-    coding, coded = coding_of(run.settings.exchange), coded_step(replica)
+    coding, coded = coding_of(run.settings.exchange), replica.coded
     if coding is None or coded is None or replica.broken or len(coded.counted) == coding.rounds:
         return None
     done = coded.done(replica.arrangement)
@@ -72,7 +71,7 @@ class Stragglers:
             if number not in self._begun or self._begun[number][0] != at:
                 self._begun[number] = at, now
                 self._until.pop(number, None)
-            coded = coded_step(replica)
+            coded = replica.coded
             assert coded is not None
             if number not in self._until and coded.done(replica.arrangement) & coding.busy(coded.counted):
                 fastest = now - self._begun[number][1]
@@ -91,20 +90,7 @@ class Stragglers:
 
 
 def _in_progress(run: RunState, replica: ReplicaState) -> _Round | None:
-    coded, coding = coded_step(replica), coding_of(run.settings.exchange)
+    coded, coding = replica.coded, coding_of(run.settings.exchange)
     if replica.phase != "run" or coded is None or coding is None or len(coded.counted) == coding.rounds:
         return None
     return _Round(replica.generation, replica.step, len(coded.counted))
-
-
-class CodedStepsFeature:
-    """The feature of ``control/features.py``."""
-
-    def next_decision(self, run: RunState, replica: ReplicaState) -> CloseRound | None:
-        return close_round(run, replica)
-
-    def new_timers(self) -> Stragglers:
-        return Stragglers()
-
-
-CODED_STEPS = CodedStepsFeature()

@@ -10,14 +10,9 @@ from planaria.control.state.run import RunState
 from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
 
 
-def initial_progress(run: RunState) -> CodedStep | None:
+def first_round(run: RunState) -> CodedStep | None:
     """Return the progress of a new training step; None without coding."""
     return CodedStep() if run.settings.coded else None
-
-
-def coded_step(replica: ReplicaState) -> CodedStep | None:
-    """Return the current coded step, if any."""
-    return replica.progress if isinstance(replica.progress, CodedStep) else None
 
 
 @handles
@@ -26,7 +21,7 @@ def on_results_sent(fact: ResultsSent, run: RunState) -> RunState:
     coded = None if replica is None else _in_round(replica, fact)
     if replica is None or coded is None:
         return run
-    return with_replica(run, updated(replica, progress=replace(coded, sent=coded.sent | {fact.node})))
+    return with_replica(run, updated(replica, coded=replace(coded, sent=coded.sent | {fact.node})))
 
 
 @handles
@@ -35,18 +30,18 @@ def on_round_late(fact: RoundLate, run: RunState) -> RunState:
     coded = _in_round(replica, fact)
     if replica.phase != "run" or replica.generation != fact.generation or coded is None:
         return run
-    return with_replica(run, updated(replica, progress=replace(coded, late=True)))
+    return with_replica(run, updated(replica, coded=replace(coded, late=True)))
 
 
 def _in_round(replica: ReplicaState, fact: ResultsSent | RoundLate) -> CodedStep | None:
     """Return the current coded step if the event belongs to its current round."""
-    coded = coded_step(replica)
+    coded = replica.coded
     return coded if coded is not None and (fact.step, fact.round) == (replica.step, len(coded.counted)) else None
 
 
 @handles
 def on_close_round(fact: CloseRound, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    coded = coded_step(replica)
+    coded = replica.coded
     assert coded is not None, "a round is closed in a coded step"
-    return with_replica(run, updated(replica, progress=coded.closed(frozenset(fact.counted))))
+    return with_replica(run, updated(replica, coded=coded.closed(frozenset(fact.counted))))

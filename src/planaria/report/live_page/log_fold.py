@@ -26,9 +26,9 @@ from collections.abc import Callable
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.facts.feature_facts import HIDDEN_FACTS
 from planaria.control.log.logs import LogItem
 from planaria.control.log.run_record import StepMetric, ValidationMetric
+from planaria.exchange.coded.facts import CloseRound, ResultsSent, RoundLate
 from planaria.pipeline.routing import ROUTINGS, change, routes, without
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import SCHEMA, Json, StateChange, apply_patch, difference
@@ -205,8 +205,8 @@ WHOLE = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recover
 """parts of the state that a non-routine frame replaces as a whole"""
 QUIET: set[type] = {
     e.StageCommitted, e.StageCopied, e.StageSaved, e.UpdateReceived, e.UpdatesWeighted, e.MessageCompressed,
-    e.RoundApplied, *HIDDEN_FACTS, e.RoundWaitExpired, e.GraceExpired, d.DrawGroups, d.OpenPrefetchLinks, e.RetryDue,
-    e.IntervalChosen, d.Discard,
+    e.RoundApplied, ResultsSent, RoundLate, CloseRound, e.RoundWaitExpired, e.GraceExpired, d.DrawGroups,
+    d.OpenPrefetchLinks, e.RetryDue, e.IntervalChosen, d.Discard,
 }  # fmt: skip
 """facts that change nothing visible"""
 

@@ -13,9 +13,11 @@ from planaria.config.model_config import GROUP
 from planaria.config.schema import RunConfig
 from planaria.control.facts.events import RunStarted
 from planaria.control.log.logs import RunRecord, read_run
+from planaria.exchange.compress import compression_report
+from planaria.exchange.robust import robust_report
 from planaria.report import page
 from planaria.report.phrases import counted
-from planaria.report.run import diagnosis, failovers, features, snapshots, stage_peaks
+from planaria.report.run import diagnosis, failovers, snapshots, stage_peaks
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.event_lines import story
 from planaria.report.run.figures import (
@@ -76,7 +78,12 @@ def body(record: RunRecord) -> Iterator[str]:
             page.chart(speed_figure(record.metrics), "speed"),
         )
     yield from replica_section(record)
-    yield from features.sections(record)
+    if record.config.exchange.coded:
+        from planaria.exchange.coded import coded_report  # imports torch
+
+        yield from coded_report.section(record)
+    yield from robust_report.section(record)
+    yield from compression_report.section(record)
     yield from diagnosis.section(record)
     yield from machine_section(record, naming_of(record))
     yield from _pipeline(record)

@@ -8,7 +8,7 @@ from statistics import median
 
 from planaria.control.facts.events import LeaderStarted
 from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric
-from planaria.report.run import features
+from planaria.exchange.compress import compression_report
 from planaria.report.run.diagnosis import summary_lines as diagnosis_lines
 from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.report.run.round_history import settled_rounds, totals, totals_lines
@@ -58,7 +58,11 @@ def summary(record: RunRecord) -> Iterator[str]:
     histories = settled_rounds(record)
     for index, line in enumerate(totals_lines(totals(histories)) if histories else ()):
         yield f"{'' if index else 'exchange':<14}{line}"
-    yield from features.lines(record)
+    if record.config.exchange.coded:
+        from planaria.exchange.coded import coded_report  # imports torch
+
+        yield from coded_report.summary_lines(record)
+    yield from compression_report.summary_lines(record)
     yield from memory_lines(record)
     if lost := [fact.unled_s for _, fact in record.landmarks if isinstance(fact, LeaderStarted)]:
         yield f"controllers   {len(lost)} lost; replaced after {median(lost):.2f} s (median; maximum {max(lost):.2f} s)"

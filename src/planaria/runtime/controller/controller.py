@@ -25,7 +25,6 @@ from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import state_link
-from planaria.control.facts.feature_facts import FeatureOrder
 from planaria.control.failover import FailoverState
 from planaria.control.log.log_lines import log_fact
 from planaria.control.log.state_file import STATE, StateWriter
@@ -33,6 +32,7 @@ from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.state.run import RunState
 from planaria.control.wait_deadlines import RoundWaits, WorkerDeadlines, underlying_error
 from planaria.control.worker_assignment import machine_loss_costs
+from planaria.exchange.coded.facts import CloseRound
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from planaria.runtime.controller.manifest import manifest_of, saved_generations
 from planaria.runtime.controller.relay_watch import RelayWatch
@@ -335,7 +335,7 @@ class Controller:
                 self._order(decision, requested)
                 if isinstance(decision, d.Form):
                     self._order_transfers(decision)
-            case _ if isinstance(decision, d.LeaveOut | FeatureOrder):
+            case d.LeaveOut() | CloseRound():
                 self._order(decision, self.state.replicas[decision.replica].holders.values())
             case d.OpenPrefetchLinks() | d.BeginRound() | d.Settle():
                 for number in decision.members:

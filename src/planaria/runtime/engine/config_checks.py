@@ -12,6 +12,7 @@ from planaria.common.errors import UserError
 from planaria.config.model_config import AdapterConfig
 from planaria.config.schema import RunConfig
 from planaria.control.log.quorum_location import SCHEME, located
+from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.exchange.compress.checks import require_messages
 from planaria.exchange.registry import exchange
 from planaria.faults.checks import require_edges, require_listeners, require_readers
@@ -26,7 +27,6 @@ from planaria.runtime.engine.requirements import device_needs, require_network
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.fleet.local import devices_here
 from planaria.runtime.resolved_config import ResolvedRun
-from planaria.runtime.worker.step_work import step_work
 
 
 def check(config: RunConfig) -> ResolvedRun:
@@ -116,7 +116,7 @@ def require_sound(resolved: ResolvedRun) -> None:
     optimizer(config.optim)
     _check_shared_steps(resolved)
     require_messages(config)
-    step_work(resolved)
+    coded_steps(resolved)
     if config.exchange.replicas > 1 and resolved.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
     _check_strategies(resolved)

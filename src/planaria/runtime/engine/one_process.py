@@ -19,6 +19,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.data.shards import Data
+from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.faults.trace import FATAL, LAGGING
 from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
 from planaria.runtime.resolved_config import ResolvedRun
@@ -28,7 +29,6 @@ from planaria.runtime.worker.measurements import peaks
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.setup import Setup
 from planaria.runtime.worker.sleeping_runner import new_runner
-from planaria.runtime.worker.step_work import step_work
 from planaria.runtime.worker.worker import Worker
 
 
@@ -104,7 +104,7 @@ class InProcessControlLink(ControlLink):
 
     def __init__(self, slot: InProcessWorker, run: ResolvedRun) -> None:
         super().__init__(slot, math.inf, inbox=slot.inbox)
-        self._slot, self._skips_late = slot, step_work(run) is not None
+        self._slot, self._skips_late = slot, coded_steps(run) is not None
         self._slowed: d.InjectFault | None = None
         self.doing = "orders"
 

@@ -1,4 +1,4 @@
-"""Features that replace a worker's training step: their interface and registration."""
+"""Interfaces of what replaces a worker's training step: coded steps, and training loops of members."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Protocol
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts.events import Span
-from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.step_samples import Injected, StepData
@@ -48,11 +46,3 @@ class OwnLoop(StepWork, Protocol):
 
     def make_runner(self, config: RunConfig, stage: int, initialise: bool) -> StageRunner:
         """Return the runner of the owner's model."""
-
-
-def step_work(resolved: ResolvedRun) -> StepWork | None:
-    """Return the feature that runs training steps, or None if a step is a single plan.
-
-    :raises UserError: if settings conflict with the feature.
-    """
-    return coded_steps(resolved)

@@ -18,6 +18,7 @@ from planaria.config.registry import blame
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.exchange.base import UpdateWeights
+from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.custom_classes import custom_classes
@@ -38,7 +39,7 @@ from planaria.runtime.worker.setup import Setup
 from planaria.runtime.worker.sleeping_runner import SleepingRunner, device_memory, new_runner
 from planaria.runtime.worker.snapshots import snapshot_writer
 from planaria.runtime.worker.step_samples import RunSamples, StepData, StepInputs
-from planaria.runtime.worker.step_work import OwnLoop, step_work
+from planaria.runtime.worker.step_work import OwnLoop, StepWork
 from planaria.runtime.worker.takeover import MemoryDamaged, Takeover, describe_source, donate, transfer
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class Worker:
         self.snapshots = snapshot_writer(setup, resolved)
         self.gauge = WorkerGauge()
         self._saver = Saver(control_link, StageFiles(setup, worker))
-        self.step_work = loop or step_work(resolved)
+        self.step_work: StepWork | None = loop or coded_steps(resolved)
         self._lockstep = LockstepRounds(resolved) if resolved.lockstep else None
         self._scheduled_routes: list[list[int]] = []
 
