@@ -19,7 +19,7 @@ from benchmarks import fleet_run
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished
 from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, ratios, run_config, start
 from planaria.control.facts import decisions as d
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.exchange.coded.base import History, Late, Scheme, Uncoded
 from planaria.exchange.coded.choose import candidate_schemes, choose, expected_seconds
 from planaria.exchange.coded.coded_report import profile_of

@@ -11,7 +11,7 @@ from benchmarks.fleet_run import bytes_data, finished
 from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, ratios, run_config, start
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 
 FAST = (0, 1)  # replicas

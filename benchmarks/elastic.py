@@ -30,7 +30,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.control.log.state_file import read_state
 from planaria.control.protocols import Observer
 from planaria.data.shards import tokenise_corpus

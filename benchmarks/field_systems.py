@@ -21,7 +21,7 @@ from benchmarks.harness import ROOT
 if TYPE_CHECKING:
     from benchmarks.field_peer import Job
     from planaria.config.schema import RunConfig
-    from planaria.control.log.logs import RunRecord
+    from planaria.control.log.run_record import RunRecord
 
 
 SMOOTHED = 10  # updates in a smoothed loss

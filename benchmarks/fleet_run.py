@@ -19,7 +19,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 
 if TYPE_CHECKING:
-    from planaria.control.log.logs import RunRecord
+    from planaria.control.log.run_record import RunRecord
     from planaria.control.log.state_file import LiveWorker
     from planaria.control.protocols import Observer
     from planaria.faults.trace import Fault

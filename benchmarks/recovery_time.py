@@ -30,12 +30,13 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.control.log.state_file import read_state
 from planaria.control.protocols import Observer
 from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once
-from planaria.report.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
+from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.runtime.fleet.base import ControlLine, Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 

@@ -27,7 +27,8 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import LogFollower, RunRecord, read_run
+from planaria.control.log.logs import LogFollower, read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.engine import run_folders
 

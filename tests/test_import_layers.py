@@ -18,6 +18,14 @@ ENTRY = (
     "chat", "configuration", "complete", "import_export", "execution", "run", "standby", "training",
 )  # fmt: skip
 """modules of ``runtime`` that start runs and read them; they may import reports"""
+RE_EXPORTING = (
+    "config.schema",
+    "control.facts.decisions",
+    "control.facts.events",
+    "data.shards",
+    "pipeline.network.costs",
+)
+"""modules, besides packages, whose names may be defined in another module"""
 PROGRAMS = ("lab.codes", "lab.trace", "swarm.settlement")
 """modules that are run with ``python -m``"""
 LEVELS = (
@@ -210,6 +218,18 @@ def test_imports_have_no_cycles() -> None:
         graphlib.TopologicalSorter({module: neighbours(module) for module in modules()}).prepare()
     except graphlib.CycleError as cycle:
         pytest.fail(" imports ".join(reversed(cycle.args[1])))
+
+
+def test_names_have_one_import_path() -> None:
+    """``mypy --strict`` rejects imports of names that a module neither defines nor imports ``as`` themselves."""
+    packages = {m.rpartition(".")[0] for m in modules()}
+    re_exporting = {
+        m
+        for m, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and any(alias.name == alias.asname for alias in node.names)
+    }
+    assert re_exporting - packages == {f"planaria.{name}" for name in RE_EXPORTING}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 import planaria
 from command_line import refused
 from planaria import cli
-from planaria.runtime.checkpoint.mirror import ID, Mirror
+from planaria.control.log.logs import ID
+from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders
 

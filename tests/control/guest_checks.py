@@ -8,8 +8,8 @@ from replica_worker import Content, ReplicaWorker
 
 from planaria.control.facts import decisions as d
 from planaria.control.state.replica import ReplicaState
+from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
-from planaria.control.worker_assignment import MAX_FAILED_STARTS
 
 if TYPE_CHECKING:
     from open_replicas import OpenReplicas

@@ -18,9 +18,9 @@ from planaria.control.decide import MAX_ATTEMPTS
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.measurements import PassDurations
-from planaria.control.formation import MAX_FAILED_STARTS
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.rollback import first_origin
+from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
 from planaria.recovery import recovery
 from planaria.recovery.chain import ChainPlan

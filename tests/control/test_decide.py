@@ -12,8 +12,8 @@ from planaria.control.checkpoint_decisions import LAST_TRIES
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.formation import MAX_FAILED_STARTS
 from planaria.control.replay import replay
+from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
 from planaria.control.wait_deadlines import stop_blockers, underlying_error
 

@@ -9,8 +9,9 @@ from replica_steps import facts, finished, started, work_until
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
-from planaria.control.worker_assignment import MAX_FAILED_STARTS, workers_to_join
+from planaria.control.worker_assignment import workers_to_join
 
 
 def simulate_open(replicas: int, kind: str = "local", stages: int = 1, **changed: Any) -> OpenReplicas:

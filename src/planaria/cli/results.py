@@ -241,7 +241,7 @@ def _check(
 ) -> int:
     """Replay a run's log, and compare the decisions."""
     if accept:
-        from planaria.cli.commands.check import accept_changes as accept_changes
+        from planaria.cli.commands.check import accept_changes
 
         print("\n".join(accept_changes(run)))
     else:

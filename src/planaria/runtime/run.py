@@ -13,9 +13,11 @@ import plotly.graph_objects as go
 from planaria.common.errors import UserError, nearest
 from planaria.config.consent import allowing
 from planaria.config.schema import RunConfig
-from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.report import page
-from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
+from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.report import body, write_report
 from planaria.report.run.run_verdict import outcome
 from planaria.report.run.summary import key_metrics, summary

@@ -14,8 +14,8 @@ from synthetic_run import Synthesis
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord, read_run
-from planaria.control.log.run_record import StepMetric, ValidationMetric
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.lab.experts.budget import SYNCHRONISED, ExpertPlan
 from planaria.lab.experts.experts_results import ArmResult, DomainScore, Results, SeedResult, TextWeights
 from planaria.lab.report import comparison, experts_report

@@ -10,7 +10,7 @@ import pytest
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import events as e
 from planaria.control.facts.update_reports import Full
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.exchange.compress import compression_report as compression
 from planaria.report import page
 from planaria.report.run.summary import summary

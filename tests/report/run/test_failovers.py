@@ -10,7 +10,7 @@ import pytest
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Commit, Decision, RunStep
 from planaria.control.facts.events import Event, LeaderStarted, RunStarted
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report.run.failovers import failovers, section
 
 STARTED = RunStarted(name="x", seed=1, stages=2, steps=9, first_step=0, samples_per_step=4, wall_time=0.0)

@@ -9,7 +9,8 @@ from synthetic_run import Synthesis
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Commit, Decision, Disband, Finish, Form, ReplicaRestarted, RunStep, Seal
 from planaria.control.facts.events import Event, ReplicaPosition, RunStarted
-from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.report.run.ledger import LedgerLine, prove_exactly_once, sample_ledger
 
 SAMPLES = 4

@@ -36,8 +36,8 @@ from planaria.control.facts.events import (
     WorkersStarting,
     ZombieIgnored,
 )
-from planaria.control.log.logs import RunRecord, read_run
-from planaria.control.log.run_record import ValidationMetric
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord, ValidationMetric
 from planaria.report.observe.progress import NoProgress, Progress
 from planaria.report.observe.tally import RunTally
 from planaria.report.run.event_lines import EventLine, Narrator, Repeats, story

@@ -10,7 +10,7 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import events as e
 from planaria.control.facts.update_reports import rounded
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.exchange.robust import robust_report as trust
 from planaria.report import page
 from planaria.report.run.event_lines import Narrator

@@ -14,8 +14,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 import planaria
 import s3_server
 from planaria.common.errors import UserError
+from planaria.control.log.logs import ID
 from planaria.models.packing import entries
-from planaria.runtime.checkpoint.mirror import ID, MAX_BYTES, Mirror, mirrored
+from planaria.runtime.checkpoint.mirror import MAX_BYTES, Mirror, mirrored
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from planaria.runtime.execution import MIRRORED

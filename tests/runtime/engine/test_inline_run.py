@@ -13,7 +13,7 @@ from observer import Log, train_inline
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault, Trace
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage, stage_file

@@ -14,7 +14,8 @@ from observer import train_inline
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Settle
 from planaria.control.facts.events import RoundWaitExpired
-from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.exchange.weight_message import consensus
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.inline.engine import InlineEngine

@@ -18,7 +18,8 @@ from harness import digests, ending, facts, folder_of, in_one_process, live, los
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.control.log.state_file import read_state
 from planaria.faults import trace as traces
 from planaria.faults.trace import Fault, Trace

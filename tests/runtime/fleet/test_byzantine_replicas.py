@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault, Trace
 from planaria.report.run.event_lines import story
 from planaria.runtime.engine.prepare import prepare

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.facts import CloseRound
 from planaria.faults.trace import Fault

@@ -21,7 +21,8 @@ from harness import ending, facts, folder_of, inline_losses, inline_too, live, l
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage

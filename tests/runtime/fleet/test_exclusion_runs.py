@@ -11,7 +11,7 @@ from harness import ending, facts, losses, tiny, train
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.report.run.event_lines import story
 

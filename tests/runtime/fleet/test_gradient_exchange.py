@@ -16,7 +16,7 @@ from harness import ending, facts, in_one_process, inline, inline_losses, losses
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage

@@ -21,7 +21,7 @@ from torch import Tensor
 from harness import ending, facts, tiny, train
 from planaria.control.facts.decisions import BeginRound, Form, Keep, Member, MemberLink, Settle
 from planaria.control.facts.events import REPORT, StageReady, UpdateReceived, UpdateRejected, WorkerFailed
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.port import Port

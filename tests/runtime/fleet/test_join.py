@@ -29,7 +29,7 @@ from harness import (
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from processes import Command
 
 FOREVER = 10_000

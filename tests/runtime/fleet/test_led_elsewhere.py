@@ -21,7 +21,8 @@ from harness import Live, checked, ending, facts, live, losses, steps, train
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from processes import planaria
 
 pytestmark = pytest.mark.timeout(200)

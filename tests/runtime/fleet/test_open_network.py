@@ -18,7 +18,7 @@ from harness import Live, apart, checked, commits, ending, facts, inline, live, 
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 
 pytestmark = pytest.mark.timeout(400)
 PORT = 7001

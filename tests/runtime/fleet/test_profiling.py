@@ -21,7 +21,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.runtime.prediction.profiling import with_layers, worker_capacities
 from planaria.runtime.transport.listener import unreachable
 from waiting import until

@@ -17,7 +17,7 @@ from harness import LiveWorkers, ending, facts, live, living, losses, newest, ou
 from planaria.config.schema import FleetConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.runtime.fleet.bundles import Bundle
 from waiting import until
 

@@ -15,7 +15,7 @@ from harness import apart, ending, facts, folder_of, newest, once, outcomes, reb
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.report.run.event_lines import story
 from planaria.runtime.checkpoint.loading import load_model

@@ -13,7 +13,7 @@ from harness import LiveWorkers, apart, ending, facts, inline, losses, outcomes,
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.planner.cells import remaining
 from planaria.planner.guidelines import find_violations

@@ -16,7 +16,8 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.supervised_fleet import has_supervisor
 from processes import planaria

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness import ending, folder_of, in_one_process, losses, newest, tiny, train
 from planaria.config.schema import ModelConfig, RunConfig
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.models.transformers.adapters import base_of
 from planaria.models.transformers.decoder import PLACE, Decoder

@@ -12,7 +12,7 @@ from observer import train_inline
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report.run.event_lines import story
 from planaria.report.run.run_verdict import facts_of, verdict
 from planaria.runtime.checkpoint.store import CheckpointStore

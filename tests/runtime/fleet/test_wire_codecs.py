@@ -9,7 +9,7 @@ import pytest
 
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
 from planaria.control.facts import decisions as d
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.pipeline.network.costs import message_bytes
 from schedules import on_schedule, shape

@@ -22,8 +22,7 @@ from planaria.control.facts.decisions import Commit, Decision, Form
 from planaria.control.facts.events import Event, Fact, FaultInjected, RunStarted, WorkReport
 from planaria.control.facts.run_started import SnapshotLabel
 from planaria.control.log.log_segments import FULL, START, LogLine, RotatingLog, end_of_log, read, read_on
-from planaria.control.log.run_record import Metric, StreamedSequence, Timed
-from planaria.control.log.run_record import RunRecord as RunRecord
+from planaria.control.log.run_record import Metric, RunRecord, StreamedSequence, Timed
 
 ID = "run.id"
 """file that identifies a run across folders"""

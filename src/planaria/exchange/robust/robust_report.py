@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 
 from planaria.control.facts.events import UpdateRejected, UpdatesWeighted
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.theme import BLUE, MUTED, PAPER, RED, figure, integer_x_axis

@@ -22,8 +22,7 @@ from planaria.models.state import StageState
 from planaria.pipeline.plan.actions import Action, StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Moment
-from planaria.recovery.chain import ChainPlan as ChainPlan
-from planaria.recovery.chain import staleness_by_stage
+from planaria.recovery.chain import ChainPlan, staleness_by_stage
 from planaria.runtime.engine.config_checks import require_device, require_sound
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.plan_execution import nodes_sharing_parameters

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from planaria.common.printing import printable
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report.membership import Membership
 from planaria.report.phrases import counted, listed
 from planaria.report.run.naming import Naming, naming_of, replicas, stages

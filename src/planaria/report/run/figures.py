@@ -12,7 +12,7 @@ from planaria.control.log.run_record import Metric, RunRecord, StepMetric
 from planaria.report import theme
 from planaria.report.run.event_lines import SIGNS, EventLine
 from planaria.report.run.naming import naming_of
-from planaria.report.run.recovery_timeline import RecoveryTiming
+from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.stage_holders import StageStay
 from planaria.report.theme import BLUE, GREEN, GREY, INK, ORANGE, PAPER, RED, TEAL, VIOLET, figure, label, lanes
 

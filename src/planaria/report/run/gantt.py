@@ -13,10 +13,10 @@ import plotly.graph_objects as go
 
 from planaria.control.facts.decisions import Form
 from planaria.control.facts.events import Linked, Span, WorkReport
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report import theme
 from planaria.report.run.naming import Naming, naming_of
-from planaria.report.run.recovery_timeline import RecoveryTiming
+from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.theme import (
     BLUE,
     DROPPED,

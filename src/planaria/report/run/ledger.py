@@ -8,7 +8,7 @@ from typing import NamedTuple
 from planaria.common.errors import LedgerError
 from planaria.control.facts.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
 from planaria.control.facts.events import CONTROLLER, Event, ReplicaPosition, RunStarted, SaveFailed
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 
 SHOWN = 3
 """maximum problems in an error message"""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from planaria.control.facts.events import RunStarted
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 
 
 class Naming:

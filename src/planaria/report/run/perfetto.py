@@ -24,7 +24,8 @@ from planaria.control.facts import events as e
 from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.naming import Naming, naming_of
-from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
+from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recovery_timing import RecoveryTiming
 
 FILE = "perfetto.json.gz"
 RUN = 1

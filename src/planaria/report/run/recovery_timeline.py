@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report.run.naming import naming_of
 from planaria.report.run.recovery_fold import Recoveries
-from planaria.report.run.recovery_timing import Outcome as Outcome
-from planaria.report.run.recovery_timing import RecoveryTiming as RecoveryTiming
+from planaria.report.run.recovery_timing import Outcome, RecoveryTiming
 
 
 def recoveries(record: RunRecord) -> list[RecoveryTiming]:

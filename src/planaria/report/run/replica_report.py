@@ -10,7 +10,7 @@ from itertools import combinations
 import plotly.graph_objects as go
 
 from planaria.control.facts.decisions import Disband, Form, ReplicaRestarted
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.run.ledger import sample_ledger

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from planaria.config.model_config import GROUP
 from planaria.config.schema import RunConfig
 from planaria.control.facts.events import RunStarted
-from planaria.control.log.logs import RunRecord, read_run
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_record import RunRecord
 from planaria.exchange.compress import compression_report
 from planaria.exchange.robust import robust_report
 from planaria.report import page
@@ -32,7 +33,8 @@ from planaria.report.run.figures import (
 from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.naming import naming_of
-from planaria.report.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
+from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.replica_report import replica_section
 from planaria.report.run.round_history import settled_rounds, totals
 from planaria.report.run.run_verdict import facts_of, verdict

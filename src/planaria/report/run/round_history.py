@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report.membership import Membership
 from planaria.report.phrases import counted
 

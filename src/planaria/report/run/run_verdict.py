@@ -8,7 +8,7 @@ from statistics import median
 
 from planaria.control.facts.decisions import Finish
 from planaria.control.facts.events import RunStarted
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report.phrases import counted, listed
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger

@@ -7,11 +7,11 @@ from statistics import median
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts.run_started import RunStarted
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.control.state.memory_snapshots import MemorySnapshot
 from planaria.report import page
 from planaria.report.phrases import counted
-from planaria.report.run.recovery_timeline import RecoveryTiming
+from planaria.report.run.recovery_timing import RecoveryTiming
 
 
 def section(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from planaria.control.facts.decisions import Decision, Finish, Form, RemoveMachine
 from planaria.control.facts.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
-from planaria.control.log.logs import RunRecord
+from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming

@@ -10,7 +10,8 @@ from planaria.control.facts.events import LeaderStarted
 from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.exchange.compress import compression_report
 from planaria.report.run.diagnosis import summary_lines as diagnosis_lines
-from planaria.report.run.recovery_timeline import RecoveryTiming, recoveries
+from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.round_history import settled_rounds, totals, totals_lines
 from planaria.report.run.stage_peaks import summary_lines as memory_lines
 

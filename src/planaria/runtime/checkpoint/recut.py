@@ -18,8 +18,9 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import SECANTS, Sharing
 from planaria.exchange.registry import exchange
+from planaria.models.packing import PackedTensor
 from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared
-from planaria.runtime.checkpoint.stage_file import PackedTensor, StageContents
+from planaria.runtime.checkpoint.stage_file import StageContents
 
 FIX = "choose another checkpoint"
 

@@ -22,6 +22,7 @@ from planaria.common.errors import UserError
 from planaria.models.packing import (
     DIGEST_BYTES,
     TYPES,
+    PackedTensor,
     PackingError,
     Spec,
     begun_digest,
@@ -32,7 +33,6 @@ from planaria.models.packing import (
     summary,
     weights_digest,
 )
-from planaria.models.packing import PackedTensor as PackedTensor
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import tensor_file
 
