@@ -140,7 +140,7 @@ class Dataset:
         except OSError as error:
             raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
         except ValidationError as error:
-            raise _corrupt(folder, f"meta.json: {_first(error)}") from error
+            raise _corrupt(folder, f"meta.json: {documents.first(error)}") from error
         if digest != meta.tokenizer:
             raise _corrupt(folder, "tokenizer.json is not the one the ids were made with")
         return dataset
@@ -272,7 +272,7 @@ def _mixture_meta(folder: Path) -> MixtureMeta:
     except OSError as error:
         raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise _corrupt(folder, f"{MIXTURE}: {_first(error)}") from error
+        raise _corrupt(folder, f"{MIXTURE}: {documents.first(error)}") from error
 
 
 def shard_file(folder: Path, name: str, number: int) -> Path:
@@ -298,8 +298,3 @@ def _map(file: Path, dtype: np.dtype[Any], count: int) -> Ids:
 
 def _corrupt(folder: Path, label: str) -> CorruptDataset:
     return CorruptDataset(f"prepared data in {folder} is damaged: {label}; delete that folder and start again")
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))} {first['msg'].lower()}"

@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.llama_stages import Llama, require_shapes
@@ -87,6 +88,4 @@ def checked_config(path: Path, settings: dict[str, Any]) -> ModelConfig:
     try:
         return ModelConfig.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(key) for key in first["loc"]) or "shapes"
-        raise UserError(f"{path}: {where}: {first['msg']} (found {first['input']!r:.80})") from error
+        raise UserError(f"{path}: {documents.first(error, ModelConfig, values=True)}") from error

@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from planaria.common import atomic, digests
+from planaria.common import atomic, digests, documents
 from planaria.common.documents import former_names
 from planaria.common.errors import UserError
 from planaria.models.packing import (
@@ -354,5 +354,5 @@ def _refusing(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValidationError, PackingError, OSError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
+        reason = documents.first(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
         raise UserError(f"{path}: damaged or of another version ({reason}); choose another checkpoint") from None
