@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 
@@ -54,11 +54,16 @@ class LedgerError(RunStopped):
     """Samples of a run were lost or used twice (exit code 3), although its log has no error."""
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return a "did you mean" clause with the known word nearest to ``word``, or a list of all if none is near."""
+def nearest(word: str, choices: Iterable[str], controls: Collection[str] = ()) -> str:
+    """Return a "did you mean" clause with the known word nearest to ``word``, or a list of all if none is near.
+
+    :param controls: choices that serve comparisons only; the list ends with them.
+    """
     options = sorted(choices)
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
-    more = f" and {len(options) - MOST_CHOICES} more" if len(options) > MOST_CHOICES else ""
-    return f"known here: {', '.join(options[:MOST_CHOICES])}{more}"
+    listed = [option for option in options if option not in controls]
+    more = f" and {len(listed) - MOST_CHOICES} more" if len(listed) > MOST_CHOICES else ""
+    apart = f"; for comparisons: {', '.join(sorted(controls))}" if controls else ""
+    return f"known here: {', '.join(listed[:MOST_CHOICES])}{more}{apart}"

@@ -58,6 +58,8 @@ class Registry(Generic[Chosen]):
     """built-in classes, by name"""
     location: str = ""
     """where the options are, if not in ``options`` next to the name"""
+    controls: tuple[str, ...] = ()
+    """built-in choices that serve comparisons only; errors list them last"""
 
     @property
     def names(self) -> list[str]:
@@ -74,7 +76,7 @@ class Registry(Generic[Chosen]):
         named, registered = f"{self.setting} = {name!r}", _registered(self.kind)
         path = registered[name].value if name in registered else name
         if ":" not in path:
-            fix = nearest(name, self.names)
+            fix = nearest(name, self.names, self.controls)
             raise UserError(f"{named}: no such choice; {fix}, or write 'module:Class' for a class of your own")
         module = path.partition(":")[0]
         if not all(word.isidentifier() for word in module.split(".")):
