@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 
 import torch
@@ -15,6 +14,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models import llama_stages
 from planaria.models.family import Family
 from planaria.models.group_family import GroupFamily
+from planaria.models.initial import seed_of
 from planaria.models.transformers.family import TransformersFamily
 
 SHIPPED: dict[str, type[Family]] = {
@@ -51,7 +51,7 @@ def build_stage(
     """
     chosen, shapes_only = family(config), torch.device(device).type == "meta"
     with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
-        torch.default_generator.manual_seed(_seed(seed, stage))  # weights are initialised on the CPU
+        torch.default_generator.manual_seed(seed_of(f"{seed} stage {stage}"))  # weights are initialised on the CPU
         built = chosen.build_stage(config, stages, stage)
     _check_interface(config, built, stage)
     if initialise and not shapes_only:
@@ -125,8 +125,3 @@ def _check_interface(config: ModelConfig, built: object, stage: int) -> None:
     for method in ("embed", "loss") if stage == 0 else ():
         if not callable(getattr(built, method, None)):
             raise UserError(f"{location} has no method {method!r}; the ends need embed(tokens) and loss(x, targets)")
-
-
-def _seed(seed: int, stage: int) -> int:
-    digest = hashlib.sha256(f"{seed} stage {stage}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")

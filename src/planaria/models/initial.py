@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 
+def seed_of(text: str) -> int:
+    """Return a 64-bit seed derived from a text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
 def generator(seed: int, name: str) -> torch.Generator:
     """Return the CPU generator of the parameter or table ``name``."""
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
+    return torch.Generator().manual_seed(seed_of(f"{seed} {name}"))
 
 
 def normal(shape: Sequence[int], std: float, seed: int, name: str) -> Tensor:

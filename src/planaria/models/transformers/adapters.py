@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from planaria.common import digests, documents
 from planaria.common.errors import UserError, missing_package
 from planaria.config.model_config import AdapterConfig
+from planaria.models.initial import seed_of
 from planaria.models.transformers.loading import loaded
 from planaria.models.transformers.skeleton import in_one_line
 
@@ -204,8 +204,7 @@ def initialise_adapters(named: Iterator[tuple[str, nn.Parameter]], seed: int) ->
 
 def adapter_generator(label: str) -> torch.Generator:
     """Return the generator of the adapter ``label``."""
-    digest = hashlib.sha256(label.encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.Generator().manual_seed(seed_of(label) >> 1)
 
 
 def write_adapters(lora: Lora, layers: nn.Module, named: Mapping[str, Tensor], folder: Path) -> None:

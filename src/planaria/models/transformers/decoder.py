@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
+from planaria.models.initial import seed_of
 from planaria.models.llama_stages import stage_layers
 from planaria.models.transformers.adapters import Lora, freeze, initialise_adapters, inject, load_base, plain
 from planaria.models.transformers.alike import kinds
@@ -144,7 +144,7 @@ class Decoder:
             return
         shell, *layers = built.parts
         for number, layer in [(-1, shell), *zip(stage_layers(model, stages, stage), layers, strict=True)]:
-            torch.default_generator.manual_seed(_seed(seed, number))
+            torch.default_generator.manual_seed(seed_of(f"{seed} layer {number}"))
             initialise(built.frame.model, layer)
 
     def global_name(self, model: ModelConfig, stages: int, stage: int, local: str) -> str:
@@ -209,8 +209,3 @@ def _tables(model: Any) -> dict[str, str]:
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head is not None and head.weight is table.weight
     return {"table": names[id(table)], "tied_head": names[id(head)] if tied else ""}
-
-
-def _seed(seed: int, layer: int) -> int:
-    digest = hashlib.sha256(f"{seed} layer {layer}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")

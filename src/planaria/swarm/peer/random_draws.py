@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import torch
 
+from planaria.models.initial import seed_of
+
 
 def derived(*parts: object) -> int:
     """Return a 63-bit seed derived from all parts."""
-    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+    return seed_of("\0".join(map(str, parts))) >> 1
 
 
 def seed_from_messages(seed: int, number: int, messages: Iterable[tuple[str, Sequence[str]]]) -> int:
