@@ -31,7 +31,7 @@ from planaria.planner.paths import (
     Assignment,
     SiteFlow,
     largest_load,
-    plan,
+    plan_paths,
     random_paths,
     tightest_cut,
 )
@@ -255,7 +255,7 @@ def simulated(given: Namespace) -> list[Row]:
     }
     rows = []
     for what, ways in cases.items():
-        planned = plan(flows, ways)
+        planned = plan_paths(flows, ways)
         slowest, mean = of_leaves(flows, ways, planned)
         hash_slowest, hash_mean = mean_of(flows, ways, random_paths, given.seeds)
         few = mean_of(flows, ways, random_paths, PILOT)
@@ -293,7 +293,7 @@ def connected(given: Namespace) -> list[Row]:
     planned_s: list[float] = []
     for seed in range(given.draws):
         choices = {
-            "planned": plan(flows, ways),
+            "planned": plan_paths(flows, ways),
             "hashed": random_paths(flows, ways, seed),
             "better of two": better_of_two(flows, ways, seed),
             "in turn": in_turn(flows, ways),
@@ -321,7 +321,7 @@ def searched(given: Namespace) -> list[Row]:
     for seed in range(given.instances):
         flows, ways = small_instance(random.Random(seed))
         best = optimum(flows, ways)
-        ratios.append(largest_load(flows, ways, plan(flows, ways)) / best)
+        ratios.append(largest_load(flows, ways, plan_paths(flows, ways)) / best)
         bounds.append(tightest_cut(flows, ways).seconds / best)
     equal = fmean(ratio <= 1 + 1e-9 for ratio in ratios)
     tight = fmean(bound >= 1 - 1e-9 for bound in bounds)

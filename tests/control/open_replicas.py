@@ -48,7 +48,7 @@ class OpenReplicas(SimulatedReplicas):
     def promised(self) -> list[str]:
         """Return the living workers to which a stage is being handed over."""
         live = self.run.live.values()
-        takers = [replica.holders.get(node) for replica in live for node in sorted(replica.leavers)]
+        takers = [replica.holders.get(node) for replica in live for node in sorted(replica.handover_from)]
         return [worker for worker in takers if worker in self.alive]
 
     def leave(self, host: str) -> None:

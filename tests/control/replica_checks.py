@@ -132,7 +132,7 @@ class Truth:
             owners = {donor: r for donor in donors for r in before.replicas.values() if donor in r.arrangement.stage}
             assert owners.keys() == {*donors}
             for donor, owner in owners.items():  # a handover to the donor completes before it sends
-                handed = owner.leavers.keys() if owner is replica else set()
+                handed = owner.handover_from.keys() if owner is replica else set()
                 assert donor in (owner.holders.keys() - owner.lost) | handed
             lent |= {owner.number for owner in owners.values()}
         copied = all(isinstance(m.source, d.Rebuild) and m.source.by == d.PEER for m in form.members)

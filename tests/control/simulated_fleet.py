@@ -320,7 +320,7 @@ class SimulatedFleet(Simulation):
         plan = self._answer(before)
         assert not plan.reason, "the controller continues although no strategy can recover"
         saved = self.before.durable.positions[0].step
-        recalled = plan.rollback == "memory" and before.memory is not None and before.memory.step >= saved
+        recalled = plan.rollback == "snapshot" and before.memory is not None and before.memory.step >= saved
         assert (form.outcome == "recalled") == recalled, (form, plan, before)
         assert (form.outcome == "rolled back") == (plan.rollback is not None and not recalled), (form, plan, before)
         if recalled:
@@ -330,7 +330,7 @@ class SimulatedFleet(Simulation):
         else:
             sources = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
             begins = {self.stage_of[n]: source for n, source in before.origins.items() if n in before.holders}
-            lost = before.lost - before.leavers.keys()
+            lost = before.lost - before.handover_from.keys()
             for member in (m for m in form.members if m.node in lost and m.node not in sources):
                 assert member.source == begins[member.stage], (
                     "a lost node starts from another state than the other nodes of its stage"
@@ -395,7 +395,7 @@ class SimulatedFleet(Simulation):
     def _gone(self, before: ReplicaState) -> frozenset[int]:
         """Return the stages whose state no worker has."""
         alive = {self.stage_of[node] for node in before.holders.keys() - before.lost}
-        return frozenset(self.stage_of[node] for node in before.lost - before.leavers.keys()) - alive
+        return frozenset(self.stage_of[node] for node in before.lost - before.handover_from.keys()) - alive
 
     def _judge_cannot(self, cannot: d.Unrecoverable, before: ReplicaState) -> None:
         """No strategy applies, or the limit of attempts is reached."""

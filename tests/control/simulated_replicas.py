@@ -228,7 +228,7 @@ class SimulatedReplicas(Simulation):
             if isinstance(member.source, d.Handover):
                 self._ask(form, member, d.PREDECESSOR, member.source.worker)
             for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
-                if donor in self.run.replicas[form.replica].lenders:
+                if donor in self.run.replicas[form.replica].donor_workers:
                     self._ask(form, member, donor, self.run.holders[donor])
 
     def _ask(self, form: d.Form, member: d.Member, donor: int, giver: str) -> None:

@@ -32,10 +32,10 @@ def test_a_machine_with_too_many_stages_is_reported_with_the_cost_of_its_loss() 
         "machine g1 holds stages 1, 2: were it lost, the run could not continue (snapshot cannot, 2 of 5"
     )
     behind = machine_loss_costs(spread("snapshot, checkpoint", 2, tolerate=1))["g1"]
-    assert behind == "machine g1 holds stages 1, 2: were it lost, all would go back to the newest checkpoint"
+    assert behind == "machine g1 holds stages 1, 2: were it lost, all stages would roll back to the newest checkpoint"
 
 
 def test_exposure_depends_on_the_strategy() -> None:
-    assert "all would go back" in machine_loss_costs(spread("redundant, checkpoint", 2, forward=False))["g1"]
+    assert "all stages would roll back" in machine_loss_costs(spread("redundant, checkpoint", 2, forward=False))["g1"]
     assert machine_loss_costs(spread("echo, checkpoint", 2, distance=2)) == {}
     assert machine_loss_costs(spread("checkpoint", 3)) == {}, "each stage alone costs as much"

@@ -102,8 +102,8 @@ def test_a_whole_replica_is_handed_over_although_one_worker_dies() -> None:
     joined(made, 4)
     for worker in [made.run.holders[node] for node in (0, 2, 4)]:
         made.drain(worker)
-    work_until(made, lambda run: bool(run.replicas[0].leavers))
-    old = dict(made.run.replicas[0].leavers)
+    work_until(made, lambda run: bool(run.replicas[0].handover_from))
+    old = dict(made.run.replicas[0].handover_from)
     assert old.keys() == {0, 2, 4}
     made.lose(old[2])
     origins = {m.node: m.source.origin for m in facts(made, d.Form)[-1].members}
@@ -116,11 +116,11 @@ def test_a_donor_is_not_released_before_its_state_has_arrived() -> None:
     made = simulate_open(2, stages=2, steps=6)
     joined(made, 3)
     made.lose(made.run.holders[4])
-    work_until(made, lambda run: bool(run.replicas[0].lenders))
+    work_until(made, lambda run: bool(run.replicas[0].donor_workers))
     lender = made.run.holders[5]
-    assert lender in made.run.replicas[0].lenders.values()
+    assert lender in made.run.replicas[0].donor_workers.values()
     made.drain(lender)
-    work_until(made, lambda run: run.holders[5] != lender and not run.replicas[1].leavers, without=[0])
+    work_until(made, lambda run: run.holders[5] != lender and not run.replicas[1].handover_from, without=[0])
     assert not facts(made, d.Release)
     assert finished(made)
     assert [release.worker for release in facts(made, d.Release)] == [lender]

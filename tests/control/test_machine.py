@@ -183,12 +183,12 @@ class ControlMachine(FaultRules):
         for worker in [holders[node] for node in sorted(nodes) if node in holders]:
             self.sim.drain(worker)
 
-    @precondition(lambda self: self.sim.alive and self.sim.state.leavers)
+    @precondition(lambda self: self.sim.alive and self.sim.state.handover_from)
     @rule(pick=st.integers(0, 3), new=st.booleans())
     def an_end_of_a_handover_dies(self, pick: int, new: bool) -> None:
         state = self.sim.state
-        node = sorted(state.leavers)[pick % len(state.leavers)]
-        self.sim.lose_node(node) if new else self.sim.lose(state.leavers[node])
+        node = sorted(state.handover_from)[pick % len(state.handover_from)]
+        self.sim.lose_node(node) if new else self.sim.lose(state.handover_from[node])
 
     @precondition(lambda self: self.sim.asked)
     @rule()

@@ -66,7 +66,7 @@ def borrowing(made: SimulatedReplicas) -> None:
     """Let replica 0 lose the worker of its last stage and copy its state from replica 1."""
     work_until(made, lambda run: trained(run, spares=1))
     made.lose(made.run.holders[made.started.nodes_by_replica[0][-1]])
-    work_until(made, lambda run: bool(run.replicas[0].lenders))
+    work_until(made, lambda run: bool(run.replicas[0].donor_workers))
 
 
 def test_a_donor_that_dies_after_sending_does_not_affect_the_receiver() -> None:

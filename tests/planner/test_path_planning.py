@@ -17,11 +17,11 @@ from planaria.planner import paths
 from planaria.planner.paths import (
     Assignment,
     SiteFlow,
-    improved,
+    improve_paths,
     largest_load,
-    plan,
+    plan_paths,
     random_paths,
-    shifted,
+    replan_paths,
     tightest_cut,
 )
 
@@ -40,7 +40,7 @@ def carried(flows: list[SiteFlow], ways: PathNetwork, chosen: Assignment) -> lis
 @given(seeds)
 def test_every_flow_gets_a_live_path_between_its_sites(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed))
-    chosen = plan(flows, ways)
+    chosen = plan_paths(flows, ways)
     for flow, path in zip(flows, chosen, strict=True):
         assert path in ways.living(flow.source, flow.target)
     assert largest_load(flows, ways, chosen) == max(carried(flows, ways, chosen))
@@ -49,18 +49,18 @@ def test_every_flow_gets_a_live_path_between_its_sites(seed: int) -> None:
 @given(seeds)
 def test_no_single_move_lowers_the_largest_load_of_a_plan(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed), most_flows=12, most_paths=6)
-    chosen = plan(flows, ways)
+    chosen = plan_paths(flows, ways)
     largest = max(carried(flows, ways, chosen))
     for n, flow in enumerate(flows):
         for path in ways.living(flow.source, flow.target):
             assert max(carried(flows, ways, (*chosen[:n], path, *chosen[n + 1 :]))) >= largest
-    assert improved(flows, ways, chosen) is None
+    assert improve_paths(flows, ways, chosen) is None
 
 
 @given(seeds)
 def test_the_bound_is_below_the_optimum_and_the_optimum_below_the_plan(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed), most_flows=6, most_paths=3)
-    best, planned = optimum(flows, ways), largest_load(flows, ways, plan(flows, ways))
+    best, planned = optimum(flows, ways), largest_load(flows, ways, plan_paths(flows, ways))
     assert tightest_cut(flows, ways).seconds <= best * (1 + 1e-9)
     assert best <= planned <= 1.5 * best
 
@@ -70,7 +70,7 @@ def test_each_move_from_a_hashed_start_lowers_loads(seed: int) -> None:
     flows, ways = small_instance(random.Random(seed))
     chosen = random_paths(flows, ways, seed)
     for _ in range(1000):
-        better = improved(flows, ways, chosen)
+        better = improve_paths(flows, ways, chosen)
         if better is None:
             return
         assert sum(a != b for a, b in zip(chosen, better, strict=True)) <= 2
@@ -82,11 +82,11 @@ def test_each_move_from_a_hashed_start_lowers_loads(seed: int) -> None:
 @given(seeds, st.floats(0, 2))
 def test_a_change_moves_only_affected_flows(seed: int, times: float) -> None:
     flows, ways = small_instance(random.Random(seed))
-    before = plan(flows, ways)
+    before = plan_paths(flows, ways)
     link = before[0].links[0]
     changed = replace(ways, capacity={**ways.capacity, link: ways.capacity[link] * times})
     try:
-        after = shifted(flows, changed, before, {link})
+        after = replan_paths(flows, changed, before, {link})
     except UserError:
         assert times == 0
         return
@@ -97,15 +97,15 @@ def test_a_change_moves_only_affected_flows(seed: int, times: float) -> None:
 
 def test_equal_flows_between_leaves_get_a_spine_each() -> None:
     flows, ways = ring(8, 8, 1), leaf_spine(8, 8, 200.0)
-    assert carried(flows, ways, plan(flows, ways)) == [1 / 200] * 128
+    assert carried(flows, ways, plan_paths(flows, ways)) == [1 / 200] * 128
     assert tightest_cut(flows, ways).seconds == pytest.approx(1 / 200)
 
 
 def test_a_dead_uplink_moves_one_flow_and_the_result_is_optimal() -> None:
     flows, ways = ring(8, 8, 1), leaf_spine(8, 8, 200.0)
-    before, dead = plan(flows, ways), "leaf 0 → spine 0"
+    before, dead = plan_paths(flows, ways), "leaf 0 → spine 0"
     alive = with_dead(ways, dead)
-    after = shifted(flows, alive, before, {dead})
+    after = replan_paths(flows, alive, before, {dead})
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
     assert largest_load(flows, alive, after) == tightest_cut(flows, alive).seconds == 2 / 200
     assert tightest_cut(flows, alive).gap(2 / 200) == 0
@@ -121,15 +121,19 @@ def test_two_flows_are_exchanged_if_no_single_move_helps() -> None:
     x, y = TWO
     start = (x, y, x, x, y)
     assert carried(FIVE_FLOWS, TWO_LINKS, start) == [7, 5]
-    better = improved(FIVE_FLOWS, TWO_LINKS, start)
+    better = improve_paths(FIVE_FLOWS, TWO_LINKS, start)
     assert better is not None and carried(FIVE_FLOWS, TWO_LINKS, better) == [6, 6]
-    assert carried(FIVE_FLOWS, TWO_LINKS, plan(FIVE_FLOWS, TWO_LINKS)) == [6, 6]
+    assert carried(FIVE_FLOWS, TWO_LINKS, plan_paths(FIVE_FLOWS, TWO_LINKS)) == [6, 6]
 
 
 def test_a_flow_without_a_path_is_named() -> None:
     flows, ways = ring(2, 1, 1), leaf_spine(2, 1, 200.0)
     alive = with_dead(ways, "leaf 0 → spine 0")
-    for choose in (plan, lambda f, w: shifted(f, w, plan(f, ways), {"leaf 0 → spine 0"}), tightest_cut):
+    for choose in (
+        plan_paths,
+        lambda f, w: replan_paths(f, w, plan_paths(f, ways), {"leaf 0 → spine 0"}),
+        tightest_cut,
+    ):
         with pytest.raises(UserError, match=r"^leaf 0 – leaf 1: no path is left between them") as error:
             choose(flows, alive)
         assert "\n" not in str(error.value)
@@ -137,7 +141,7 @@ def test_a_flow_without_a_path_is_named() -> None:
 
 def test_a_plan_of_many_flows_tries_a_limited_number_of_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "MAX_SWAPS", 0)
-    assert carried(FIVE_FLOWS, TWO_LINKS, plan(FIVE_FLOWS, TWO_LINKS)) == [7, 5]
+    assert carried(FIVE_FLOWS, TWO_LINKS, plan_paths(FIVE_FLOWS, TWO_LINKS)) == [7, 5]
 
 
 @settings(max_examples=30)

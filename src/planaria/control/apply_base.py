@@ -62,8 +62,8 @@ def after_report(replica: ReplicaState, worker: str) -> ReplicaState:
         )
     if replica.phase == "evaluate":
         return updated(replica, waiting=waiting, phase="idle", evaluated=replica.step)
-    if replica.phase == "link" and replica.leavers:
-        return replace(replica, waiting=waiting, phase="idle", leavers=freeze({}))
+    if replica.phase == "link" and replica.handover_from:
+        return replace(replica, waiting=waiting, phase="idle", handover_from=freeze({}))
     return updated(replica, waiting=waiting, phase="idle")
 
 

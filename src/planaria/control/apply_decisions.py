@@ -246,7 +246,7 @@ def on_disband(fact: d.Disband, run: RunState) -> RunState:
         open_round=None,
         links=freeze({}),
         lost=frozenset(replica.arrangement.stage),
-        leavers=freeze({}),
+        handover_from=freeze({}),
         origins=freeze({}),
     )
     positions = {number: position for number, position in run.positions.items() if number != fact.replica}

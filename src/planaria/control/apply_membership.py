@@ -53,10 +53,11 @@ def on_worker_lost(fact: e.WorkerLost, run: RunState) -> RunState:
 
 def _without_sender(replica: ReplicaState, worker: str) -> ReplicaState:
     """Return the replica after a worker died that may have been about to transfer a state to it."""
-    handing = {node for node, leaver in replica.leavers.items() if leaver == worker}
-    if handing:
-        replica = replace(replica, leavers=freeze({n: w for n, w in replica.leavers.items() if n not in handing}))
-    waited_for = handing & replica.lost or worker in replica.lenders.values()
+    remaining = {node: leaver for node, leaver in replica.handover_from.items() if leaver != worker}
+    cancelled = replica.handover_from.keys() - remaining.keys()
+    if cancelled:
+        replica = replace(replica, handover_from=freeze(remaining))
+    waited_for = cancelled & replica.lost or worker in replica.donor_workers.values()
     if replica.phase == "link" and waited_for and replica.broken:
         return replace(replica, phase="idle", waiting=NO_WORKERS)
     return replica
@@ -129,8 +130,8 @@ def on_grace_expired(fact: e.GraceExpired, run: RunState) -> RunState:
     links = {pair: link for pair, link in replica.links.items() if pair not in replica.broken_edges}
     if links.keys() != replica.links.keys():  # workers drop received updates when they form
         replica = replace(without_round(replica), links=freeze(links), avoided_relays=_avoided_relays(replica))
-    handing = {node: w for node, w in replica.leavers.items() if (d.PREDECESSOR, node) not in replica.broken_edges}
-    replica = replace(replica, leavers=freeze(handing))
+    possible = {n: w for n, w in replica.handover_from.items() if (d.PREDECESSOR, n) not in replica.broken_edges}
+    replica = replace(replica, handover_from=freeze(possible))
     # An edge that transferred a state may be blamed after the transfer is complete: nothing is lost. A commit uses no
     # edges and must not be interrupted; it ends first.
     if replica.broken and replica.phase not in ("commit", "settle", "save"):
@@ -188,7 +189,7 @@ def _initial_sources(replica: ReplicaState) -> Mapping[int, d.Source]:
 @handles
 def on_form(fact: d.Form, run: RunState) -> RunState:
     replica = _formed(run, run.replicas[fact.replica], fact)
-    status: dict[str, Status] = dict.fromkeys(replica.leavers.values(), "spare")
+    status: dict[str, Status] = dict.fromkeys(replica.handover_from.values(), "spare")
     status |= dict.fromkeys((member.worker for member in fact.members), "member")
     workers = run.workers
     run = set_workers(run, {w: replace(workers[w], status=s) for w, s in status.items() if workers[w].status != s})
@@ -211,7 +212,7 @@ def _roll_back_dependents(run: RunState, leader: ReplicaState) -> RunState:
     if not run.exchange.synchronised:
         return run
     for other in run.live.values():
-        if other.number != leader.number and other.rounds <= leader.rounds and other.lost - other.leavers.keys():
+        if other.number != leader.number and other.rounds <= leader.rounds and other.lost - other.handover_from.keys():
             run = with_replica(run, invalidate_states(other))
     return run
 
@@ -219,7 +220,9 @@ def _roll_back_dependents(run: RunState, leader: ReplicaState) -> RunState:
 def invalidate_states(replica: ReplicaState) -> ReplicaState:
     """Mark all states of the replica as to be copied from another one."""
     nodes = frozenset(replica.arrangement.stage)
-    return replace(replica, lost=nodes, leavers=freeze({}), origins=freeze({}), open_round=None, behind=freeze({}))
+    return replace(
+        replica, lost=nodes, handover_from=freeze({}), origins=freeze({}), open_round=None, behind=freeze({})
+    )
 
 
 def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
@@ -232,9 +235,10 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
             staleness[member.node] = 0
     nodes = {member.node for member in form.members}
     donors = {n for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors}
-    holders, handing = form.holders, form.handing
-    leavers = {n: w for n, w in {**replica.leavers, **handing}.items() if holders.get(n) != w and not form.goes_back}
-    again = {node for node, worker in replica.leavers.items() if holders.get(node) == worker}
+    holders = form.holders
+    handovers = {**replica.handover_from, **form.handover_from}
+    pending = {n: w for n, w in handovers.items() if holders.get(n) != w and not form.is_rollback}
+    kept = {node for node, worker in replica.handover_from.items() if holders.get(node) == worker}
     return replace(
         replica,
         phase="link",
@@ -246,9 +250,11 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         skipped=frozenset(replica.arrangement.stage) - nodes,
         origins=freeze(origins),
         staleness=freeze(staleness),
-        lost=frozenset(rebuilt) if form.goes_back else (replica.lost - again) | handing.keys(),
-        lenders=freeze({donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())}),
-        leavers=freeze(leavers),
+        lost=frozenset(rebuilt) if form.is_rollback else (replica.lost - kept) | form.handover_from.keys(),
+        donor_workers=freeze(
+            {donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())}
+        ),
+        handover_from=freeze(pending),
         links=freeze({(link.low, link.high): link.id for link in form.links}),
         relay_of_edge=freeze({(link.low, link.high): link.relay for link in form.links if link.relay}),
         broken_edges=frozenset(),

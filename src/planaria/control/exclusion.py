@@ -11,7 +11,7 @@ from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import (
     count_leaving_nodes,
     count_suitable_spares,
-    handing_over,
+    workers_sending_state,
 )
 
 
@@ -21,8 +21,11 @@ def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | No
     if not enough or not run.suspicion.refusals or replica.open_round or run.stopping or run.allotment.done:
         return None
     for member, nodes in _members(run, replica):
-        strikes, workers = run.suspicion.strikes(member, run.exchange), {replica.holders[node] for node in nodes}
-        if strikes >= enough and not workers & handing_over(run) and (_replaceable(run, workers) or _dispensable(run)):
+        strikes = run.suspicion.strikes(member, run.exchange)
+        workers = {replica.holders[node] for node in nodes}
+        if strikes < enough or workers & workers_sending_state(run):
+            continue
+        if _replaceable(run, workers) or _dispensable(run):
             when = "rounds" if run.exchange.interval else "steps"
             reason = f"the updates of replica {member} were invalid in {strikes} {when}"
             return d.ExcludeMember(member=member, workers=sorted(workers), strikes=strikes, reason=reason)

@@ -21,44 +21,44 @@ from planaria.control.worker_assignment import (
     assign_spares,
     can_be_copied,
     fill_vacancies,
+    find_donor_replicas,
     has_room,
-    lending_replicas,
     more_to_come,
     no_more_workers,
 )
 from planaria.pipeline.network.multipath import Path, PathNetwork
 from planaria.pipeline.routing.arrangement import Pair
-from planaria.planner.paths import SiteFlow, plan, shifted
+from planaria.planner.paths import SiteFlow, plan_paths, replan_paths
 from planaria.recovery.chain import ChainPlan, staleness_by_stage
 
 
 def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Form a new generation: fill vacant nodes from spares, give every node a state, replace broken edges.
 
-    Return None while no relay answers, no lender is ready, or a checkpoint that may be needed is being written.
+    Return None while no relay answers, no donor replica is ready, or a checkpoint that may be needed is being written.
     """
     if run.cut_off:
         return _without_relays(run, replica)
     lost = _lost_stages(replica)
-    lent = lending_replicas(run, replica, lost)
-    if lent is None:
+    donor_replicas = find_donor_replicas(run, replica, lost)
+    if donor_replicas is None:
         return None
-    rebuilt_here = lost - lent.keys()
+    rebuilt_here = lost - donor_replicas.keys()
     staleness = staleness_by_stage(replica.arrangement, replica.stateful, replica.staleness)
-    answer = run.settings.chain.plan(rebuilt_here, staleness, _stages_with_snapshot(replica))
-    if run.exchange.synchronised and (adoption := _adoption(run, replica, lent, answer)) is not None:
+    plan = run.settings.chain.plan(rebuilt_here, staleness, _stages_with_snapshot(replica))
+    if run.exchange.synchronised and (adoption := _adoption(run, replica, donor_replicas, plan)) is not None:
         return adoption
-    if (answer.rollback == "disk" or answer.reason) and is_being_written(run):
+    if (plan.rollback == "checkpoint" or plan.reason) and is_being_written(run):
         return None
-    if reason := _why_impossible(run, answer):
+    if reason := _why_impossible(run, plan):
         return end_replica(run, replica, reason, sorted(lost))
     holders = fill_vacancies(run, replica)
     short = len(holders) < len(replica.holders) + len(replica.vacant)
-    if short and (answer.rollback or not _may_skip(run, replica)):
+    if short and (plan.rollback or not _may_skip(run, replica)):
         return end_if_unstaffed(run, replica)
-    if answer.rollback:
-        return _go_back(run, replica, holders, answer, lost)
-    return _continue_from(run, replica, holders, lent, answer)
+    if plan.rollback:
+        return _roll_back(run, replica, holders, plan, lost)
+    return _continue_from(run, replica, holders, donor_replicas, plan)
 
 
 def _lost_stages(replica: ReplicaState) -> frozenset[int]:
@@ -70,56 +70,56 @@ def _lost_stages(replica: ReplicaState) -> frozenset[int]:
     stage_of = replica.arrangement.stage
     # Nodes of one stage hold the same state: if one starts from seed or disk, so does another one that was lost.
     stages_with_origin = {stage_of[node] for node in replica.origins if node in replica.holders}
-    missing = frozenset(stage_of[node] for node in replica.lost - replica.leavers.keys())
+    missing = frozenset(stage_of[node] for node in replica.lost - replica.handover_from.keys())
     return missing - set(replica.stateful.stages) - stages_with_origin
 
 
 def _adoption(
-    run: RunState, replica: ReplicaState, lent: Mapping[int, ReplicaState], answer: ChainPlan
+    run: RunState, replica: ReplicaState, donor_replicas: Mapping[int, ReplicaState], plan: ChainPlan
 ) -> d.Adopt | None:
-    """Restart the replica as another's copy if its lenders are ahead, or if ``answer`` would lose steps; else None."""
+    """Restart the replica as another's copy if its donors are ahead, or if ``plan`` would lose steps; else None."""
     if not replica.stateful.stages:
         return None
-    if any(lender.rounds > replica.rounds for lender in lent.values()):
+    if any(donor.rounds > replica.rounds for donor in donor_replicas.values()):
         return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
-    if (answer.rollback or answer.reason) and _any_copyable(run, replica):
+    if (plan.rollback or plan.reason) and _any_copyable(run, replica):
         return d.Adopt(replica=replica.number, reason="no replica that settled as many rounds has the lost state")
     return None
 
 
-def _why_impossible(run: RunState, answer: ChainPlan) -> str:
-    """Return why the replica cannot continue from ``answer``; empty if it can."""
-    if answer.rollback and not answer.reason and run.settings.start_from_first_worker:
+def _why_impossible(run: RunState, plan: ChainPlan) -> str:
+    """Return why the replica cannot continue from ``plan``; empty if it can."""
+    if plan.rollback and not plan.reason and run.settings.start_from_first_worker:
         return "all members with the group's weights are lost"  # other first weights would be another model
-    return answer.reason
+    return plan.reason
 
 
-def _go_back(
-    run: RunState, replica: ReplicaState, holders: dict[int, str], answer: ChainPlan, lost: frozenset[int]
+def _roll_back(
+    run: RunState, replica: ReplicaState, holders: dict[int, str], plan: ChainPlan, lost: frozenset[int]
 ) -> d.Decision | None:
-    """Return to a snapshot in memory, or to the newest checkpoint."""
-    if answer.rollback == "memory" and _is_snapshot_newer(replica, run.durable):
-        return _recall(run, replica, holders, answer)
+    """Roll back to the snapshot in memory, or to the newest checkpoint if that is newer."""
+    if plan.rollback == "snapshot" and _is_snapshot_newer(replica, run.durable):
+        return _return_to_snapshot(run, replica, holders, plan)
     if not run.durable.sources:
         reason = "its newest checkpoint was only on the controller's machine, which was lost (see checkpoint.store)"
         return end_replica(run, replica, reason, sorted(lost))
-    return _roll_back(run, replica, holders, run.durable)
+    return _return_to_checkpoint(run, replica, holders, run.durable)
 
 
 def _continue_from(
     run: RunState,
     replica: ReplicaState,
     holders: dict[int, str],
-    lent: Mapping[int, ReplicaState],
-    answer: ChainPlan,
+    donor_replicas: Mapping[int, ReplicaState],
+    plan: ChainPlan,
 ) -> d.Decision:
     """Rebuild or copy the lost stages, and continue at the same step."""
     stages = replica.arrangement.stage
-    sources = _sources(replica, holders, lent, answer.rebuilt)
+    sources = _sources(replica, holders, donor_replicas, plan.rebuilt)
     outcome = "skipping" if len(holders) < len(stages) else _outcome(replica)
     position = replica.position
-    if lent.keys() == set(stages.values()):  # it continues as the other's copy
-        position = _position_after_orders(lent[0])
+    if donor_replicas.keys() == set(stages.values()):  # it continues as the other's copy
+        position = _position_after_orders(donor_replicas[0])
     return _form_or_replan(run, replica, holders, sources, position.model_copy(update={"step": replica.step}), outcome)
 
 
@@ -161,29 +161,33 @@ def hand_over_stages(run: RunState, replica: ReplicaState) -> d.Decision | None:
 def _sources(
     replica: ReplicaState,
     holders: Mapping[int, str],
-    lent: Mapping[int, ReplicaState],
+    donor_replicas: Mapping[int, ReplicaState],
     rebuilt: Mapping[int, tuple[str, tuple[int, ...]]],
 ) -> dict[int, d.Source]:
     """Return the source of each node's state; a donor may itself be new, with a state from seed or disk."""
-    of, alive, present = replica.arrangement.stage, replica.stateful, replica.arrangement.of(holders)
-    origin_of_stage = {of[node]: (node, source) for node, source in replica.origins.items() if node in replica.holders}
+    stage_of = replica.arrangement.stage
+    alive, present = replica.stateful, replica.arrangement.of(holders)
+    origin_of_stage = {
+        stage_of[node]: (node, source) for node, source in replica.origins.items() if node in replica.holders
+    }
     sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
     for node, source in sources.items() if replica.settings.start_from_first_worker else ():
-        first = present.nodes(of[node])[0]
+        first = present.nodes(stage_of[node])[0]
         if isinstance(source, d.Fresh) and node != first:
             sources[node] = d.Rebuild(by=d.PEER, donors=[first])
     for node in replica.lost & holders.keys():
-        stage, last = of[node], replica.leavers.get(node)
-        if last is not None:
-            sources[node] = d.Keep() if holders[node] == last else d.Handover(worker=last)
+        stage = stage_of[node]
+        leaver = replica.handover_from.get(node)
+        if leaver is not None:
+            sources[node] = d.Keep() if holders[node] == leaver else d.Handover(worker=leaver)
         elif not alive.nodes(stage) and stage in origin_of_stage:
             first, source = origin_of_stage[stage]
             # Other nodes of a stage copy the state that its first node has in memory.
             copies = isinstance(source, d.Recall) or replica.settings.start_from_first_worker
             sources[node] = d.Rebuild(by=d.PEER, donors=[first]) if copies else source
-        elif stage in lent:
+        elif stage in donor_replicas:
             kind = d.CatchUp if replica.behind.get(node) == holders[node] else d.Rebuild
-            sources[node] = kind(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])
+            sources[node] = kind(by=d.PEER, donors=[donor_replicas[stage].stateful.nodes(stage)[0]])
         else:
             by, donors = rebuilt.get(stage, (d.PEER, (stage,)))
             sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or present.nodes(s))[0] for s in donors])
@@ -216,8 +220,8 @@ def _is_snapshot_newer(replica: ReplicaState, point: RollbackPoint) -> bool:
     return saved is None or replica.memory.step >= saved.step
 
 
-def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answer: ChainPlan) -> d.Decision:
-    """Return to the snapshot in memory, and rebuild missing parts from the others.
+def _return_to_snapshot(run: RunState, replica: ReplicaState, holders: dict[int, str], plan: ChainPlan) -> d.Decision:
+    """Roll back to the snapshot in memory, and rebuild its missing parts from the others.
 
     The first node of a stage restores its part; the other nodes copy it.
     """
@@ -227,8 +231,8 @@ def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answe
     sources: dict[int, d.Source] = {}
     for node in holders:
         stage = nodes.stage[node]
-        if stage in answer.rebuilt:
-            strategy, donors = answer.rebuilt[stage]
+        if stage in plan.rebuilt:
+            strategy, donors = plan.rebuilt[stage]
             sources[node] = d.Rebuild(by=strategy, donors=[first[s] for s in donors])
         elif node != first[stage]:
             sources[node] = d.Rebuild(by=d.PEER, donors=[first[stage]])
@@ -239,10 +243,10 @@ def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answe
     return _form_or_replan(run, replica, holders, sources, ReplicaPosition(step=step), "recalled")
 
 
-def _roll_back(
+def _return_to_checkpoint(
     run: RunState, replica: ReplicaState, holders: dict[int, str], point: RollbackPoint
 ) -> d.Decision | None:
-    """Roll back to ``point``."""
+    """Roll back to the checkpoint at ``point``."""
     position, origins = point.positions.get(replica.number), point.origins(replica.arrangement)
     if position is None:
         return end_replica(run, replica, "it was not there when the last checkpoint was made", [])
@@ -376,7 +380,7 @@ def assign_relays(
     paths = {path.id: path for path in network.paths[_EDGE_ENDS]}
     before = [paths.get(replica.relay_of_edge.get(pair, "")) if pair in kept else None for pair in flows]
     sizes = list(flows.values())
-    chosen = shifted(sizes, network, before, ()) if any(before) else plan(sizes, network)
+    chosen = replan_paths(sizes, network, before, ()) if any(before) else plan_paths(sizes, network)
     return {pair: path.id for pair, path in zip(flows, chosen, strict=True)}
 
 

@@ -16,13 +16,14 @@ from planaria.control.state.run import RunState
 from planaria.recovery.chain import Chain
 
 
-def lending_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> dict[int, ReplicaState] | None:
+def find_donor_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> dict[int, ReplicaState] | None:
     """Return stage → replica that sends it, if any has the ``lost`` stages; None while none is ready.
 
     A complete replica sends all; each attempt uses the next one. If every replica lost stages, they send each other's.
     A replica without any stage waits for a complete one to copy.
     """
-    synchronised, lost_all_stages = run.exchange.synchronised, lost == set(replica.arrangement.stages)
+    synchronised = run.exchange.synchronised
+    lost_all_stages = lost == set(replica.arrangement.stages)
     others = [r for n, r in run.live.items() if n != replica.number and not r.is_stateless]
     if synchronised:
         furthest = max((settled_rounds(r) for r in others), default=0) if lost_all_stages else replica.rounds
@@ -54,29 +55,30 @@ def can_be_copied(replica: ReplicaState) -> bool:
 
 def _will_have(replica: ReplicaState, stage: int, synchronised: bool) -> bool:
     """Return whether the stage will soon be available. If two synchronised replicas lost it, only one rebuilds it."""
-    kept = set(replica.arrangement.nodes(stage)) - (replica.lost - replica.leavers.keys())
+    kept = set(replica.arrangement.nodes(stage)) - (replica.lost - replica.handover_from.keys())
     return bool(kept) or (synchronised and replica.phase == "link")
 
 
 def fill_vacancies(run: RunState, replica: ReplicaState) -> dict[int, str]:
     """Return spares for vacant nodes; if there are too few, the leaving worker of a node keeps it."""
-    vacant = sorted(replica.vacant, key=lambda node: node in replica.leavers)
-    again = {node: worker for node, worker in replica.leavers.items() if node in vacant}
-    return {**replica.holders, **again, **assign_spares(run, replica, vacant)}
+    vacant = sorted(replica.vacant, key=lambda node: node in replica.handover_from)
+    kept = {node: worker for node, worker in replica.handover_from.items() if node in vacant}
+    return {**replica.holders, **kept, **assign_spares(run, replica, vacant)}
 
 
 def assign_spares(run: RunState, replica: ReplicaState, nodes: Iterable[int]) -> dict[int, str]:
     """Return spares for these nodes, for the first ones if there are too few."""
-    spares, stage_of, work = spares_by_preference(run, replica), replica.arrangement.stage, run.settings.stage_work
+    spares = spares_by_preference(run, replica)
+    stage_of, work = replica.arrangement.stage, run.settings.stage_work
     if not work:
         return dict(zip(nodes, spares, strict=False))
     taken: dict[int, str] = {}
     spares.sort(key=lambda worker: run.workers[worker].layer_s)
     for node in sorted([*nodes][: len(spares)], key=lambda node: -work[stage_of[node]]):
-        fit = next((worker for worker in spares if has_room(run, worker, stage_of[node])), None)
-        if fit is not None:
-            taken[node] = fit
-            spares.remove(fit)
+        spare = next((worker for worker in spares if has_room(run, worker, stage_of[node])), None)
+        if spare is not None:
+            taken[node] = spare
+            spares.remove(spare)
     return taken
 
 
@@ -97,7 +99,7 @@ def spares_by_preference(run: RunState, replica: ReplicaState) -> list[str]:
 
 
 def is_slow(run: RunState, worker: str) -> bool:
-    """Return whether a worker was relieved because it was slow, or its machine is slow."""
+    """Return whether a worker handed over its stage because it was slow, or its machine is slow."""
     machines = {
         run.workers[slow_worker].host
         for (fault, _), blamed in run.blamed.items()
@@ -159,9 +161,9 @@ def no_more_workers(run: RunState) -> bool:
 
 def more_to_come(run: RunState) -> bool:
     """Return whether a worker is starting or may be started; not after too many died before they were ready."""
-    hopeful, roster = run.failed_starts < MAX_FAILED_STARTS, run.roster
-    coming = any(hopeful or run.workers[worker].host for worker in roster.starting)
-    return coming or _has_room(run) or bool(roster.with_room(run.settings.replace)) or _awaits_machines(run)
+    may_start = run.failed_starts < MAX_FAILED_STARTS
+    starting = any(may_start or run.workers[worker].host for worker in run.roster.starting)
+    return starting or _has_room(run) or bool(run.roster.with_room(run.settings.replace)) or _awaits_machines(run)
 
 
 def workers_to_join(run: RunState) -> int:
@@ -196,15 +198,15 @@ def release_leaving(run: RunState) -> d.Release | d.RemoveMachine | None:
     for host in run.roster.rejected:
         return d.RemoveMachine(host=host, reason=run.hosts[host].rejection)
     done = [worker for worker in run.with_status("spare") if worker in run.roster.leaving] if run.roster.leaving else []
-    needed = handing_over(run) if done else set()
+    needed = workers_sending_state(run) if done else set()
     return next((d.Release(worker=worker) for worker in done if worker not in needed), None)
 
 
-def handing_over(run: RunState) -> set[str]:
+def workers_sending_state(run: RunState) -> set[str]:
     """Return the workers that still have a state to hand over or to write."""
-    handing = {worker for replica in run.live.values() for worker in replica.leavers.values()}
-    lending = {w for replica in run.live.values() if replica.phase == "link" for w in replica.lenders.values()}
-    return handing | lending | run.writing.keys()
+    leavers = {worker for replica in run.live.values() for worker in replica.handover_from.values()}
+    donors = {w for replica in run.live.values() if replica.phase == "link" for w in replica.donor_workers.values()}
+    return leavers | donors | run.writing.keys()
 
 
 def restart_replica(run: RunState) -> d.ReplicaRestarted | None:
@@ -247,4 +249,4 @@ def _cost(chain: Chain, lost: frozenset[int]) -> str:
     plan = chain.plan(lost, dict.fromkeys(range(chain.stages + 1), COMPLETE_COPY_AGE))
     if plan.reason:
         return f"the run could not continue ({plan.reason})"
-    return "all would go back to the newest checkpoint" if plan.rollback == "disk" else ""
+    return "all stages would roll back to the newest checkpoint" if plan.rollback == "checkpoint" else ""

@@ -24,11 +24,11 @@ from planaria.pipeline.network.topology import Topology
 from planaria.planner.paths import (
     Assignment,
     SiteFlow,
-    improved,
+    improve_paths,
     largest_load,
-    plan,
+    plan_paths,
     random_paths,
-    shifted,
+    replan_paths,
     tightest_cut,
 )
 from planaria.planner.problem import LONGEST_S, NO_LATENCY, PlanningProblem, Solution
@@ -87,7 +87,7 @@ class MultipathPlanner:
         )
         return {(a, b): SiteFlow(site[a], site[b], messages[a, b] * self._size) for a, b in sorted(messages)}
 
-    def routed(self, problem: PlanningProblem, solution: Solution, choose: Choose = plan) -> PathedPlan:
+    def routed(self, problem: PlanningProblem, solution: Solution, choose: Choose = plan_paths) -> PathedPlan:
         """Return the edges of a plan on the paths that ``choose`` assigns."""
         carried = self.edges(problem, solution)
         edges, flows = tuple(carried), tuple(carried.values())
@@ -158,7 +158,7 @@ class MultipathPlanner:
         halves = ((tried.link + link) / 2, (tried.transmit + transmit) / 2)
         return replace(problem, link=np.rint(halves[0]).astype(np.int64), transmit=np.rint(halves[1]).astype(np.int64))
 
-    def step_ns(self, problem: PlanningProblem, solution: Solution, choose: Choose = plan) -> int:
+    def step_ns(self, problem: PlanningProblem, solution: Solution, choose: Choose = plan_paths) -> int:
         """Return the simulated step of a plan, nanoseconds."""
         return step_ns(self.priced(problem, self.routed(problem, solution, choose)), solution)
 
@@ -178,9 +178,9 @@ class MultipathPlanner:
         def choose(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
             edges = zip(self.edges(problem, solution), flows, strict=True)
             kept = [_named(network.living(flow.source, flow.target), had.get(edge)) for edge, flow in edges]
-            chosen = shifted(flows, network, kept, changed)
+            chosen = replan_paths(flows, network, kept, changed)
             for _ in range(moves):
-                chosen = improved(flows, network, chosen) or chosen
+                chosen = improve_paths(flows, network, chosen) or chosen
             return chosen
 
         return self.routed(problem, solution, choose)

@@ -46,10 +46,10 @@ Assignment = tuple[Path, ...]
 """[flows]: the path of each"""
 
 
-def plan(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
+def plan_paths(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
     """Place flows, largest first, on the live path with the least (largest load, sum of loads); then improve.
 
-    Moves and swaps (:func:`improved`) repeat while they lower loads.
+    Moves and swaps (:func:`improve_paths`) repeat while they lower loads.
 
     :raises UserError: when no path is left for a flow.
     """
@@ -59,7 +59,7 @@ def plan(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
     return board.assignment
 
 
-def shifted(
+def replan_paths(
     flows: Sequence[SiteFlow], network: PathNetwork, before: Sequence[Path | None], changed: Collection[str]
 ) -> Assignment:
     """Place flows over ``changed`` links, or without a path (None in ``before``), again; keep all others."""
@@ -71,7 +71,7 @@ def shifted(
     return board.assignment
 
 
-def improved(flows: Sequence[SiteFlow], network: PathNetwork, before: Assignment) -> Assignment | None:
+def improve_paths(flows: Sequence[SiteFlow], network: PathNetwork, before: Assignment) -> Assignment | None:
     """Return the assignment after one move of a flow, or of two at once, that lowers loads; None if there is none.
 
     Loads of the affected links are compared, largest first. Flows over the largest load are tried first; two flows move
@@ -81,7 +81,7 @@ def improved(flows: Sequence[SiteFlow], network: PathNetwork, before: Assignment
     return board.assignment if board.improve() else None
 
 
-def loads(flows: Sequence[SiteFlow], network: PathNetwork, assignment: Sequence[Path]) -> dict[str, float]:
+def link_loads(flows: Sequence[SiteFlow], network: PathNetwork, assignment: Sequence[Path]) -> dict[str, float]:
     """Return the load in seconds of each link that carries anything; infinite if it has no capacity."""
     board = _Board(flows, network, assignment)
     return {link: board.load(link) for link in board.carried}
@@ -89,7 +89,7 @@ def loads(flows: Sequence[SiteFlow], network: PathNetwork, assignment: Sequence[
 
 def largest_load(flows: Sequence[SiteFlow], network: PathNetwork, assignment: Assignment) -> float:
     """Return the largest load, seconds: a lower bound on a step with these flows on these paths."""
-    return max(loads(flows, network, assignment).values(), default=0.0)
+    return max(link_loads(flows, network, assignment).values(), default=0.0)
 
 
 class _Board:
@@ -126,8 +126,8 @@ class _Board:
             size = self.flows[n].size
 
             def after(path: Path, size: int = size) -> tuple[float, float]:
-                link_loads = [self.load(link, size) for link in path.links]
-                return max(link_loads, default=0.0), sum(link_loads)
+                seconds = [self.load(link, size) for link in path.links]
+                return max(seconds, default=0.0), sum(seconds)
 
             self.put(n, min(self.candidates[n], key=after))
 

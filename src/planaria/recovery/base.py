@@ -65,9 +65,9 @@ class DamagedReplica:
     """stages whose worker is alive and holds its part of a retained snapshot (:class:`SnapshotRetention`)"""
 
 
-RollbackTo = Literal["disk", "memory"]
-"""a past state to which all stages can return: the newest checkpoint or the start ("disk"), or a retained snapshot
-("memory")"""
+RollbackTarget = Literal["checkpoint", "snapshot"]
+"""past state to which all stages roll back: the newest checkpoint on disk, which may be the start of the run, or a
+retained snapshot in memory"""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class StrategyPlan:
     """lost stage → surviving stages whose workers send its data"""
     refused: Mapping[int, str] = field(default_factory=dict)
     """lost stage → why it cannot be rebuilt, as a clause for the user"""
-    rollback: RollbackTo | None = None
-    """target of a rollback of all stages; with "memory", stages that have donors are rebuilt as of that snapshot"""
+    rollback: RollbackTarget | None = None
+    """target of a rollback of all stages; with "snapshot", stages that have donors are rebuilt as of that snapshot"""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from planaria.common.errors import UserError
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.recovery.base import Copy, DamagedReplica, Recovery, RollbackTo
+from planaria.recovery.base import Copy, DamagedReplica, Recovery, RollbackTarget
 from planaria.recovery.retention import SnapshotRetention
 
 
@@ -28,7 +28,7 @@ class ChainPlan:
 
     rebuilt: Mapping[int, tuple[str, tuple[int, ...]]]
     """lost stage → (strategy, donors)"""
-    rollback: RollbackTo | None
+    rollback: RollbackTarget | None
     reason: str
     """why some stages cannot be recovered; empty if all can"""
 

@@ -250,7 +250,7 @@ def test_a_machine_takes_over_a_lost_replica_and_hands_it_back(tmp_path: Path) -
             assert machine.wait(30) == 0
             run.wait_until(lambda record: not {"w8", "w9"} & {*holders(record).values()} and since(record) > 5)
         record = stopped(run)
-    handing = [form.handing for form in facts(record, d.Form) if form.outcome == "handed over"]
+    handing = [form.handover_from for form in facts(record, d.Form) if form.outcome == "handed over"]
     assert {worker for handed in handing for worker in handed.values()} == {"w8", "w9"}
     assert_inline(record)
     assert_sound(record, within=3e-6)

@@ -124,7 +124,7 @@ def test_snapshots_newer_than_a_rollback_are_never_resumed_from(tmp_path: Path) 
     def hook(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.Commit) and seen:
             raise ControllerKilled
-        if isinstance(decision, d.Form) and decision.goes_back:
+        if isinstance(decision, d.Form) and decision.is_rollback:
             seen.append(decision)
         if isinstance(decision, d.Commit) and decision.step == 16:
             until(newer, 60.0)

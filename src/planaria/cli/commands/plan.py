@@ -8,7 +8,7 @@ from planaria.control.state.replica import ReplicaState
 from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.clock import draw
-from planaria.planner.paths import loads, tightest_cut
+from planaria.planner.paths import link_loads, tightest_cut
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.resolved_config import ResolvedRun
@@ -51,7 +51,7 @@ def _relays(resolved: ResolvedRun) -> str:
     paths = {path.id: path for alternatives in routes.paths.values() for path in alternatives}
     own_routes = [route for route in resolved.routes(0) if route[0] in nodes]
     flows = edge_flows(pairs, own_routes, sum(message_bytes(config.model, config.pipeline)))  # activation and gradient
-    busy = loads(list(flows.values()), routes, [paths[over[pair]] for pair in flows])
+    busy = link_loads(list(flows.values()), routes, [paths[over[pair]] for pair in flows])
     least = tightest_cut(list(flows.values()), routes)
     lines = [
         f"relay {name:8}edges {', '.join(f'{a}–{b}' for (a, b), by in over.items() if by == name) or 'none'}: "

@@ -134,8 +134,8 @@ class Form(Fact):
     """steps since the last round"""
 
     @property
-    def goes_back(self) -> bool:
-        """Whether steps are undone, to a state on disk or in memory."""
+    def is_rollback(self) -> bool:
+        """Whether it undoes steps: all stages return to a checkpoint or a snapshot."""
         return self.outcome in ("rolled back", "recalled")
 
     @property
@@ -144,7 +144,7 @@ class Form(Fact):
         return {member.node: member.worker for member in self.members}
 
     @property
-    def handing(self) -> dict[int, str]:
+    def handover_from(self) -> dict[int, str]:
         """Node → the worker that hands its state over unchanged."""
         return {member.node: member.source.worker for member in self.members if isinstance(member.source, Handover)}
 

@@ -141,10 +141,10 @@ class ReplicaState:
     """nodes whose state no worker has yet: it comes from the seed or from disk"""
     lost: frozenset[int] = frozenset()
     """nodes whose state died with their worker and is not rebuilt yet"""
-    lenders: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    donor_workers: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """nodes of other replicas that send lost states to the current generation → workers"""
-    leavers: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """node → the living worker that hands its stage over, which keeps it until the generation is linked"""
+    handover_from: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """node → the living worker from which its new holder takes the state; kept until the generation is linked"""
     staleness: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """node → commits during which its current or last holder kept its copies of others up to date"""
     missed_steps: frozenset[int] = frozenset()
@@ -284,7 +284,8 @@ class ReplicaState:
     def troubled(self) -> bool:
         """Whether it is incomplete or about to change, so that changes of other replicas may affect it."""
         return (
-            bool(self.lost or self.origins or self.skipped or self.leavers or self.unrecoverable_reason) or self.broken
+            bool(self.lost or self.origins or self.skipped or self.handover_from or self.unrecoverable_reason)
+            or self.broken
         )
 
     @property
@@ -295,7 +296,7 @@ class ReplicaState:
     @property
     def is_stateless(self) -> bool:
         """Whether it has no state and none to start from."""
-        return self.lost - self.leavers.keys() >= self.arrangement.stage.keys()
+        return self.lost - self.handover_from.keys() >= self.arrangement.stage.keys()
 
     def steps_since(self, round: int, cycle: int, interval: int) -> int:
         """Return the steps since the replica received the weights of a decoupled ``round``, if known, or else the usual
@@ -314,7 +315,17 @@ class ReplicaState:
 
 
 CACHED_PROPERTY_INPUTS = frozenset(
-    {"holders", "origins", "lost", "skipped", "leavers", "links", "plan_override", "routes", "unrecoverable_reason"}
+    {
+        "holders",
+        "origins",
+        "lost",
+        "skipped",
+        "handover_from",
+        "links",
+        "plan_override",
+        "routes",
+        "unrecoverable_reason",
+    }
 )
 """fields from which the cached properties above are derived"""
 _FIELDS_WITHOUT_CACHED_PROPERTIES = frozenset(ReplicaState.__dataclass_fields__) - CACHED_PROPERTY_INPUTS

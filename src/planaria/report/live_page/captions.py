@@ -102,7 +102,7 @@ class Captions:
         rebuilt = {m.node: m for m in form.members if isinstance(m.source, d.Rebuild)}
         if form.outcome == "started":
             return Caption("calm", "Every worker takes its stage in the ring and connects to its neighbours.")
-        if form.goes_back:
+        if form.is_rollback:
             return Caption(
                 "rollback", f"All stages go back to step {form.step}, {_rollback_target(form)}: later steps are undone."
             )

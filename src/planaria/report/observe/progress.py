@@ -81,7 +81,7 @@ class Progress(NoProgress):
     def on_decision(self, t: float, decision: Decision) -> None:
         self._show(self._narrator.describe(t, decision))
         self._done = self._members.progress
-        if isinstance(decision, Form) and decision.goes_back:
+        if isinstance(decision, Form) and decision.is_rollback:
             self._printed = self._tenth()
         self._refresh()
 

@@ -115,7 +115,7 @@ class _Ledger:
             self._begun[fact.replica] = fact
         elif isinstance(fact, Form | Disband):
             self._begun.pop(fact.replica, None)  # the current step is dropped
-            if isinstance(fact, Form) and fact.goes_back:
+            if isinstance(fact, Form) and fact.is_rollback:
                 self._roll_back(fact)
         elif isinstance(fact, Commit):
             self._commit(fact)

@@ -106,7 +106,7 @@ class StepMetrics:
 
     def _other(self, t: float, decision: d.Decision, started: e.RunStarted) -> ValidationMetric | None:
         """Process a decision about one of several replicas."""
-        if isinstance(decision, d.Form) and decision.goes_back:
+        if isinstance(decision, d.Form) and decision.is_rollback:
             self._undo(decision)
         elif isinstance(decision, d.Seal) and not decision.partial:  # no rollback reaches further back
             for step in [step for step in self._parts if step < self._whole]:

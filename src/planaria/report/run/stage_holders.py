@@ -100,7 +100,7 @@ class _Stays:
                 for node, worker in fact.holders.items():
                     if host := self._of(worker):
                         host.held.add(node)
-                for worker in fact.handing.values():
+                for worker in fact.handover_from.values():
                     if host := self._of(worker):
                         host.handed_over += 1
 

@@ -373,7 +373,7 @@ class Controller:
                 order = d.Donate(donor=d.PREDECESSOR, to=member.node, stage=member.stage, link=link, at=member.at)
                 self._order(order, [member.source.worker])
             for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
-                if donor in self.state.replicas[form.replica].lenders:
+                if donor in self.state.replicas[form.replica].donor_workers:
                     link = state_link(form.generation, donor, member.node)
                     order = d.Donate(
                         donor=donor, to=member.node, stage=member.stage, link=link, at=member.at,

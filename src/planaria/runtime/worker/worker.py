@@ -188,7 +188,7 @@ class Worker:
         self.copies = takeover.form_copies(form, me, taken)
         if isinstance(self.runner, SleepingRunner):
             self.runner.use_prices(self.resolved.position(me.node), self.resolved.prices)
-        if form.goes_back and self.snapshots is not None:
+        if form.is_rollback and self.snapshots is not None:
             self.snapshots.write_again()
         donate(self.resolved, self.messages, form, self.runner, self.copies)
         links = self.messages.links
