@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planaria.control.diagnosis import find_slow_parts
 from planaria.control.facts.measurements import EVERY, EdgeTravelTimes, PassDurations, WorkerMeasurements
 from planaria.control.slow_parts import SlowPart, remaining_share
-from planaria.control.state.gauges import Gauges, Pair
+from planaria.control.state.gauges import DirectedPair, Gauges
 
 STAGES = 5
 """the ends among them"""
@@ -22,7 +22,7 @@ ONSET = 7
 HERE = tuple((node, "") for node in range(STAGES))
 
 
-def ring() -> list[Pair]:
+def ring() -> list[DirectedPair]:
     """The edges of a pipeline, in both directions."""
     around = [(node, (node + 1) % STAGES) for node in range(STAGES)]
     return around + [(b, a) for a, b in around]
@@ -32,8 +32,8 @@ def measured(
     reports: int,
     seed: int = 0,
     slow: Mapping[int, float] | None = None,
-    later: Mapping[Pair, float] | None = None,
-    lost: Mapping[Pair, float] | None = None,
+    later: Mapping[DirectedPair, float] | None = None,
+    lost: Mapping[DirectedPair, float] | None = None,
     clocks: Mapping[int, float] | None = None,
     first: int = 0,
     gauges: Gauges | None = None,
@@ -80,7 +80,9 @@ def test_noise_blames_no_worker(seed: int) -> None:
 @given(
     seed=st.integers(0, 1 << 30), node=st.integers(0, STAGES - 1), times=st.floats(2, 8), edge=st.sampled_from(ring())
 )
-def test_a_slow_worker_and_a_slow_link_are_distinguished(seed: int, node: int, times: float, edge: Pair) -> None:
+def test_a_slow_worker_and_a_slow_link_are_distinguished(
+    seed: int, node: int, times: float, edge: DirectedPair
+) -> None:
     gauges = measured(5, seed, {node: times}, {edge: 0.03}, first=ONSET, gauges=measured(ONSET, seed))
 
     assert found(gauges) == {("slow worker", (node,)), ("slow link", edge)}

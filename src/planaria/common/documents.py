@@ -23,7 +23,7 @@ from planaria.common.errors import UserError, nearest
 MAX_BYTES = 64 << 20
 """default maximum size of a document"""
 _PIECE = 1 << 16
-Kind = TypeVar("Kind", bound=BaseModel)
+ModelType = TypeVar("ModelType", bound=BaseModel)
 _LONG_KEY = re.compile(r"(?:\.[ \t]*[\w\"'-]{1,64}[ \t]*){100}")
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = 80
@@ -136,7 +136,7 @@ def json_object(path: Path, fix: str = "check the path") -> dict[str, Any]:
     return tree
 
 
-def parse_model(kind: type[Kind], source: bytes | str, location: object, fix: str = "restore it") -> Kind:
+def parse_model(kind: type[ModelType], source: bytes | str, location: object, fix: str = "restore it") -> ModelType:
     """Return the ``kind`` in a JSON text; UserError, naming ``location`` and the key, if it is invalid."""
     refuse_nul(source, location)
     try:
@@ -145,7 +145,7 @@ def parse_model(kind: type[Kind], source: bytes | str, location: object, fix: st
         raise UserError(f"{location}: {first(error, kind)}; {fix}") from None
 
 
-def model(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "restore it") -> Kind:
+def model(path: Path, kind: type[ModelType], most: int = MAX_BYTES, fix: str = "restore it") -> ModelType:
     """Return the ``kind`` in a JSON file; UserError, naming file and key, if it is invalid."""
     return parse_model(kind, data(path, most, fix), path, fix)
 
@@ -156,7 +156,7 @@ def sealed(document: BaseModel) -> str:
     return json.dumps(tree | {"sha256": digest(tree)}, indent=2)
 
 
-def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "restore it") -> Kind:
+def unsealed(path: Path, kind: type[ModelType], most: int = MAX_BYTES, fix: str = "restore it") -> ModelType:
     """Return a document written by :func:`sealed`, or by an older planaria without a digest.
 
     :raises UserError: if it is missing, damaged or changed.

@@ -17,9 +17,9 @@ from statistics import median
 from typing import NamedTuple
 
 from planaria.control.facts import decisions as d
-from planaria.control.facts.slowness_events import Fault
+from planaria.control.facts.slowness_events import SlownessKind
 from planaria.control.slow_parts import Blamed, SlowPart, slow_data, slow_workers, threshold_factor
-from planaria.control.state.gauges import RECENT, Gauges, NodeGauge, Pair
+from planaria.control.state.gauges import RECENT, DirectedPair, Gauges, NodeGauge
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
 
@@ -118,13 +118,13 @@ class TravelTimes(NamedTuple):
     """25th percentile, initially"""
 
 
-def travel_times(own: Mapping[int, NodeGauge], hosts: Mapping[int, str]) -> dict[Pair, TravelTimes]:
+def travel_times(own: Mapping[int, NodeGauge], hosts: Mapping[int, str]) -> dict[DirectedPair, TravelTimes]:
     """Return the travel times of each edge (from, to).
 
     The clock offset of two machines is set by their first readings in both directions, as if those had taken equally
     long.
     """
-    raw: dict[Pair, TravelTimes] = {}
+    raw: dict[DirectedPair, TravelTimes] = {}
     for node, gauge in own.items():
         for peer in gauge.last.flows:
             recent = [fact.flows[peer] for fact in gauge.recent if peer in fact.flows]
@@ -141,7 +141,9 @@ def travel_times(own: Mapping[int, NodeGauge], hosts: Mapping[int, str]) -> dict
     return corrected
 
 
-def _slow_edges(edges: Mapping[Pair, TravelTimes], blamed: Blamed) -> tuple[set[Pair], set[Pair]]:
+def _slow_edges(
+    edges: Mapping[DirectedPair, TravelTimes], blamed: Blamed
+) -> tuple[set[DirectedPair], set[DirectedPair]]:
     """Return edges with slow activations, and edges whose last activations were slow."""
     if len(edges) < 3:
         return set(), set()
@@ -159,14 +161,16 @@ def _slow_edges(edges: Mapping[Pair, TravelTimes], blamed: Blamed) -> tuple[set[
     return slow_edges, recently_slow
 
 
-def _sides(slow_edges: set[Pair], recently_slow: set[Pair], edges: Mapping[Pair, TravelTimes]) -> list[SlowPart]:
+def _sides(
+    slow_edges: set[DirectedPair], recently_slow: set[DirectedPair], edges: Mapping[DirectedPair, TravelTimes]
+) -> list[SlowPart]:
     """Return slow edges; if all edges from or to a node are slow, that side of the node instead.
 
     An edge is not blamed while another edge of its nodes has just become slow, since a side may be the cause.
     """
     unexplained, slow = set(slow_edges), []
     usual = median(times.low for times in edges.values()) if edges else 0.0
-    sides: tuple[tuple[Fault, int], ...] = (("slow sender", 0), ("slow receiver", 1))
+    sides: tuple[tuple[SlownessKind, int], ...] = (("slow sender", 0), ("slow receiver", 1))
     for fault, side in sides:
         for node in sorted({pair[side] for pair in unexplained}):
             its = {pair for pair in edges if pair[side] == node}
@@ -183,8 +187,8 @@ def _sides(slow_edges: set[Pair], recently_slow: set[Pair], edges: Mapping[Pair,
 def _flaky(
     gauges: Gauges,
     own: Mapping[int, NodeGauge],
-    edges: Mapping[Pair, TravelTimes],
-    slow_edges: set[Pair],
+    edges: Mapping[DirectedPair, TravelTimes],
+    slow_edges: set[DirectedPair],
     blamed: Blamed,
 ) -> list[SlowPart]:
     """Return edges that break repeatedly, or whose slowest activations lag far behind while most do not."""

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts.members import link
-from planaria.control.state.replica import Group, ReplicaState
+from planaria.control.state.replica import ReplicaGroup, ReplicaState
 from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import can_be_copied, settled_rounds
 from planaria.exchange.robust.exclusion_decisions import equivocating_replicas, excluded_replicas, settle_weights
@@ -210,7 +210,7 @@ def _catch_up(replica: ReplicaState, round: int, ahead: list[ReplicaState]) -> d
     return None
 
 
-def _group(groups: tuple[Group, ...], replica: int) -> Group:
+def _group(groups: tuple[ReplicaGroup, ...], replica: int) -> ReplicaGroup:
     """Return the group of ``replica``; replicas that came after the draw are alone."""
     return next((group for group in groups if replica in group), (replica,))
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from planaria.control.facts import decisions as d
-from planaria.control.facts.slowness_events import Fault
+from planaria.control.facts.slowness_events import SlownessKind
 from planaria.control.state.gauges import RECENT, NodeGauge
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
@@ -27,14 +27,14 @@ Blamed = frozenset[tuple[str, tuple[int, ...]]]
 class SlowPart(NamedTuple):
     """A slow part; fields as in :class:`planaria.control.facts.slowness_events.SlowPartFound`."""
 
-    fault: Fault
+    fault: SlownessKind
     nodes: tuple[int, ...]
     seconds: float
     initial_s: float
     peer_median_s: float
 
 
-def threshold_factor(known_faults: Blamed, fault: Fault, nodes: Iterable[int]) -> float:
+def threshold_factor(known_faults: Blamed, fault: SlownessKind, nodes: Iterable[int]) -> float:
     """Return the factor on a threshold: less than 1 if these nodes are already blamed for ``fault``."""
     blamed = any(kind == fault and set(nodes) <= {*of} for kind, of in known_faults)
     return HYSTERESIS_FACTOR if blamed else 1.0

@@ -18,8 +18,8 @@ from planaria.data.remote import RemoteFile
 MAX_LINE = 1 << 28
 """maximum size of a record in bytes; for JSON files, in characters"""
 NONE: Mapping[str, str] = MappingProxyType({})
-Kind = Literal["lines", "json", "parquet"]
-KINDS: Mapping[str, Kind] = {".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".parquet": "parquet"}
+RecordFormat = Literal["lines", "json", "parquet"]
+KINDS: Mapping[str, RecordFormat] = {".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".parquet": "parquet"}
 """file name suffix, in lower case → format; all but Parquet may be followed by .gz"""
 _ROWS = 256
 """rows of a Parquet file in memory at once"""
@@ -40,7 +40,7 @@ class PassedOver(UserError):
         self.reason = reason
 
 
-def kind_of(path: Path | RemoteFile) -> Kind | None:
+def kind_of(path: Path | RemoteFile) -> RecordFormat | None:
     """Return the record format of a file name; None for other files."""
     name = path.name.lower()
     return next((kind for ending, kind in KINDS.items() if name.removesuffix(".gz").endswith(ending)), None)

@@ -17,7 +17,7 @@ from planaria.data.mixture import SourceOrder
 from planaria.data.permutation import permute
 from planaria.models.chunked_loss import IGNORED
 
-Batch = Callable[[int], tuple[Tensor, Tensor]]
+BatchReader = Callable[[int], tuple[Tensor, Tensor]]
 """microbatch → (tokens, targets), both [microbatch_size, context] int64"""
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
-from planaria.data.stream import Batch
+from planaria.data.stream import BatchReader
 from planaria.exchange.attacks import attack_of
 from planaria.exchange.attacks.base import Attack, AttackView
 from planaria.exchange.base import Update
@@ -68,7 +68,7 @@ class Byzantine(UpdatePublisher):
         if self._misbehaviour is not None and self._misbehaviour.attack.listens:
             self._received = vectors(others, codec, number)
 
-    def poisoned(self, batch: Batch, step: int, vocab: int) -> Batch:
+    def poisoned(self, batch: BatchReader, step: int, vocab: int) -> BatchReader:
         """Return this node's batch source for ``step``, with the labels that the attack chooses."""
 
         def read(microbatch: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import InjectFault
-from planaria.data.stream import Batch
+from planaria.data.stream import BatchReader
 from planaria.faults.byzantine import Byzantine, misbehaviour_of
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.transport.edge import EdgeEnd
@@ -96,7 +96,7 @@ class WorkerFaults:
                 chosen = of_kind[int(injection.offset * len(of_kind))]
                 self._targets[injection.number] = (chosen.kind, chosen.microbatch, chosen.hop)
 
-    def wrap_batches(self, batch: Batch, step: int | None) -> Batch:
+    def wrap_batches(self, batch: BatchReader, step: int | None) -> BatchReader:
         """Wrap a source of batches: delay each once, and corrupt labels in a training ``step``."""
         delayed = set[int]()
 

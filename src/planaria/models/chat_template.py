@@ -34,7 +34,7 @@ _STATE = (nodes.NSRef, nodes.Break, nodes.Continue, nodes.Block, nodes.Include, 
 _STATEFUL = ("loop", "namespace", "cycler", "joiner")
 """what may carry state from one pass of a loop to the next, or end it"""
 _MARK = "planaria_mark"
-Span = tuple[int, int] | None
+TextSpan = tuple[int, int] | None
 """start and stop of a message in a text"""
 
 
@@ -75,15 +75,15 @@ def _compiled(template: str) -> Any:
     return _environment().from_string(template)
 
 
-def _spans(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> list[Span]:
+def _spans(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> list[TextSpan]:
     """Return the span of each answer in a dialogue's text ``full``.
 
     An answer is what it adds to the text of the messages before it. None: the template renders it, or an earlier
     message, differently when it is the last. The list ends early if that takes many renderings.
     """
-    characters, in_order = 0, list[Span]()
+    characters, in_order = 0, list[TextSpan]()
 
-    def by_prefixes(number: int) -> Span:
+    def by_prefixes(number: int) -> TextSpan:
         nonlocal characters
         template, messages = _compiled(source), values["messages"]
         before = str(template.render(**{**values, "messages": messages[:number], "add_generation_prompt": True}))
@@ -102,7 +102,7 @@ def _spans(source: str, full: str, values: Mapping[str, Any], answers: Sequence[
     return in_order
 
 
-def _by_marks(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> dict[int, Span]:
+def _by_marks(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> dict[int, TextSpan]:
     """Return the spans by number, from two renderings; empty unless the template writes messages one by one."""
     marked, least = _marked(source)
     if marked is None:

@@ -28,7 +28,7 @@ from planaria.runtime.engine.config_checks import check, read_faults
 from planaria.runtime.engine.weight_sources import open_weights
 from planaria.runtime.resolved_config import ResolvedRun
 
-Kind = Literal["dcp", "universal"]
+CheckpointFormat = Literal["dcp", "universal"]
 
 
 def export_run(
@@ -77,7 +77,7 @@ def export_run(
     return to
 
 
-def export_state(folder: Path, to: Path, kind: Kind, saved: SealedCheckpoint | None = None) -> list[str]:
+def export_state(folder: Path, to: Path, kind: CheckpointFormat, saved: SealedCheckpoint | None = None) -> list[str]:
     """Export a checkpoint of the run in ``folder`` for another program, with moments and clocks; return notes.
 
     The folder ``to`` appears atomically. One tensor is in memory at a time.
@@ -157,7 +157,9 @@ def _as_mixtral(folder: Path, model: Llama) -> Llama:
     return plain
 
 
-def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None = None) -> tuple[Path, list[str]]:
+def import_run(
+    folder: Path, config: RunConfig, kind: CheckpointFormat, names: Path | None = None
+) -> tuple[Path, list[str]]:
     """Create a run of ``config`` with the checkpoint in ``folder``; return the run's folder and notes.
 
     ``names``: a file that maps tensors to parameters, unless they have Hugging Face's names. The run's folder appears
@@ -182,7 +184,7 @@ def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None =
     return made, [f"{folder}: {line}" for line in (f"step {reply.step}", *reply.notes, *counted)]
 
 
-def _fill(run: Path, folder: Path, resolved: ResolvedRun, kind: Kind, names: Path | None) -> ReadReply:
+def _fill(run: Path, folder: Path, resolved: ResolvedRun, kind: CheckpointFormat, names: Path | None) -> ReadReply:
     """Write the foreign folder's state into a run's folder, as its first checkpoint."""
     config, store = resolved.config, CheckpointStore(run / "checkpoints")
     stages = config.pipeline.stages

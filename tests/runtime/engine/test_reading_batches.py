@@ -20,7 +20,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.roster import Roster, WorkerState
 from planaria.control.state.run import RunState
-from planaria.data.stream import Batch
+from planaria.data.stream import BatchReader
 from planaria.exchange.base import Update
 from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.update_publisher import UpdatePublisher
@@ -82,7 +82,7 @@ def test_slow_data_begin_with_their_step_and_end_in_time() -> None:
         read.append(microbatch)
         return torch.zeros(1), torch.ones(1)
 
-    def seconds(source: Batch, microbatch: int) -> float:
+    def seconds(source: BatchReader, microbatch: int) -> float:
         began = time.monotonic()
         source(microbatch)
         return time.monotonic() - began

@@ -22,7 +22,7 @@ from planaria.runtime.configuration import configure
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import on_schedule
 from planaria.runtime.engine.resumption import choose, resumption_of
-from planaria.runtime.import_export import Kind, export_run, export_state, import_run
+from planaria.runtime.import_export import CheckpointFormat, export_run, export_state, import_run
 from planaria.runtime.resolved_config import ResolvedRun
 
 DIGITS = 12
@@ -126,7 +126,7 @@ def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: P
 def export(
     folder: Path,
     name: str | None,
-    kind: Literal["hf"] | Kind,
+    kind: Literal["hf"] | CheckpointFormat,
     to: Path,
     precision: Precision | None,
     shard_mb: int | None,
@@ -146,7 +146,7 @@ def export(
 
 
 def start_from_folder(
-    folder: Path, origin: Path, changes: Mapping[str, str], kind: Literal["hf"] | Kind, names: Path | None
+    folder: Path, origin: Path, changes: Mapping[str, str], kind: Literal["hf"] | CheckpointFormat, names: Path | None
 ) -> list[str]:
     """Start a run from another program's folder with a recipe, or the configuration of a run; return notes."""
     if kind == "hf":

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from planaria.common.documents import former_names, renamed_to
 from planaria.control.facts.run_started import Fact
 
-Fault = Literal[
+SlownessKind = Literal[
     "slow worker", "slow host", "slow data", "slow link", "slow sender", "slow receiver", "flaky link", "stuck link"
 ]
 
@@ -20,7 +20,7 @@ class SlowPartFound(Fact):
     replica: int
     step: int
     """step after which it was found"""
-    fault: Fault
+    fault: SlownessKind
     nodes: list[int]
     """the worker's node, or those of a host's workers; for a link, sender and receiver"""
     workers: list[str]
@@ -39,7 +39,7 @@ class Cleared(Fact):
     kind: Literal["cleared"] = "cleared"
     replica: int
     step: int
-    fault: Fault
+    fault: SlownessKind
     nodes: list[int]
 
 

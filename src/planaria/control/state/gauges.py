@@ -18,7 +18,7 @@ FORGET_BROKEN_EDGE_S = 600.0
 """training time (s) after which a broken edge is no longer counted"""
 
 Found = TypeVar("Found")
-Pair = tuple[int, int]
+DirectedPair = tuple[int, int]
 """nodes: from, to"""
 
 
@@ -76,7 +76,7 @@ class Gauges:
     nodes: Mapping[int, NodeGauge] = field(default_factory=lambda: MappingProxyType({}))
     clock: float = 0.0
     """seconds of training, as measured by the workers of the ends stage"""
-    breaks: Mapping[Pair, Mapping[int, float]] = field(default_factory=lambda: MappingProxyType({}))
+    breaks: Mapping[DirectedPair, Mapping[int, float]] = field(default_factory=lambda: MappingProxyType({}))
     """(lower node, higher node) → generation in which their edge broke → time by ``clock``"""
     linking_s: float = 1.0
     """the longest time a worker has taken to link in a generation"""

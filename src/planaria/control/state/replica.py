@@ -83,7 +83,7 @@ NO_WORKERS = WorkerSet()
 
 Phase = Literal["idle", "replan", "link", "run", "evaluate", "commit", "settle", "save", "left"]
 Routes = list[list[int]]
-Group = tuple[int, ...]
+ReplicaGroup = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class OpenRound:
     """A round of the exchange in progress at one replica."""
 
     round: int
-    members: Group
+    members: ReplicaGroup
     """replicas, itself included"""
     settle_at: int
     """the replica's own step at which it waits for the others"""

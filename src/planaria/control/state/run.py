@@ -13,7 +13,7 @@ from planaria.control.facts.events import ReplicaPosition, RunStarted
 from planaria.control.facts.slowness_events import SlowPartFound
 from planaria.control.state.data_position import BlockAllocation, BlockSet
 from planaria.control.state.gauges import Gauges
-from planaria.control.state.replica import CACHED_PROPERTY_INPUTS, Group, ReplicaState
+from planaria.control.state.replica import CACHED_PROPERTY_INPUTS, ReplicaGroup, ReplicaState
 from planaria.control.state.rollback import RollbackPoint
 from planaria.control.state.roster import Host, Roster, Status, WorkerState
 from planaria.exchange.base import Exchange
@@ -142,7 +142,7 @@ class RunState:
     """state before the last seal, restored if the seal fails"""
     durable: RollbackPoint = field(default_factory=RollbackPoint)
     """the newest complete checkpoint of this run"""
-    groups: Mapping[int, tuple[Group, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    groups: Mapping[int, tuple[ReplicaGroup, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """round → its groups, drawn when the first replica reached it"""
     links_with_open_prefetch: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     """round → ids of the links over which prefetched parts may be sent"""

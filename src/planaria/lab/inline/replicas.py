@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.data.stream import Batch
+from planaria.data.stream import BatchReader
 from planaria.exchange.base import Update, UpdateWeights
 from planaria.exchange.robust.equivocation import Exclusions, digest, findings, joined
 from planaria.exchange.robust.suspicion import Suspicion, byzantine_bound
@@ -64,7 +64,7 @@ class InlineReplicas:
     def __init__(self, config: RunConfig, arrangement: Arrangement, runners: Mapping[int, StageRunner]) -> None:
         """:raises UserError: when the recipe's exchange is invalid."""
         self.outer = {node: OuterState(config.exchange) for node in runners}
-        self.sources: dict[int, Callable[[Batch, int], Batch]] = {}
+        self.sources: dict[int, Callable[[BatchReader, int], BatchReader]] = {}
         """Node → function of (batch, step) that returns its own batch, if a fault is injected into its source."""
         self.exchange = next(iter(self.outer.values())).exchange
         self._runners, self._arrangement = runners, arrangement
@@ -94,7 +94,7 @@ class InlineReplicas:
         self.outer[node].publisher = UpdatePublisher()  # a rebuilt node is not Byzantine
         self.sources.pop(node, None)
 
-    def read(self, node: int, batch: Batch, step: int) -> Batch:
+    def read(self, node: int, batch: BatchReader, step: int) -> BatchReader:
         """Return the node's training batch of ``step``: ``batch``, unless a fault is injected into its source."""
         return self.sources[node](batch, step) if node in self.sources else batch
 

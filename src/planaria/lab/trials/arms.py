@@ -19,7 +19,7 @@ from planaria.config import kinds, recipe, shipped
 from planaria.config.bounds import Natural
 from planaria.config.schema import Section
 
-Kind = TypeVar("Kind", bound=Section)
+SectionType = TypeVar("SectionType", bound=Section)
 Config = TypeVar("Config", bound=Section)
 
 
@@ -44,8 +44,13 @@ class TrialsWithArms(SeededTrials):
 
 
 def table_of(
-    path: Path, name: str, kind: type[Kind], runs: str, laid: Mapping[str, Any] | None = None, needed: bool = True
-) -> tuple[Kind, dict[str, Any]]:
+    path: Path,
+    name: str,
+    kind: type[SectionType],
+    runs: str,
+    laid: Mapping[str, Any] | None = None,
+    needed: bool = True,
+) -> tuple[SectionType, dict[str, Any]]:
     """Return the table ``name`` of the recipe ``path``, and the rest, a recipe of the kind ``runs``.
 
     ``laid`` overrides some of the table's settings. The table may be missing unless it is ``needed``.

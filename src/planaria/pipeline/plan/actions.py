@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from planaria.common.errors import UserError
 
-Kind = Literal["forward", "backward"]
+PassKind = Literal["forward", "backward"]
 NAMED = 5
 """maximum number of actions in an error"""
 
@@ -24,7 +24,7 @@ NAMED = 5
 class Key(NamedTuple):
     """The name of an action, and of the message it sends; unique within one step."""
 
-    kind: Kind
+    kind: PassKind
     microbatch: int
     hop: int
 
@@ -38,7 +38,7 @@ class Action:
     sent. ``after`` names actions of the same node that must be done before.
     """
 
-    kind: Kind
+    kind: PassKind
     microbatch: int
     hop: int
     node: int

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from planaria.common.errors import UserError
-from planaria.pipeline.plan.actions import Action, Key, Kind, StepPlan, deadlock, feasible, graph
+from planaria.pipeline.plan.actions import Action, Key, PassKind, StepPlan, deadlock, feasible, graph
 
 
 def check(plan: StepPlan) -> list[str]:
@@ -58,7 +58,7 @@ def _actions(plan: StepPlan) -> Iterator[str]:
     """Check that each visit has its forward, and its backward unless the plan has none, and nothing else."""
     listed = [(stage, action) for stage, actions in plan.actions.items() for action in actions]
     training = any(action.kind == "backward" for _, action in listed)
-    kinds: tuple[Kind, ...] = ("forward", "backward") if training else ("forward",)
+    kinds: tuple[PassKind, ...] = ("forward", "backward") if training else ("forward",)
     seen = Counter(action.key for _, action in listed)
     for i, route in enumerate(plan.routes):
         for hop, stage in enumerate(route):

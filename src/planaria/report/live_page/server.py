@@ -30,8 +30,8 @@ from planaria.report.observe.tally import RunTally
 
 Strike = Callable[[Path, str, int, str], str]
 """injects a fault: (run's folder, worker, incarnation, fault) → result; raises UserError without such a worker"""
-Fault = Literal["kill", "freeze", "slow", "cut"]
-FAULTS: tuple[str, ...] = get_args(Fault)
+DemoFault = Literal["kill", "freeze", "slow", "cut"]
+FAULTS: tuple[str, ...] = get_args(DemoFault)
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FILES = {file.name: file.read_bytes() for file in (resources.files(__package__) / "static").iterdir()}
 """files of the page, by name"""
@@ -170,7 +170,7 @@ class FaultRequest(BaseModel):
 
     worker: Annotated[str, Field(max_length=200)]
     incarnation: Annotated[int, Field(ge=0, lt=1 << 31)]
-    fault: Fault
+    fault: DemoFault
 
 
 async def _order(request: Request) -> FaultRequest | None:

@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple, get_args
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.facts.slowness_events import Fault
+from planaria.control.facts.slowness_events import SlownessKind
 from planaria.report.observe.tally import RECOVERY_S, Durations, RunTally
 from planaria.report.run.recovery_timing import Outcome
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Kind = Literal["gauge", "counter", "histogram"]
+MetricKind = Literal["gauge", "counter", "histogram"]
 OUTCOMES = ("running", *get_args(d.Finish.model_fields["outcome"].annotation))
 CAUSES = get_args(e.WorkerLost.model_fields["cause"].annotation)
 
@@ -34,7 +34,7 @@ class MetricFamily(NamedTuple):
     """All samples of one name."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     samples: Callable[[RunTally], Iterable[MetricSample]]
 
@@ -59,7 +59,7 @@ def _lines(family: MetricFamily, runs: Mapping[str, RunTally]) -> Iterator[str]:
     return lines(family.name, family.kind, family.help, labelled)
 
 
-def lines(name: str, kind: Kind, description: str, samples: Iterable[MetricSample]) -> Iterator[str]:
+def lines(name: str, kind: MetricKind, description: str, samples: Iterable[MetricSample]) -> Iterator[str]:
     """Yield the lines of one family."""
     yield f"# HELP {name} {_escaped(description)}"
     yield f"# TYPE {name} {kind}"
@@ -160,7 +160,7 @@ FAMILIES = (
     MetricFamily("planaria_slow_times", "gauge", "Slowdown by verdict, against peers or its start; 0: unknown.",
            _slow),
     MetricFamily("planaria_verdicts_total", "counter", "Verdicts of the diagnosis, by class.",
-           lambda tally: _by("class", tally.verdicts.blamed, get_args(Fault))),
+           lambda tally: _by("class", tally.verdicts.blamed, get_args(SlownessKind))),
     MetricFamily("planaria_slowness_actions_total", "counter", "Actions against slow workers and links.",
            lambda tally: _by("action", tally.verdicts.actions, ("hand_over_slow_stage", "reroute"))),
     MetricFamily("planaria_checkpoint_step", "gauge", "Step of the newest checkpoint.",

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
-from planaria.control.state.gauges import NodeGauge, Pair
+from planaria.control.state.gauges import DirectedPair, NodeGauge
 from planaria.report import page
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.verdict_lines import ms, sentence
@@ -143,7 +143,7 @@ def section(record: RunRecord) -> Iterator[str]:
 
 def matrix(diagnosis: Diagnosis, naming: Naming) -> go.Figure:
     """Draw the last measured transfer times of activations, from node to node."""
-    latency_ms: dict[Pair, float] = {
+    latency_ms: dict[DirectedPair, float] = {
         (peer, node): 1e3 * flow.low_s
         for node, gauge in diagnosis.now.items()
         for peer, flow in gauge.last.flows.items()

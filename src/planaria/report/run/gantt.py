@@ -70,7 +70,7 @@ def ordinary_step(record: RunRecord) -> list[WorkReport]:
     """
     naming = naming_of(record)
     # Two passes, since a long run has too many reports for memory.
-    by_step: dict[Step, _Seen] = defaultdict(_Seen)
+    by_step: dict[StepKey, _Seen] = defaultdict(_Seen)
     for _, work in record.worked:
         if _trained(work):
             by_step[_step(work, naming)].add(work)
@@ -84,7 +84,7 @@ def ordinary_step(record: RunRecord) -> list[WorkReport]:
     return [work for _, work in record.worked if _trained(work) and _step(work, naming) == chosen]
 
 
-Step = tuple[int, int, int]
+StepKey = tuple[int, int, int]
 """replica, generation, step"""
 
 
@@ -112,7 +112,7 @@ def _trained(work: WorkReport) -> bool:
     return not work.dropped and any(span.action == "backward" for span in work.spans)
 
 
-def _step(work: WorkReport, naming: Naming) -> Step:
+def _step(work: WorkReport, naming: Naming) -> StepKey:
     return naming.replica(work.node), work.generation, work.step
 
 

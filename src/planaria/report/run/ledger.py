@@ -12,7 +12,7 @@ from planaria.control.log.run_record import RunRecord
 
 SHOWN = 3
 """maximum problems in an error message"""
-Span = tuple[int, int]
+SampleRange = tuple[int, int]
 """half-open range of samples"""
 
 
@@ -26,7 +26,7 @@ class LedgerLine(NamedTuple):
     replica: int = 0
 
     @property
-    def span(self) -> Span:
+    def span(self) -> SampleRange:
         return self.first, self.first + self.samples
 
 
@@ -213,18 +213,18 @@ def _begins(started: RunStarted) -> int:
     return started.first_of(started.first_block)
 
 
-def _ahead(started: RunStarted) -> list[Span]:
+def _ahead(started: RunStarted) -> list[SampleRange]:
     """Return further samples used by earlier parts."""
     return _blocks(started, started.blocks_ahead)
 
 
-def _blocks(started: RunStarted, blocks: Iterable[int]) -> list[Span]:
+def _blocks(started: RunStarted, blocks: Iterable[int]) -> list[SampleRange]:
     return [(started.first_of(block), started.first_of(block + 1)) for block in blocks]
 
 
-def _without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
+def _without(spans: Iterable[SampleRange], taken: Iterable[SampleRange]) -> list[SampleRange]:
     """Return the set difference of ``spans`` and ``taken`` as sorted, maximal ranges."""
-    left: list[Span] = []
+    left: list[SampleRange] = []
     holes = sorted(taken)
     at = 0
     for begin, end in _merged(spans):
@@ -239,8 +239,8 @@ def _without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
     return left
 
 
-def _merged(spans: Iterable[Span]) -> list[Span]:
-    merged: list[Span] = []
+def _merged(spans: Iterable[SampleRange]) -> list[SampleRange]:
+    merged: list[SampleRange] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))

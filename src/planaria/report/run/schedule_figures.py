@@ -40,14 +40,14 @@ COLOURS = {"forward": BLUE, "loss": VIOLET, "backward": ORANGE}
 WORDY = 20
 """maximum sites of a site × site figure with numbers in its cells"""
 
-Kind = Literal["forward", "loss", "backward"]
+SlotKind = Literal["forward", "loss", "backward"]
 
 
 class PlannedPass(NamedTuple):
     """One pass of a microbatch at a node; times are nanoseconds."""
 
     node: int
-    kind: Kind
+    kind: SlotKind
     microbatch: int
     hop: int
     arrives: int
@@ -139,7 +139,7 @@ def step_of(schedule: Schedule) -> PlannedStep:
     for i, visits in enumerate(routes):
         rows = zip(visits, arrives[i].tolist(), times.starts[i].tolist(), times.ends[i].tolist(), strict=True)
         for k, (node, *when) in enumerate(rows):
-            kind: Kind = "forward" if k < last else "loss" if k == last else "backward"
+            kind: SlotKind = "forward" if k < last else "loss" if k == last else "backward"
             passes.append(PlannedPass(node, kind, i, min(k, 2 * last + 1 - k), *when))
     return PlannedStep(problem, solution, times, passes)
 

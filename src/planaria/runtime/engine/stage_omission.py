@@ -11,7 +11,7 @@ from statistics import fmean
 import torch
 
 from planaria.control.facts.events import Fact
-from planaria.data.stream import Batch
+from planaria.data.stream import BatchReader
 from planaria.models.family import Pipelined
 from planaria.runtime.worker.step_samples import Masks, TargetCounts
 
@@ -37,7 +37,7 @@ class Omission(Fact):
 
 def omissions(
     model: Pipelined,
-    batch: Batch,
+    batch: BatchReader,
     microbatches: int,
     shares: Sequence[float],
     most: int,
@@ -79,7 +79,7 @@ def evaluations(stages: int, shares: Sequence[float], most: int) -> int:
 @torch.no_grad()
 def loss(
     model: Pipelined,
-    batch: Batch,
+    batch: BatchReader,
     microbatches: int,
     omitted: Collection[int],
     masks: Masks | None = None,

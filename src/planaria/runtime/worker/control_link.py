@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from planaria.common.documents import first
 from planaria.control.facts.decisions import ORDER, InjectFault, Order
 from planaria.control.facts.events import Fact, Heartbeat
-from planaria.data.stream import Batch
+from planaria.data.stream import BatchReader
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.fleet.base import MAX_ORDER_BYTES, ControlLine
 from planaria.runtime.transport.inbox import Inbox, InboxQueue
@@ -54,7 +54,7 @@ class InjectedFaults(Protocol):
 
     def start_step(self, actions: Sequence[Action]) -> None: ...
 
-    def wrap_batches(self, batch: Batch, step: int | None) -> Batch: ...
+    def wrap_batches(self, batch: BatchReader, step: int | None) -> BatchReader: ...
 
     def delay_if_slow(self, busy_s: float) -> bool: ...
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import BeginRound, Commit, Donate, Form, OpenPrefetchLinks, Settle
 from planaria.pipeline.codecs.registry import codec_for
-from planaria.pipeline.plan.actions import Action, Key, Kind
+from planaria.pipeline.plan.actions import Action, Key, PassKind
 from planaria.recovery.base import Moment
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport import wire
@@ -65,7 +65,7 @@ class WaitTimeout:
         return max(self._floor_s, _TIMEOUT_IN_STEPS * step_s)
 
 
-_PASSES: dict[Kind, wire.Pass] = {"forward": FrameContent.FORWARD, "backward": FrameContent.BACKWARD}
+_PASSES: dict[PassKind, wire.Pass] = {"forward": FrameContent.FORWARD, "backward": FrameContent.BACKWARD}
 _MOMENTS: dict[Moment, wire.Renewal] = {"before": FrameContent.COPY_BEFORE, "after": FrameContent.COPY_AFTER}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from planaria.config.schema import DataConfig
 from planaria.control.facts import decisions as d
 from planaria.data.dataset import Split, open_data
-from planaria.data.stream import Batch, Stream
+from planaria.data.stream import BatchReader, Stream
 from planaria.models.llama_layers import mask_of
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
@@ -27,7 +27,7 @@ Masks = Callable[[int], Tensor]
 """microbatch → document mask, bool [microbatch_size, 1, context, context]"""
 
 
-def batches(stream: Stream, first_sample: int, size: int) -> Batch:
+def batches(stream: Stream, first_sample: int, size: int) -> BatchReader:
     """Return the batches of a step: microbatch ``i`` holds samples ``first_sample + i * size`` and the next
     ``size - 1``."""
 
@@ -37,7 +37,7 @@ def batches(stream: Stream, first_sample: int, size: int) -> Batch:
     return batch
 
 
-def masks(data: DataConfig, stream: Stream, batch: Batch, first_sample: int, size: int) -> Masks | None:
+def masks(data: DataConfig, stream: Stream, batch: BatchReader, first_sample: int, size: int) -> Masks | None:
     """Return the document masks of :func:`batches`; None without ``data.document_mask``.
 
     Every stage computes them from the samples, so they are not sent.
@@ -100,7 +100,7 @@ def to_device(tensor: Tensor, device: str) -> Tensor:
 class StepData(NamedTuple):
     """The samples of a step that a stage needs."""
 
-    batch: Batch | None
+    batch: BatchReader | None
     masks: Masks | None
     target_counts: TargetCounts | None = None
     first_sample: int = 0
@@ -111,7 +111,7 @@ class StepData(NamedTuple):
 class StepInputs:
     """Inputs of a step or validation."""
 
-    batch: Batch | None = None
+    batch: BatchReader | None = None
     """the microbatches' tokens and targets, at the ends"""
     train: bool = True
     microbatches: int = 1
@@ -132,7 +132,7 @@ class ReadTimer:
         """seconds spent reading batches in the current step"""
         self._unreported_s = 0.0
 
-    def timed(self, batch: Batch) -> Batch:
+    def timed(self, batch: BatchReader) -> BatchReader:
         """Return the same batch, timed, for a new step."""
         self.step_s = 0.0
 
@@ -152,7 +152,7 @@ class ReadTimer:
         return seconds
 
 
-Injected = Callable[[Batch, int | None], Batch]
+Injected = Callable[[BatchReader, int | None], BatchReader]
 """(batch, training step or None) → the batch with an injected fault"""
 
 

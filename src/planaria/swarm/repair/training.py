@@ -27,7 +27,7 @@ STEPS, BATCH = 200, 32
 """updates, and texts of each kind per update"""
 RATES = {"mask": 0.05, "tune": 1e-3}
 """peak learning rate of Adam, by what is trained"""
-Kind = TypeVar("Kind")
+Item = TypeVar("Item")
 Teachers = Mapping[str, Policy]
 """domain → teacher; "": the model before the repair"""
 
@@ -146,7 +146,7 @@ def nats(policy: Policy, texts: Sequence[Text], rows: int = 64) -> list[float]:
     return result
 
 
-def _some(rng: random.Random, of: Sequence[Kind], count: int) -> list[Kind]:
+def _some(rng: random.Random, of: Sequence[Item], count: int) -> list[Item]:
     return rng.sample(of, min(count, len(of)))
 
 
