@@ -53,11 +53,11 @@ def clipping() -> Iterator[None]:
     def fitted(grouped: Tensor, count: int, bits: int) -> Tensor:
         return inside(grouped, count, 2) * (NORMAL_STEPS[bits] / quantise.NORMAL_STEP)
 
-    inside, quantise.steps = quantise.steps, fitted
+    inside, quantise.level_spacing = quantise.level_spacing, fitted
     try:
         yield
     finally:
-        quantise.steps = inside
+        quantise.level_spacing = inside
 
 
 def weights_file(given: Namespace) -> Path | None:

@@ -107,7 +107,7 @@ class Here:
         """spans in each reply"""
 
     def call(self, argument: bytes, *_: object) -> bytes:
-        reply = chat_template.rendered(argument)
+        reply = chat_template.render_request(argument)
         self.answered += [len(json.loads(reply)[1])] if "answers" in json.loads(argument) else []
         return reply
 

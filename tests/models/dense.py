@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from planaria.config.schema import ModelConfig
-from planaria.models.one_array import parts
+from planaria.models.one_array import stored_parameters
 
 
 def dense_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Return weights by global name as a model of ``config.dense`` has them."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
-    return {name: part.taken(state[part.of]) for name, part in parts(config, shapes).items()}
+    return {name: part.taken(state[part.of]) for name, part in stored_parameters(config, shapes).items()}

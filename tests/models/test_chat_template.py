@@ -18,7 +18,7 @@ from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models import chat
 from planaria.models.chat import Turn, template_of
-from planaria.models.chat_template import DATE, rendered
+from planaria.models.chat_template import DATE, render_request
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from tokenizer_kinds import saved
@@ -150,7 +150,7 @@ def test_a_hostile_template_is_stopped(name: str, tmp_path: Path, monkeypatch: p
 def test_any_template_gives_a_text_or_a_one_line_error(text: str) -> None:
     for template in (text, "{{ " + text + " }}", "{% " + text + " %}"):
         try:
-            rendered(json.dumps({"template": template, "values": [{"messages": []}]}).encode())
+            render_request(json.dumps({"template": template, "values": [{"messages": []}]}).encode())
         except UserError as error:
             assert "\n" not in str(error) and str(error)
 

@@ -13,7 +13,7 @@ from tests.models.dense import dense_state
 from planaria.config.schema import ModelConfig
 from planaria.models.families import build_stage
 from planaria.models.llama_stages import Llama, flops_per_token, parameter_count, stage_parameters
-from planaria.models.sharing import SharedLinear, fold, slices, stored, unfold
+from planaria.models.sharing import SharedLinear, fold, slices, stored_count, unfold
 
 SMALL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=40, context=16)
 
@@ -21,7 +21,7 @@ SMALL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=40, context=16)
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 40))
 def test_every_number_represents_equally_many_weights(count: int, share: int) -> None:
-    stands = stored(count, share)
+    stands = stored_count(count, share)
     users = Counter(n for at, length, _ in slices(stands, 0, count) for n in range(at, at + length))
     assert set(users) == set(range(stands))
     assert set(users.values()) <= {count // stands, -(-count // stands)}

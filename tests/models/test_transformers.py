@@ -24,7 +24,7 @@ from planaria.models.transformers.check import MAX_RELATIVE_DIFFERENCE, compare_
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.family import model_section
 from planaria.models.transformers.files import open_decoder, write_weights
-from planaria.models.transformers.loading import loaded
+from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.shrinking import chosen_layers
 from planaria.models.transformers.skeleton import read_config, skeleton
 from small_decoders import library_config, logits, section, small, stages_of
@@ -231,7 +231,7 @@ def test_values_beside_the_parameters_are_refused(tmp_path: Path) -> None:
     open_decoder(tmp_path)
     whole.model.layers[1].mlp.gate.e_score_correction_bias.fill_(0.5)
     whole.save_pretrained(tmp_path)
-    loaded.cache_clear()
+    load_weights.cache_clear()
     with pytest.raises(UserError, match="e_score_correction_bias is a buffer, not a parameter"):
         open_decoder(tmp_path)
 

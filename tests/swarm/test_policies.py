@@ -19,7 +19,7 @@ from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
-from planaria.models.model_metadata import ModelMetadata, of_folder
+from planaria.models.model_metadata import ModelMetadata, metadata_of_folder
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import write_stage
@@ -277,7 +277,7 @@ def test_usage_data_of_a_transformers_model_is_exported(
     usage = ModelMetadata(context=64, ids={}, template="{{ x }}", **files)
     monkeypatch.setattr(theirs, "usage", usage)
     theirs.export(tmp_path / "out")
-    assert of_folder(tmp_path / "out", {}, 64) == usage
+    assert metadata_of_folder(tmp_path / "out", {}, 64) == usage
 
 
 def test_lora_is_initialized_from_its_seed(folder: Path) -> None:

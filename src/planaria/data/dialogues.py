@@ -21,7 +21,7 @@ from planaria.config.schema import DataConfig
 from planaria.data.corpus import records_of
 from planaria.data.records import REQUIRED, Record
 from planaria.data.tokenizer import END, Tokenizer
-from planaria.models.chat import Conversation, DialogueSegments, Template, jinja_file, template_of
+from planaria.models.chat import Conversation, DialogueSegments, Template, read_template, template_of
 
 Message = Mapping[str, Any]
 OWN = ("bpe", "bytes")
@@ -49,7 +49,7 @@ def dialogues(
     for record, location in records_of(config, on_progress):
         messages, first, texts = _read(record, config.format, location)
         if texts is not None:
-            learned, (plain, mark) = (config.learn == "all", True), Conversation(texts).guarded(tokenizer)
+            learned, (plain, mark) = (config.learn == "all", True), Conversation(texts).guard(tokenizer)
             pairs = tokenizer.encode_segments(plain.content, mark)
             ids = [*tokenizer.before, *(i for i, _ in pairs), tokenizer.end]
             marks = [*(False for _ in tokenizer.before), *(learned[segment] for _, segment in pairs), True]
@@ -76,7 +76,7 @@ def chat_template(config: DataConfig) -> Template:
     named = template_of(tokenizer_folder) if tokenizer_folder is not None else None
     if path is not None and path.is_file() and path != tokenizer_folder:
         names = named.names if named is not None else (("bos_token", ""), ("eos_token", END))
-        return jinja_file(path, names)
+        return read_template(path, names)
     template = named if path == tokenizer_folder else template_of(path) if path is not None else None
     if template is None:
         of = f"data.tokenizer = {config.tokenizer!r}" if config.template is None else f"data.template = {str(path)!r}"
@@ -152,7 +152,7 @@ def _segments(
     conversation = Conversation(messages, variables)
     try:
         if config.learn == "all":
-            return conversation.whole(template, tokenizer)
+            return conversation.as_learned_text(template, tokenizer)
         return conversation.answers(template, tokenizer, answers if config.learn == "answers" else answers[-1:])
     except UserError as error:
         raise UserError(f"{location}: {error}") from None

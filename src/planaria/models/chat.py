@@ -21,7 +21,7 @@ from planaria.common.errors import UserError
 from planaria.data.records import without_surrogates
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.gguf_file import read_metadata
-from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf
+from planaria.models.model_metadata import ModelMetadata, metadata_of_folder, metadata_of_gguf
 
 Role = Literal["system", "user", "assistant"]
 Turn = tuple[Role, str]
@@ -53,9 +53,10 @@ class Template:
         :raises UserError: if the template fails or omits a turn.
         """
         self._parts(tuple(role for role, _ in turns))  # checks that the template renders every turn
-        (mark,), names = _unused("".join([*(content for _, content in turns), reply])), tuple(tokenizer.control_tokens)
-        guarded = [(role, _guarded(content, names, mark)) for role, content in turns]
-        return tokenizer.encode_marked(self._rendered(guarded) + _guarded(reply, names, mark), mark)
+        names = tuple(tokenizer.control_tokens)
+        (mark,) = _unused_characters("".join([*(content for _, content in turns), reply]))
+        guarded = [(role, _guard_text(content, names, mark)) for role, content in turns]
+        return tokenizer.encode_marked(self._render(guarded) + _guard_text(reply, names, mark), mark)
 
     def takes_system(self) -> bool:
         """Return whether the template supports a system turn."""
@@ -74,7 +75,7 @@ class Template:
     def _parts(self, roles: tuple[Role, ...]) -> list[str]:
         """Return the text before, between and after placeholder turns."""
         slots = [f"planaria{number}slot" for number in range(len(roles))]
-        rest, pieces = self._rendered(list(zip(roles, slots, strict=True))), []
+        rest, pieces = self._render(list(zip(roles, slots, strict=True))), []
         for slot in slots:
             once = rest.count(slot) == 1
             before, _, rest = rest.partition(slot)
@@ -83,10 +84,10 @@ class Template:
             pieces.append(before)
         return [*pieces, rest]
 
-    def _rendered(self, turns: Sequence[Turn]) -> str:
+    def _render(self, turns: Sequence[Turn]) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
         values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-        (text,) = self.rendered([values], FIX)
+        (text,) = self.render([values], FIX)
         return text
 
     @property
@@ -94,7 +95,7 @@ class Template:
         """Whether answers are within ``{% generation %}`` tags."""
         return _TAG.search(self.text) is not None
 
-    def rendered(self, several: Sequence[Mapping[str, Any]], fix: str, around: tuple[str, str] = ("", "")) -> list[str]:
+    def render(self, several: Sequence[Mapping[str, Any]], fix: str, around: tuple[str, str] = ("", "")) -> list[str]:
         """Return the text for each of ``several`` sets of values; ``around``: put before and after each tagged answer.
 
         :raises UserError: with ``fix``, if the template fails.
@@ -147,28 +148,31 @@ class Conversation:
     values: Mapping[str, Any] = field(default_factory=dict)
     """the template's other values"""
 
-    def guarded(self, tokenizer: Tokenizer) -> tuple[Conversation, str]:
+    def guard(self, tokenizer: Tokenizer) -> tuple[Conversation, str]:
         """Return the conversation with guarded texts, which cannot name a control token, and the guarding character."""
-        names, (mark, *_) = tuple(tokenizer.control_tokens), self._unused
-        content, values = _guarded_in([self.content, self.values], names, mark)
+        mark = self._unused[0]
+        names = tuple(tokenizer.control_tokens)
+        content, values = _guard_value([self.content, self.values], names, mark)
         return Conversation(content, values), mark
 
-    def whole(self, template: Template, tokenizer: Tokenizer) -> DialogueSegments:
+    def as_learned_text(self, template: Template, tokenizer: Tokenizer) -> DialogueSegments:
         """Return the text, all of which is learned; UserError if the template fails."""
-        own, mark = self.guarded(tokenizer)
-        return DialogueSegments([(own._rendered(template), True)], mark)
+        own, mark = self.guard(tokenizer)
+        return DialogueSegments([(own._render(template), True)], mark)
 
     def answers(self, template: Template, tokenizer: Tokenizer, wanted: Sequence[int]) -> DialogueSegments:
         """Return the text, of which the messages ``wanted`` are learned.
 
         :raises UserError: if the template fails, or changes earlier messages when later ones follow.
         """
-        own, mark = self.guarded(tokenizer)
-        return DialogueSegments((own._tagged if template.tags_answers else own._by_prefixes)(template, wanted), mark)
+        own, mark = self.guard(tokenizer)
+        split = own._split_by_tags if template.tags_answers else own._split_by_prefixes
+        return DialogueSegments(split(template, wanted), mark)
 
-    def _by_prefixes(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
+    def _split_by_prefixes(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the text in parts; an answer is what it adds to the text before it."""
-        segments, at = list[tuple[str, bool]](), 0
+        segments: list[tuple[str, bool]] = []
+        at = 0
         full, spans = template.answers(self._values, wanted, _FIX)
         for number, span in zip(wanted, spans, strict=True):
             if span is None:
@@ -181,10 +185,10 @@ class Conversation:
             at = stop
         return [*segments, (full[at:], False)]
 
-    def _tagged(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
+    def _split_by_tags(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the text in parts, by the template's tags."""
         _, start, stop = self._unused  # the first may be the mark
-        full = self._rendered(template, (start, stop))
+        full = self._render(template, (start, stop))
         pieces = full.split(start)
         roles = [number for number, message in enumerate(self.content) if message["role"] == "assistant"]
         if len(pieces) - 1 != len(roles):
@@ -198,8 +202,8 @@ class Conversation:
             segments += [(answer, number in wanted), (rest, False)]
         return segments
 
-    def _rendered(self, template: Template, around: tuple[str, str] = ("", "")) -> str:
-        (text,) = template.rendered([self._values], _FIX, around)
+    def _render(self, template: Template, around: tuple[str, str] = ("", "")) -> str:
+        (text,) = template.render([self._values], _FIX, around)
         return text
 
     @property
@@ -209,12 +213,13 @@ class Conversation:
     @property
     def _unused(self) -> list[str]:
         """Three private-use characters that no text contains."""
-        return _unused(json.dumps([self.content, self.values], ensure_ascii=False, default=str), 3)
+        return _unused_characters(json.dumps([self.content, self.values], ensure_ascii=False, default=str), 3)
 
 
-def jinja_file(file: Path, names: tuple[tuple[str, str], ...]) -> Template:
+def read_template(file: Path, names: tuple[tuple[str, str], ...]) -> Template:
     """Return the template in a Jinja file, with these ``names`` of special tokens; UserError if it cannot be read."""
-    template = _made(file, documents.data(file, fix="give a Jinja file").decode("utf-8", "replace"), dict(names))
+    text = documents.data(file, fix="give a Jinja file").decode("utf-8", "replace")
+    template = _build_template(file, text, dict(names))
     if template is None:
         raise UserError(f"{file}: an empty chat template; give another")
     return template
@@ -228,7 +233,7 @@ _RENDERERS: dict[int, child_process.Child] = {}
 def _renderer() -> child_process.Child:
     """Return this process's child that renders templates."""
     if (pid := os.getpid()) not in _RENDERERS:
-        _RENDERERS[pid] = child_process.Child("planaria.models.chat_template:rendered", MEMORY)
+        _RENDERERS[pid] = child_process.Child("planaria.models.chat_template:render_request", MEMORY)
     return _RENDERERS[pid]
 
 
@@ -237,41 +242,41 @@ def _stop_renderer() -> None:
         child.close()
 
 
-def _unused(text: str, count: int = 1) -> list[str]:
+def _unused_characters(text: str, count: int = 1) -> list[str]:
     """Return private-use characters that a text does not contain."""
     return list(itertools.islice((letter for letter in map(chr, range(0xF0000, 0xFFFFE)) if letter not in text), count))
 
 
-def _guarded_in(value: Any, names: tuple[str, ...], mark: str) -> Any:
+def _guard_value(value: Any, names: tuple[str, ...], mark: str) -> Any:
     """Return a JSON value in which all texts are guarded, except roles and keys that are identifiers. Values that JSON
     lacks, such as dates of a Parquet file, become texts."""
     if isinstance(value, Mapping):
         return {
-            key if key.isidentifier() else _guarded_in(key, names, mark): inner
+            key if key.isidentifier() else _guard_value(key, names, mark): inner
             if key == "role"
-            else _guarded_in(inner, names, mark)
+            else _guard_value(inner, names, mark)
             for key, inner in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_guarded_in(inner, names, mark) for inner in value]
+        return [_guard_value(inner, names, mark) for inner in value]
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    return _guarded(without_surrogates(str(value)), names, mark)
+    return _guard_text(without_surrogates(str(value)), names, mark)
 
 
 @functools.lru_cache(maxsize=4)
-def _somewhere(names: tuple[str, ...]) -> re.Pattern[str]:
+def _pattern_of_names(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"(?=(?:{'|'.join(map(re.escape, names))}))")
 
 
-def _guarded(content: str, names: tuple[str, ...], mark: str) -> str:
+def _guard_text(content: str, names: tuple[str, ...], mark: str) -> str:
     """Insert ``mark`` before each control token's name in a turn, and where one could form across its edges."""
     if not names:
         return content
     core = content.strip()
     begins = any(core.startswith(name[cut:]) for name in names for cut in range(1, len(name)))
     cuts = {len(core) - cut for name in names for cut in range(1, len(name)) if core.endswith(name[:cut])}
-    cuts |= {match.start() for match in _somewhere(names).finditer(core)} | ({0} if begins else set())
+    cuts |= {match.start() for match in _pattern_of_names(names).finditer(core)} | ({0} if begins else set())
     edges = [0, *sorted(cuts), len(core)]
     pieces = [core[start:stop] for start, stop in itertools.pairwise(edges)]
     before, _, after = content.partition(core) if core else (content, "", "")
@@ -280,10 +285,11 @@ def _guarded(content: str, names: tuple[str, ...], mark: str) -> str:
 
 def template_of(path: Path) -> Template | None:
     """Return the chat template of a Hugging Face folder or a GGUF file, if any. UserError if its files are damaged."""
-    return of_metadata(of_folder(path, {}, 0) if path.is_dir() else of_gguf(read_metadata(path).values, 0), path)
+    metadata = metadata_of_folder(path, {}, 0) if path.is_dir() else metadata_of_gguf(read_metadata(path).values, 0)
+    return template_in(metadata, path)
 
 
-def of_metadata(metadata: ModelMetadata | None, path: Path) -> Template | None:
+def template_in(metadata: ModelMetadata | None, path: Path) -> Template | None:
     """Return the chat template among the settings of the model at ``path``; None if it has none.
 
     :raises UserError: if the template is too large.
@@ -295,10 +301,10 @@ def of_metadata(metadata: ModelMetadata | None, path: Path) -> Template | None:
         text = next(
             (each.get("template") for each in text if isinstance(each, dict) and each.get("name") == "default"), None
         )
-    return _made(path, text, {name: _name(metadata.tokenizer.get(name)) for name in _TOKENS})
+    return _build_template(path, text, {name: _token_name(metadata.tokenizer.get(name)) for name in _TOKENS})
 
 
-def _made(path: Path, text: object, names: Mapping[str, str]) -> Template | None:
+def _build_template(path: Path, text: object, names: Mapping[str, str]) -> Template | None:
     if not isinstance(text, str) or not text.strip():
         return None
     if len(text) > MAX_TEMPLATE_CHARS:
@@ -308,7 +314,7 @@ def _made(path: Path, text: object, names: Mapping[str, str]) -> Template | None
     return Template(path, text, tuple((name, token) for name, token in names.items() if token or name in _ALWAYS))
 
 
-def _name(token: object) -> str:
+def _token_name(token: object) -> str:
     """Return a token's name, which some files wrap in an object."""
     if isinstance(token, dict):
         token = token.get("content")

@@ -38,7 +38,7 @@ TextSpan = tuple[int, int] | None
 """start and stop of a message in a text"""
 
 
-def rendered(argument: bytes) -> bytes:
+def render_request(argument: bytes) -> bytes:
     """Take {"template", "values", "around"} as JSON; return the list of texts for each of ``values``, as JSON.
 
     ``around``: two texts, put before and after what is within ``{% generation %}`` tags. With "answers", the numbers of
@@ -48,7 +48,7 @@ def rendered(argument: bytes) -> bytes:
     """
     request = json.loads(argument)
     try:
-        template = _compiled(request["template"])
+        template = _compile(request["template"])
         _Generation.around = tuple(request.get("around", ("", "")))
         texts: list[Any] = [str(template.render(**values)) for values in request["values"]]
         if "answers" in request:
@@ -71,7 +71,7 @@ def rendered(argument: bytes) -> bytes:
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(template: str) -> Any:
+def _compile(template: str) -> Any:
     return _environment().from_string(template)
 
 
@@ -85,13 +85,13 @@ def _spans(source: str, full: str, values: Mapping[str, Any], answers: Sequence[
 
     def by_prefixes(number: int) -> TextSpan:
         nonlocal characters
-        template, messages = _compiled(source), values["messages"]
+        template, messages = _compile(source), values["messages"]
         before = str(template.render(**{**values, "messages": messages[:number], "add_generation_prompt": True}))
         after = str(template.render(**{**values, "messages": messages[: number + 1]}))
         characters += len(before) + len(after)
         return (len(before), len(after)) if full.startswith(after) and after.startswith(before) else None
 
-    spans = _by_marks(source, full, values, answers) if len(answers) > 2 else {}
+    spans = _spans_by_marks(source, full, values, answers) if len(answers) > 2 else {}
     if any(spans[number] != by_prefixes(number) for number in (*answers[:1], *answers[-1:]) if number in spans):
         spans = {}
     characters = 0
@@ -102,9 +102,9 @@ def _spans(source: str, full: str, values: Mapping[str, Any], answers: Sequence[
     return in_order
 
 
-def _by_marks(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> dict[int, TextSpan]:
+def _spans_by_marks(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> dict[int, TextSpan]:
     """Return the spans by number, from two renderings; empty unless the template writes messages one by one."""
-    marked, least = _marked(source)
+    marked, least = _mark_messages(source)
     if marked is None:
         return {}
     mark = next(letter for letter in map(chr, range(0xF0000, 0xFFFFE)) if letter not in full)
@@ -123,7 +123,7 @@ def _by_marks(source: str, full: str, values: Mapping[str, Any], answers: Sequen
 
 
 @functools.lru_cache(maxsize=16)
-def _marked(source: str) -> tuple[Any, int]:
+def _mark_messages(source: str) -> tuple[Any, int]:
     """Return a template with a mark before each message and after the last one, and the least number of messages that
     it requires. None: the text of a message may depend on later ones, or on more than the messages.
     """
@@ -200,13 +200,13 @@ class _Names(Namespace):
 
     def __init__(*args: Any, **named: Any) -> None:
         own, *values = args
-        Namespace.__init__(own, _allowed(dict(*values, **named)))
+        Namespace.__init__(own, _require_public(dict(*values, **named)))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, _allowed({name: value})[name])
+        super().__setitem__(name, _require_public({name: value})[name])
 
 
-def _allowed(named: dict[str, Any]) -> dict[str, Any]:
+def _require_public(named: dict[str, Any]) -> dict[str, Any]:
     if hidden := [name for name in named if str(name).startswith("_")]:
         raise SecurityError(f"a namespace has no attribute {hidden[0]!r}")
     return named
@@ -222,8 +222,8 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_wrap"), [], [], body).set_lineno(line)
 
-    def _written(self, caller: Any) -> str:
+    def _wrap(self, caller: Any) -> str:
         before, after = self.around
         return f"{before}{caller()}{after}"

@@ -34,7 +34,7 @@ def head_loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
 
     If one chunk holds all rows, the logits are computed as a whole.
     """
-    rows = rows_on(x.device, len(head), _product(x).itemsize)
+    rows = rows_on(x.device, len(head), _product_dtype(x).itemsize)
     if len(x) <= rows:
         return F.cross_entropy(F.linear(x, head).float(), targets)
     return cast(Tensor, _ChunkedLoss.apply(x, head, targets, rows))  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ def compile_pass(module: Any, stage: int) -> None:
         module.loss = torch.compile(module.loss)
 
 
-def _product(x: Tensor) -> torch.dtype:
+def _product_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype of a product with ``x`` in the current context."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -84,7 +84,7 @@ def _product(x: Tensor) -> torch.dtype:
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, head: Tensor, targets: Tensor, rows: int) -> Tensor:
-        kind, product = x.device.type, _product(x)
+        kind, product = x.device.type, _product_dtype(x)
         wanted = any(ctx.needs_input_grad[:2])
         matrix = head.to(product)
         total = x.new_zeros((), dtype=torch.float32)

@@ -40,7 +40,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         grouped = func is torch.ops.aten._grouped_mm.default
-        out = _grouped(*args, **(kwargs or {})) if grouped else func(*args, **(kwargs or {}))
+        out = _grouped_product_shape(*args, **(kwargs or {})) if grouped else func(*args, **(kwargs or {}))
         if grouped:  # every row of the first matrix meets one matrix
             self.flops += 2.0 * args[0].shape[0] * args[0].shape[1] * args[1].shape[-1]
         elif (formula := flop_registry.get(func._overloadpacket)) is not None:
@@ -63,7 +63,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes -= size
 
 
-def _grouped(a: Tensor, b: Tensor, offs: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+def _grouped_product_shape(a: Tensor, b: Tensor, offs: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """Return the result's shape of a grouped product; PyTorch's own rule accepts bf16 only."""
     assert offs is not None
     shape = (len(offs), a.shape[0], b.shape[1]) if a.ndim == b.ndim == 2 else (a.shape[0], b.shape[-1])
@@ -95,19 +95,19 @@ def count(built: nn.Module, ends: bool, width: int, context: int, passes: PassMo
         precision = torch.autocast("cpu", torch.bfloat16) if passes.bf16 else nullcontext()
         with _Counter((*existing, *mask)) as counter, precision:
             if not ends:
-                return _counted(counter, lambda: built(_input(*shape, width), *mask))
+                return _count_passes(counter, lambda: built(_empty_input(*shape, width), *mask))
             tokens: Tensor = torch.zeros(shape, dtype=torch.long)
-            embedding = _counted(counter, lambda: built.embed(tokens, *mask))  # type: ignore[operator]
-            head = _counted(counter, lambda: built.loss(_input(*shape, width), tokens))  # type: ignore[operator]
+            embedding = _count_passes(counter, lambda: built.embed(tokens, *mask))  # type: ignore[operator]
+            head = _count_passes(counter, lambda: built.loss(_empty_input(*shape, width), tokens))  # type: ignore[operator]
     working = max(embedding.bytes.working, head.bytes.working)
     return Count(PassBytes(embedding.bytes.kept, head.bytes.kept, working), embedding.work + head.work)
 
 
-def _input(*shape: int) -> Tensor:
+def _empty_input(*shape: int) -> Tensor:
     return torch.empty(shape, requires_grad=True)
 
 
-def _counted(counter: _Counter, forward: Callable[[], Tensor]) -> Count:
+def _count_passes(counter: _Counter, forward: Callable[[], Tensor]) -> Count:
     """Count one pass and its backward pass; ``kept`` is what the first leaves for the second."""
     before, flops = counter.bytes, counter.flops
     counter.peak = before

@@ -95,7 +95,7 @@ class DecodingBatch:
         lengths = self._tensor([len(prompt) for prompt in distinct])
         longest = max(map(len, distinct))
         read, logits = self._read_prompts(distinct, lengths, longest)
-        self._kept = self._space(len(prompts), longest + room)
+        self._kept = self._allocate(len(prompts), longest + room)
         self._kept[..., :longest, :] = read.index_select(2, rows)
         self.logits = logits[rows]
         self._positions = lengths[rows]
@@ -139,14 +139,14 @@ class DecodingBatch:
         """
         tokens = self._tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
         cos, sin = (table[:longest] for table in self._tables)
-        kept = self._space(len(prompts), longest)
+        kept = self._allocate(len(prompts), longest)
         x = self._model.ends.embed_tokens(tokens)
         for n, layer in enumerate(self._layers):
             x = layer(x, cos, sin, KeyValueCache(kept[0, n], kept[1, n], None))
         newest = x[torch.arange(len(prompts), device=self._device), lengths - 1]
         return kept, self._model.ends.logits(newest)
 
-    def _space(self, rows: int, slots: int) -> Tensor:
+    def _allocate(self, rows: int, slots: int) -> Tensor:
         config = self._config
         shape = (2, config.layers, rows, config.kv, slots, config.head_dim)
         return torch.empty(shape, device=self._device, dtype=self._model.ends.embed_tokens.weight.dtype)

@@ -48,11 +48,11 @@ class WeightsFile:
                 "download it again"
             )
         try:
-            require_shapes(self._expected(), self.shapes)
+            require_shapes(self._expected_shapes(), self.shapes)
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
 
-    def _expected(self) -> dict[str, tuple[int, ...]]:
+    def _expected_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the model's parameters; on "meta", as a hostile header must not allocate terabytes."""
         if self.config.family == "transformers":
             return decoder_of(self.config).shapes(self.config)

@@ -63,19 +63,20 @@ def open_gguf(path: Path) -> WeightsFile:
     """
     contents = read_metadata(path)
     config = _config(contents)
-    reading = {_global_name(name): _reading(contents, name) for name in contents.tensors}
+    reading = {_global_name(name): _row_reader(contents, name) for name in contents.tensors}
     shapes = {_global_name(name): entry.shape for name, entry in contents.tensors.items()}
 
     def read(name: str) -> Tensor:
         heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
         return reading[name]() if heads is None else to_rotate_half(reading[name](), heads)
 
-    return WeightsFile(path, config, shapes, read, path, usage=model_metadata.of_gguf(contents.values, config.context))
+    usage = model_metadata.metadata_of_gguf(contents.values, config.context)
+    return WeightsFile(path, config, shapes, read, path, usage=usage)
 
 
-def _reading(contents: GgufFile, name: str) -> Callable[[], Tensor]:
+def _row_reader(contents: GgufFile, name: str) -> Callable[[], Tensor]:
     """Return a reader of a tensor that dequantises a few rows at a time."""
-    quants = _quants(contents.path)
+    quants = _import_quants(contents.path)
     path, entry = contents.path, contents.tensors[name]
     rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1]
     try:
@@ -102,7 +103,7 @@ def _reading(contents: GgufFile, name: str) -> Callable[[], Tensor]:
     return read
 
 
-def _quants(path: Path) -> Any:
+def _import_quants(path: Path) -> Any:
     try:
         from gguf import quants
     except ImportError as error:
@@ -134,7 +135,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     whole = [t for t, kind in zip(tokens, types, strict=False) if kind in (CONTROL, USER_DEFINED)]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in whole])
-    control_ids = {name: _added(path, metadata, name, len(tokens)) for name in ("bos", "eos")}
+    control_ids = {name: _boundary_token(path, metadata, name, len(tokens)) for name in ("bos", "eos")}
     added = {name: number for name, number in control_ids.items() if number is not None}
     if added:  # under names without a colon, which would end them in a template
         named: list[Any] = [{"id": name, "ids": [added[name]], "tokens": [tokens[added[name]]]} for name in added]
@@ -143,7 +144,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _added(path: Path, metadata: Mapping[str, Any], name: str, count: int) -> int | None:
+def _boundary_token(path: Path, metadata: Mapping[str, Any], name: str, count: int) -> int | None:
     """Return the token id that a file adds to every text as its first ("bos") or last ("eos"), or None.
 
     :raises UserError: if the id is not below ``count``.

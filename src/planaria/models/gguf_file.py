@@ -73,7 +73,7 @@ def read_metadata(path: Path) -> GgufFile:
     """
     try:
         with path.open("rb") as file:
-            return _Reader(file, path).whole()
+            return _Reader(file, path).read_file()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a GGUF file") from error
     except (ValueError, struct.error) as error:
@@ -89,14 +89,16 @@ class _Reader:
         self._at = 0
         self._size = os.fstat(file.fileno()).st_size
 
-    def whole(self) -> GgufFile:
-        magic, version, tensors, pairs = struct.unpack("<4sIQQ", self._bytes(24))
+    def read_file(self) -> GgufFile:
+        magic, version, tensors, pairs = struct.unpack("<4sIQQ", self._read_bytes(24))
         if magic != MAGIC:
             raise ValueError("it does not begin with GGUF")
         if version not in (2, 3):
             raise ValueError(f"version {version}; 2 and 3 are read")
-        named = {self._text(): self._value(self._number("<u4")) for _ in range(self._held(pairs, 12))}
-        entries = [self._tensor() for _ in range(self._held(tensors, 24))]
+        self._require_room(pairs, 12)
+        named = {self._read_text(): self._read_value(self._read_number("<u4")) for _ in range(pairs)}
+        self._require_room(tensors, 24)
+        entries = [self._read_tensor() for _ in range(tensors)]
         aligned = named.get("general.alignment", _ALIGNED)
         if type(aligned) is not int or not 0 < aligned <= 1 << 20:
             raise ValueError(f"general.alignment = {aligned!r}")
@@ -104,45 +106,45 @@ class _Reader:
         located = {name: GgufTensor(shape, kind, start + offset) for name, shape, kind, offset in entries}
         return GgufFile(self._path, self._size, named, located)
 
-    def _bytes(self, count: int) -> bytes:
+    def _read_bytes(self, count: int) -> bytes:
         self._at += count
         if self._at > self._size:
             raise ValueError(f"it ends before byte {self._at}")
         return self._file.read(count)
 
-    def _held(self, count: int, least: int) -> int:
-        """Return ``count``, if that many entries of at least ``least`` bytes fit in the rest of the file."""
+    def _require_room(self, count: int, least: int) -> None:
+        """Raise ValueError unless ``count`` entries of at least ``least`` bytes fit in the rest of the file."""
         if count * least > self._size - self._at:
             raise ValueError(f"{count} entries in {self._size - self._at} bytes")
-        return count
 
-    def _number(self, kind: str) -> int:
-        return int(np.frombuffer(self._bytes(np.dtype(kind).itemsize), kind)[0])
+    def _read_number(self, kind: str) -> int:
+        return int(np.frombuffer(self._read_bytes(np.dtype(kind).itemsize), kind)[0])
 
-    def _text(self) -> str:
-        return self._bytes(self._number("<u8")).decode()
+    def _read_text(self) -> str:
+        return self._read_bytes(self._read_number("<u8")).decode()
 
-    def _value(self, kind: int) -> Any:
+    def _read_value(self, kind: int) -> Any:
         if kind == _TEXT:
-            return self._text()
+            return self._read_text()
         if kind == _ARRAY:
-            return self._array(self._number("<u4"), self._number("<u8"))
-        return self._array(kind, 1)[0]
+            return self._read_array(self._read_number("<u4"), self._read_number("<u8"))
+        return self._read_array(kind, 1)[0]
 
-    def _array(self, kind: int, count: int) -> list[Any]:
+    def _read_array(self, kind: int, count: int) -> list[Any]:
         if kind == _TEXT:
-            return [self._text() for _ in range(self._held(count, 8))]
+            self._require_room(count, 8)
+            return [self._read_text() for _ in range(count)]
         if kind not in _NUMBERS:
             raise ValueError(f"a value of kind {kind}")
-        numbers: Any = np.frombuffer(self._bytes(count * np.dtype(_NUMBERS[kind]).itemsize), _NUMBERS[kind])
+        numbers: Any = np.frombuffer(self._read_bytes(count * np.dtype(_NUMBERS[kind]).itemsize), _NUMBERS[kind])
         return list((numbers != 0 if kind == _TRUTH else numbers).tolist())
 
-    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        name, sides = self._text(), self._number("<u4")
+    def _read_tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, sides = self._read_text(), self._read_number("<u4")
         if not 0 < sides <= _MAX_SIDES:
             raise ValueError(f"{name!r} of {sides} dimensions")
-        shape = tuple(reversed(self._array(10, sides)))
-        kind, offset = self._number("<u4"), self._number("<u8")
+        shape = tuple(reversed(self._read_array(10, sides)))
+        kind, offset = self._read_number("<u4"), self._read_number("<u8")
         if 0 in shape:
             raise ValueError(f"{name!r} of shape {list(shape)}")
         return name, shape, kind, offset

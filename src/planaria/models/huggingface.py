@@ -21,7 +21,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import WeightsFile
 from planaria.models.hf_config import Unsupported, from_config, to_config
 from planaria.models.llama_stages import Llama
-from planaria.models.model_metadata import CLASS, GENERATION, SETTINGS, ModelMetadata, of_folder, write_json
+from planaria.models.model_metadata import CLASS, GENERATION, SETTINGS, ModelMetadata, metadata_of_folder, write_json
 from planaria.models.moe_layer import Routing, from_file, from_keys, to_file
 from planaria.models.transformers.adapters import ADAPTERS
 
@@ -114,12 +114,12 @@ def open_folder(folder: Path) -> WeightsFile:
         raise Unsupported(f"{path}: this Mixtral was not exported here; use model.family = 'transformers'")
     shapes, files = tensor_shapes(folder, from_file if routing else str, exported=bool(sums))
     if config.tied and HEAD in files:
-        if TABLE in files and shapes[HEAD] == shapes[TABLE] and _equal(files[HEAD], files[TABLE], shapes[HEAD][0]):
+        if TABLE in files and shapes[HEAD] == shapes[TABLE] and _are_equal(files[HEAD], files[TABLE], shapes[HEAD][0]):
             del shapes[HEAD], files[HEAD]
         else:
             config = config.model_copy(update={"tied": False})
 
-    used = of_folder(folder, table, config.context)
+    used = metadata_of_folder(folder, table, config.context)
     return WeightsFile(
         folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), routing=routing, usage=used
     )
@@ -142,7 +142,7 @@ def tensor_shapes(
     shapes: dict[str, tuple[int, ...]] = {}
     files: Files = {}
     for path in [folder / file] if file else _weight_files(folder):
-        with _opened(path) as opened:
+        with _open(path) as opened:
             if not exported and LISTED.items() <= (opened.metadata() or {}).items():
                 fix = f"restore it, or create it again with `planaria run check {folder} --accept`"
                 raise UserError(f"{folder / digests.FILE} is missing; {fix}")
@@ -159,14 +159,14 @@ def tensor_shapes(
 def read_tensor(files: Files, name: str) -> Tensor:
     """Return a tensor named by :func:`tensor_shapes`, in its own memory."""
     file, theirs = files[name]
-    with _opened(file) as opened:  # closed again, it keeps no pages of the file in memory
+    with _open(file) as opened:  # closed again, it keeps no pages of the file in memory
         tensor: Tensor = opened.get_tensor(theirs)
         return tensor.clone()
 
 
-def _equal(left: tuple[Path, str], right: tuple[Path, str], rows: int) -> bool:
+def _are_equal(left: tuple[Path, str], right: tuple[Path, str], rows: int) -> bool:
     """Return whether two matrices in safetensors files are equal, with few rows in memory at a time."""
-    with _opened(left[0]) as first, _opened(right[0]) as second:
+    with _open(left[0]) as first, _open(right[0]) as second:
         matrices = [opened.get_slice(name) for opened, (_, name) in ((first, left), (second, right))]
         starts = range(0, rows, _ROWS)
         return all(torch.equal(*(matrix[at : at + _ROWS].float() for matrix in matrices)) for at in starts)
@@ -201,7 +201,7 @@ def is_ours(folder: Path) -> bool:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _open(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt") as opened:
             yield opened

@@ -54,7 +54,7 @@ def open_llama2c(checkpoint: Path) -> WeightsFile:
     if size != needed:
         raise UserError(f"{checkpoint}: {size} bytes, but its header announces {needed}; restore an undamaged copy")
     shapes = {name: tuple(tensor.shape) for name, tensor in Llama(config, device="meta").global_state().items()}
-    begins = dict(_begins(config, shapes))
+    begins = dict(_tensor_offsets(config, shapes))
 
     def read(name: str) -> Tensor:
         count = math.prod(shapes[name])
@@ -76,7 +76,7 @@ def _config(path: Path, header: bytes) -> ModelConfig:
     return checked_config(path, {**sizes, "vocab": abs(vocab), "tied": vocab > 0, "norm_eps": NORM_EPS})
 
 
-def _begins(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
+def _tensor_offsets(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
     """Yield global name and first number of every tensor; tensors of one kind are contiguous, layer by layer."""
     layers = [f"model.layers.{layer}.{kind}.weight" for kind in KINDS for layer in range(config.layers)]
     start = 0

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from planaria.config.schema import ModelConfig
-from planaria.models.sharing import MatrixCut, stored
+from planaria.models.sharing import MatrixCut, stored_count
 from planaria.models.subspace import OutputProjection, Subspace
 
 
@@ -231,7 +231,7 @@ class DecoderLayer(nn.Module):
         """``of``: the factory of its parts; by default each has its own parameters, or all share the layer's array."""
         super().__init__()
         if of is None and config.share > 1:
-            self.shared = nn.Parameter(torch.empty(stored(matrix_numbers(config), config.share)))
+            self.shared = nn.Parameter(torch.empty(stored_count(matrix_numbers(config), config.share)))
             of = MatrixCut(self, RMSNorm)
         of = of or (OwnParameters() if config.subspace is None else InSubspace(Subspace.of(config)))
         self.input_layernorm = of.norm(config.dim, config.norm_eps)

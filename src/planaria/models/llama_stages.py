@@ -23,7 +23,7 @@ from planaria.models.initial import normal
 from planaria.models.llama_layers import Linear, matrix_numbers, rotary_tables, run_layers
 from planaria.models.moe_layer import MoELayer, Routing, to_file
 from planaria.models.one_array import GAINS, SHARED, final_norm, hold_all, layers_of
-from planaria.models.sharing import stored
+from planaria.models.sharing import stored_count
 from planaria.models.subspace import Subspace, SubspaceEmbedding
 from planaria.models.tied_head import TiedHead
 
@@ -302,7 +302,7 @@ def require_shapes(expected: Mapping[str, tuple[int, ...]], shapes: Mapping[str,
 def parameter_count(config: ModelConfig) -> int:
     """Return the number of stored parameters of the whole model; a tied table counts once."""
     layer, together = matrix_numbers(config), config.layers if config.one_array else 1
-    arrays = config.layers // together * stored(together * layer, config.share)
+    arrays = config.layers // together * stored_count(together * layer, config.share)
     tables = config.vocab * (config.written if config.tied else config.written + config.dim)
     return tables + arrays + 2 * config.layers * config.dim + config.dim
 

@@ -151,13 +151,13 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
                 stored = opened.get_slice(name)
                 if stored.get_dtype() != "U8" or list(stored.get_shape()) != [length]:
                     raise UserError(f"{file}: {name} has {stored.get_shape()} bytes, this model's have {length}; {fix}")
-            order = _order(note, like, exported, f"{file}: ", fix) if FORMAT in about else sorted(like)
+            order = _parameter_order(note, like, exported, f"{file}: ", fix) if FORMAT in about else sorted(like)
             return [unpack(opened.get_tensor(name), like, order) for name in names], note
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} cannot be read ({str(error).splitlines()[0]}); {fix}") from None
 
 
-def _order(note: MaskNote, like: Named, exported: Mapping[str, str], location: str, fix: str) -> list[str]:
+def _parameter_order(note: MaskNote, like: Named, exported: Mapping[str, str], location: str, fix: str) -> list[str]:
     """Return the parameters in the order of the file."""
     names = {exported[name]: name for name in like}
     for name, shape in note.tensors:

@@ -58,25 +58,25 @@ class ModelMetadata(Record):
             (folder / TEMPLATE).write_text(self.template, encoding="utf-8")
 
 
-def of_folder(folder: Path, config: Mapping[str, Any], context: int) -> ModelMetadata:
+def metadata_of_folder(folder: Path, config: Mapping[str, Any], context: int) -> ModelMetadata:
     """Return the settings of a model in a Hugging Face folder; ``config`` is its config.json.
 
     :raises UserError: naming a file that is damaged or too large.
     """
     template = folder / TEMPLATE
-    settings = table(folder / SETTINGS)
+    settings = json_table(folder / SETTINGS)
     if "auto_map" in settings:  # a custom class, which would have to be downloaded and executed
         settings = {key: setting for key, setting in settings.items() if key != "auto_map"} | {"tokenizer_class": CLASS}
     return ModelMetadata(
         context=context,
         ids={key: config[key] for key in _IDS if _is_id(config.get(key))},
-        generation=table(folder / GENERATION),
+        generation=json_table(folder / GENERATION),
         tokenizer=settings,
         template=documents.text(template, _MAX_FILE_BYTES, _FIX) if template.is_file() else "",
     )
 
 
-def of_gguf(metadata: Mapping[str, Any], context: int) -> ModelMetadata:
+def metadata_of_gguf(metadata: Mapping[str, Any], context: int) -> ModelMetadata:
     """Return the settings of a model in a GGUF file, from the file's ``metadata``."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     names = tokens if isinstance(tokens, list) else []
@@ -112,7 +112,7 @@ def _is_id(value: object) -> bool:
     return type(value) is int or (isinstance(value, list) and all(type(token_id) is int for token_id in value))
 
 
-def table(file: Path) -> dict[str, Any]:
+def json_table(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a model; empty if there is none. UserError if the file is damaged."""
     content = documents.parse_json(documents.data(file, _MAX_FILE_BYTES, _FIX), file, _FIX) if file.is_file() else {}
     return content if isinstance(content, dict) else {}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from planaria.config.model_config import ModelConfig
 from planaria.models.llama_layers import DecoderLayer, RMSNorm, matrix_numbers
-from planaria.models.sharing import MatrixCut, SharedNorm, stored, unfold
+from planaria.models.sharing import MatrixCut, SharedNorm, stored_count, unfold
 from planaria.models.subspace import dense_parts
 
 SHARED, GAINS = "shared", "gains"
@@ -28,7 +28,7 @@ ROWS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 
 def hold_all(stage: nn.Module, config: ModelConfig) -> None:
     """Give a stage the array and the gains of the whole model."""
-    stage.shared = nn.Parameter(torch.empty(stored(config.layers * matrix_numbers(config), config.share)))
+    stage.shared = nn.Parameter(torch.empty(stored_count(config.layers * matrix_numbers(config), config.share)))
     stage.gains = nn.Parameter(torch.ones(len(ROWS) * config.layers + 1, config.dim))
 
 
@@ -61,7 +61,7 @@ class StoredParameter(NamedTuple):
     """stored parameter → parameter"""
 
 
-def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, StoredParameter]:
+def stored_parameters(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, StoredParameter]:
     """Return the location of each parameter of ``config.dense``, given the stored ones by global name and shape."""
     located = {
         name: StoredParameter(name, shape, lambda array: array)

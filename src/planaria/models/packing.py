@@ -112,7 +112,8 @@ def pack(state: StageState) -> Tensor:
     """Return a copy of ``state`` as a uint8 tensor on the CPU."""
     named = named_tensors(state)
     head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in named.items()})
-    return torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), *(_raw(named[name]) for name in spans)])
+    head_bytes = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    return torch.cat([head_bytes, *(_as_bytes(named[name]) for name in spans)])
 
 
 def pack_bare(state: StageState, memory: Callable[[int], Tensor]) -> Tensor:
@@ -122,7 +123,7 @@ def pack_bare(state: StageState, memory: Callable[[int], Tensor]) -> Tensor:
     flat = memory(len(head) + max(end for _, end in spans.values()))
     flat[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     for name, (begin, end) in spans.items():
-        flat[len(head) + begin : len(head) + end] = _raw(named[name])
+        flat[len(head) + begin : len(head) + end] = _as_bytes(named[name])
     return flat
 
 
@@ -337,16 +338,16 @@ def require_digest(name: str, tensor: Tensor, expected: bytes) -> None:
 
 def digest(name: str, tensor: Tensor) -> bytes:
     """Return the SHA-256 of a tensor's name, type, shape and bytes."""
-    hasher = begun_digest(name, tensor.dtype, tensor.shape)
-    hasher.update(_raw(tensor).numpy().data)
+    hasher = start_digest(name, tensor.dtype, tensor.shape)
+    hasher.update(_as_bytes(tensor).numpy().data)
     return hasher.digest()
 
 
-def begun_digest(name: str, dtype: torch.dtype, shape: Sequence[int]) -> hashlib._Hash:
+def start_digest(name: str, dtype: torch.dtype, shape: Sequence[int]) -> hashlib._Hash:
     """Return a tensor's :func:`digest` before its bytes are added."""
     return hashlib.sha256(f"{name} {TYPES[dtype]} {list(shape)} ".encode(errors="surrogatepass"))
 
 
-def _raw(tensor: Tensor) -> Tensor:
+def _as_bytes(tensor: Tensor) -> Tensor:
     """Return the memory of a contiguous tensor as bytes."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # a single number may have any stride

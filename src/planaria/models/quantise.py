@@ -33,7 +33,7 @@ def coded_count(size: int, bits: int) -> int:
     return size // (SCALE_BYTES + GROUP * bits // 8) * GROUP
 
 
-def steps(grouped: Tensor, count: int, bits: int) -> Tensor:
+def level_spacing(grouped: Tensor, count: int, bits: int) -> Tensor:
     """Return the level spacing for each row of ``grouped`` [groups, 128], fp32 [groups]; zeros follow ``count``
     numbers.
 
@@ -52,10 +52,10 @@ def steps(grouped: Tensor, count: int, bits: int) -> Tensor:
 def encode(x: Tensor, bits: int) -> Tensor:
     """Return x [n] as uint8: one fp16 scale per group of 128, then the levels, 8 / ``bits`` of them per byte.
 
-    The scale is the group's step (:func:`steps`) in fp16. Levels are 0, ±1, ±2, … steps; with 2 bits ±½ and ±1½.
+    The scale is the group's :func:`level_spacing` in fp16. Levels are 0, ±1, ±2, … steps; with 2 bits ±½ and ±1½.
     """
     grouped = torch.nn.functional.pad(x.float(), (0, -len(x) % GROUP)).view(-1, GROUP)
-    exact, half = steps(grouped, len(x), bits), 1 << (bits - 1)
+    exact, half = level_spacing(grouped, len(x), bits), 1 << (bits - 1)
     scales = exact.abs().clamp_(SMALLEST, LARGEST).copysign_(exact).half()
     relative = grouped / scales.float().unsqueeze(1)
     if bits > 2:

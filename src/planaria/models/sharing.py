@@ -34,7 +34,7 @@ class Slice(NamedTuple):
     sign: int
 
 
-def stored(count: int, share: int) -> int:
+def stored_count(count: int, share: int) -> int:
     """Return m, the number of stored numbers for ``count`` weights."""
     return -(-count // share)
 

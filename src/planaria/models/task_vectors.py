@@ -66,7 +66,7 @@ def ties(vectors: Sequence[Named], scale: float, stays: float = TRIMMED) -> list
     Of each δᵢ keep the largest share ``stays`` of all numbers: δ̂ᵢ. With the signs γ = sgn(Σ δ̂ᵢ), cᵢ = λ δ̂ᵢ [sgn δ̂ᵢ
     = γ] / |{j: sgn δ̂ⱼ = γ}|.
     """
-    trimmed = [_trimmed(vector, stays) for vector in vectors]
+    trimmed = [_trim(vector, stays) for vector in vectors]
     contributions: list[dict[str, Tensor]] = [{} for _ in vectors]
     for name in vectors[0]:
         stacked = torch.stack([vector[name] for vector in trimmed])
@@ -109,7 +109,7 @@ def agreement(vector: Named, other: Named) -> dict[str, float]:
     return {name: float(F.cosine_similarity(t.flatten(), other[name].flatten(), dim=0)) for name, t in vector.items()}
 
 
-def _trimmed(vector: Named, stays: float) -> dict[str, Tensor]:
+def _trim(vector: Named, stays: float) -> dict[str, Tensor]:
     sizes = torch.cat([tensor.abs().flatten() for tensor in vector.values()])
     least = sizes.kthvalue(max(1, round((1 - stays) * sizes.numel()))).values
     return {name: torch.where(tensor.abs() > least, tensor, 0.0) for name, tensor in vector.items()}

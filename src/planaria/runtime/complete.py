@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria.models.chat import Template, of_metadata
+from planaria.models.chat import Template, template_in
 from planaria.models.decode import Sampling, check_ids
 from planaria.models.foreign_weights import WeightsFile
 from planaria.models.generate import generate, texts
@@ -31,7 +31,7 @@ class Completer:
         """
         weights = open_weights(source, family="")
         self.place, self.tokenizer = weights.path, tokenizer_of(weights)
-        self.template: Template | None = of_metadata(weights.usage, weights.path)
+        self.template: Template | None = template_in(weights.usage, weights.path)
         """its chat template"""
         self.ends = weights.usage.ends if weights.usage is not None else ()
         """further ids after which it has no more to write"""

@@ -18,7 +18,7 @@ from planaria.common import digests, documents
 from planaria.common.errors import UserError, missing_package
 from planaria.config.model_config import AdapterConfig
 from planaria.models.initial import seed_of
-from planaria.models.transformers.loading import loaded
+from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.skeleton import in_one_line
 
 LINEAR = "linear"
@@ -67,7 +67,7 @@ class Lora:
             raise missing_package("LoRA", "peft", "lora") from error
         from transformers.pytorch_utils import Conv1D
 
-        named = {plain(name): module for name, module in layers.named_modules() if ADAPTER not in name}
+        named = {base_name(name): module for name, module in layers.named_modules() if ADAPTER not in name}
         linear = (nn.Linear.forward, Conv1D.forward)  # not that of routers which return several tensors
         matrices = {name.rpartition(".")[2] for name, module in named.items() if type(module).forward in linear}
         wanted = matrices if self.targets == (LINEAR,) else set(self.targets)
@@ -132,7 +132,7 @@ def load_base(stage: nn.Module, lora: Lora, text: str, frozen: Mapping[str, str]
             try:
                 stage.get_buffer(local).copy_(read(name))
             except RuntimeError as error:
-                raise _unlike(lora, name, error) from None
+                raise _wrong_base(lora, name, error) from None
 
 
 def base_reader(lora: Lora, text: str) -> Callable[[str], Tensor]:
@@ -146,16 +146,16 @@ def base_reader(lora: Lora, text: str) -> Callable[[str], Tensor]:
         try:
             return read(name)
         except KeyError as error:
-            raise _unlike(lora, name, error) from None
+            raise _wrong_base(lora, name, error) from None
 
     return required
 
 
-def _unlike(lora: Lora, name: str, error: Exception) -> UserError:
+def _wrong_base(lora: Lora, name: str, error: Exception) -> UserError:
     return UserError(f"{lora.base}: {name}: {in_one_line(error)}; give the weights the run started from")
 
 
-def plain(local: str) -> str:
+def base_name(local: str) -> str:
     """Return the name that a frozen weight or its matrix has without adapters."""
     return local.replace(_BASE, "")
 
@@ -185,7 +185,7 @@ def _reader(lora: Lora, text: str) -> Callable[[str], Tensor]:
 
     def read(name: str) -> Tensor:
         if name not in files:
-            return loaded(folder, text)[name]
+            return load_weights(folder, text)[name]
         with safe_open(files[name], framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
             return tensor

@@ -20,14 +20,14 @@ def signature(layer: nn.Module) -> Signature:
         (
             name,
             type(module).__qualname__,
-            tuple(sorted((key, repr(value)) for key, value in vars(module).items() if _plain(key, value))),
+            tuple(sorted((key, repr(value)) for key, value in vars(module).items() if _is_plain_setting(key, value))),
             tuple((key, tuple(parameter.shape)) for key, parameter in module.named_parameters(recurse=False)),
         )
         for name, module in layer.named_modules()
     )
 
 
-def _plain(key: str, value: object) -> bool:
+def _is_plain_setting(key: str, value: object) -> bool:
     named = not key.startswith("_") and key not in _INDEX and key != "training"
     return named and isinstance(value, str | int | float | bool | None)
 
@@ -43,7 +43,7 @@ def unlike_stages(of_layers: Sequence[int], config: ModelConfig, stages: int) ->
 
     ``of_layers``: the kind of each layer of the model.
     """
-    sequences = _sequences(of_layers, config, stages)
+    sequences = _kinds_by_stage(of_layers, config, stages)
     if len(set(sequences)) == 1:
         return ""
     first = sequences[0]
@@ -61,7 +61,7 @@ def letter(kind: int) -> str:
     return chr(ord("A") + kind % 26)
 
 
-def _sequences(of_layers: Sequence[int], config: ModelConfig, stages: int) -> list[tuple[int, ...]]:
+def _kinds_by_stage(of_layers: Sequence[int], config: ModelConfig, stages: int) -> list[tuple[int, ...]]:
     cut = (stage_layers(config, stages, stage) for stage in range(1, stages + 1))
     return [tuple(of_layers[number] for number in layers) for layers in cut]
 
@@ -72,7 +72,7 @@ def _next_cut(of_layers: Sequence[int], config: ModelConfig, stages: int) -> str
         (abs(count - stages) + abs(ends - config.ends_layers), -count, ends)
         for count in range(2, len(of_layers) + 1)
         for ends in range(len(of_layers) - count + 1)
-        if _alike(of_layers, config, count, ends)
+        if _are_alike(of_layers, config, count, ends)
     ]
     if not cuts:
         return "no cut has equal ones"
@@ -81,8 +81,8 @@ def _next_cut(of_layers: Sequence[int], config: ModelConfig, stages: int) -> str
     return f"they are alike with pipeline.stages = {-count}, model.ends_layers = {ends}{equal}"
 
 
-def _alike(of_layers: Sequence[int], config: ModelConfig, stages: int, ends: int) -> bool:
+def _are_alike(of_layers: Sequence[int], config: ModelConfig, stages: int, ends: int) -> bool:
     if (len(of_layers) - ends) % stages:
         return False
     cut = config.model_copy(update={"ends_layers": ends, "block_layers": None})
-    return len(set(_sequences(of_layers, cut, stages))) == 1
+    return len(set(_kinds_by_stage(of_layers, cut, stages))) == 1

@@ -54,7 +54,7 @@ def require_cuttable(decoder: Decoder, masked: bool) -> CutDifferences:
 
     :raises UserError: if they differ, tokens see later ones, or documents see each other.
     """
-    errors = _findings(decoder)
+    errors = _check_small_model(decoder)
     if errors.note:
         log.warning("%s", errors.note)
     kind = f"{PLACE}: model_type = {decoder.values.get('model_type')!r}"
@@ -71,7 +71,7 @@ def require_cuttable(decoder: Decoder, masked: bool) -> CutDifferences:
 
 
 @lru_cache(maxsize=8)
-def _findings(decoder: Decoder) -> CutDifferences:
+def _check_small_model(decoder: Decoder) -> CutDifferences:
     config, attention = decoder.config, decoder.attention
     try:
         return compare_with_whole(Decoder.of(shrink_config(config), attention))
@@ -103,12 +103,13 @@ def compare_with_whole(decoder: Decoder) -> CutDifferences:
             for stage, built in enumerate(stages)
             for local, parameter in built.named_parameters()
         }
-        reference = decoder.whole(named)
+        reference = decoder.assemble(named)
         torch.default_generator.manual_seed(0)
         tokens = torch.randint(2, facts.vocab, (_SAMPLES, _LENGTH + 1))
-        loss, gradient = _differences(stages, reference, named, tokens[:, :-1], tokens[:, 1:])
-        inputs, longest = tokens[:, :-1], _longest(reference)
-        return CutDifferences(loss, gradient, _future(reference, inputs), _leak(stages, inputs), longest)
+        loss, gradient = _loss_and_gradient_errors(stages, reference, named, tokens[:, :-1], tokens[:, 1:])
+        inputs = tokens[:, :-1]
+        future = _future_dependence(reference, inputs)
+        return CutDifferences(loss, gradient, future, _document_leak(stages, inputs), _position_limit(reference))
 
 
 @contextmanager
@@ -122,31 +123,31 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _differences(
+def _loss_and_gradient_errors(
     stages: list[Any], reference: Any, named: Mapping[str, nn.Parameter], tokens: Tensor, targets: Tensor
 ) -> tuple[float, float]:
     logits = reference(input_ids=tokens, use_cache=False).logits
     expected = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
     expected.backward()  # type: ignore[no-untyped-call]
-    loss = stages[0].loss(_hidden(stages, tokens), targets)
+    loss = stages[0].loss(_run_stages(stages, tokens), targets)
     loss.backward()
     stages[0].fold_gradients()
     theirs = {name: tensor.grad for name, tensor in reference.named_parameters()}
-    pairs = [(_grad(named[name]), _grad_of(theirs.get(name), named[name])) for name in named]
+    pairs = [(_grad(named[name]), _or_zeros(theirs.get(name), named[name])) for name in named]
     most = torch.stack([two.abs().max() for _, two in pairs]).max()  # NaN if one is
     difference = torch.stack([(tensor - two).abs().max() for tensor, two in pairs]).max()
     return abs(loss.item() - expected.item()) / abs(expected.item()), float(difference / most)
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:
-    return _grad_of(parameter.grad, parameter)
+    return _or_zeros(parameter.grad, parameter)
 
 
-def _grad_of(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor:
+def _or_zeros(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if gradient is None else gradient
 
 
-def _hidden(stages: list[Any], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+def _run_stages(stages: list[Any], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
     masks = () if mask is None else (mask,)
     x: Tensor = stages[0].embed(tokens, *masks)
     for block in stages[1:]:
@@ -154,7 +155,7 @@ def _hidden(stages: list[Any], tokens: Tensor, mask: Tensor | None = None) -> Te
     return x
 
 
-def _future(reference: Any, tokens: Tensor) -> float:
+def _future_dependence(reference: Any, tokens: Tensor) -> float:
     """Return the change of logits before the last token after that was changed."""
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] + 1) % 100
@@ -163,7 +164,7 @@ def _future(reference: Any, tokens: Tensor) -> float:
     return float((before - after).abs().max() / before.abs().max())
 
 
-def _longest(reference: Any) -> int | None:
+def _position_limit(reference: Any) -> int | None:
     """Return the number of positions if the model fails beyond them, as with a table of learned positions."""
     positions = getattr(reference.config, "max_position_embeddings", None)
     if not isinstance(positions, int) or not 0 < positions <= MAX_POSITIONS:
@@ -177,7 +178,7 @@ def _longest(reference: Any) -> int | None:
     return None
 
 
-def _leak(stages: list[Any], tokens: Tensor) -> float:
+def _document_leak(stages: list[Any], tokens: Tensor) -> float:
     """Return the change of the last document's logits after earlier ones were changed, and from it alone."""
     half = tokens.shape[1] // 2
     tensor = tokens.clone()
@@ -189,9 +190,9 @@ def _leak(stages: list[Any], tokens: Tensor) -> float:
     try:
         with torch.no_grad():
             first, second = (
-                ends.logits(_hidden(stages, each, document_mask(each, 1)))[:, half:] for each in (tensor, changed)
+                ends.logits(_run_stages(stages, each, document_mask(each, 1)))[:, half:] for each in (tensor, changed)
             )
-            alone = ends.logits(_hidden(stages, tensor[:, half:]))
+            alone = ends.logits(_run_stages(stages, tensor[:, half:]))
     except Exception:  # the library may raise anything, as where it takes no position ids or no masks
         return float("inf")
     difference = max(float((first - second).abs().max()), float((first - alone).abs().max()))

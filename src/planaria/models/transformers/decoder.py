@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.initial import seed_of
 from planaria.models.llama_stages import stage_layers
-from planaria.models.transformers.adapters import Lora, freeze, initialise_adapters, inject, load_base, plain
+from planaria.models.transformers.adapters import Lora, base_name, freeze, initialise_adapters, inject, load_base
 from planaria.models.transformers.alike import kinds
 from planaria.models.transformers.skeleton import (
     build_decoder,
@@ -125,7 +125,7 @@ class Decoder:
             materialise(built, device)
             built.to(device)  # buffers
         if self.lora is not None:
-            frozen = {name: self.global_name(model, stages, stage, plain(name)) for name in freeze(built)}
+            frozen = {name: self.global_name(model, stages, stage, base_name(name)) for name in freeze(built)}
             if device.type != "meta":
                 load_base(built, self.lora, self.text, frozen)
                 built.to(device)  # ties a frozen head again
@@ -168,7 +168,7 @@ class Decoder:
             for local, parameter in built.named_parameters()
         }
 
-    def whole(self, named: Mapping[str, Tensor]) -> Any:
+    def assemble(self, named: Mapping[str, Tensor]) -> Any:
         """Return the library's model with these weights, by global name.
 
         :raises RuntimeError: if a weight is missing or has no place.

@@ -17,10 +17,10 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import WeightsFile, checked_config
 from planaria.models.huggingface import INDEX, METADATA, WEIGHTS, read_tensor, tensor_shapes, tokenizer_of
-from planaria.models.model_metadata import ModelMetadata, of_folder, write_json
+from planaria.models.model_metadata import ModelMetadata, metadata_of_folder, write_json
 from planaria.models.transformers.adapters import ADAPTERS, settings_of, trained_name, write_adapters
 from planaria.models.transformers.family import decoder_of, model_section
-from planaria.models.transformers.loading import loaded
+from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.skeleton import skeleton
 
 SHARD = 1 << 30
@@ -39,26 +39,25 @@ def open_decoder(folder: Path) -> WeightsFile:
     path = folder / "config.json"
     config_json = documents.json_object(path)
     config = checked_config(path, model_section(config_json, str(path)))
+    usage = metadata_of_folder(folder, config_json, config.context)
     if (folder / ADAPTERS).is_file():
-        return _open_adapters(folder, config, of_folder(folder, config_json, config.context), exported=bool(sums))
+        return _open_adapters(folder, config, usage, exported=bool(sums))
     shapes, files = tensor_shapes(folder, str, exported=bool(sums))
     decoder = decoder_of(config)
     expected = decoder.shapes(config)
     table = decoder.facts.table
     head = decoder.facts.tied_head
     read: Callable[[str], Tensor] = partial(read_tensor, files)
-    if head in files and table in files and not _equal(read(head), read(table)):
+    if head in files and table in files and not _are_equal(read(head), read(table)):
         raise UserError(
             f"{folder}: weights: {head} differs from {table}, but {path} ties them; set tie_word_embeddings = false"
         )
     if files.keys() - {head} != expected.keys():  # the library knows which to rename, and which have no use
         fix = "give a folder of its text model alone" if "text_config" in config_json else "download it again"
-        named = loaded(folder, decoder.text, fix)
+        named = load_weights(folder, decoder.text, fix)
         shapes, read = {name: tuple(tensor.shape) for name, tensor in named.items()}, named.__getitem__
     kept = {name: shape for name, shape in shapes.items() if name in expected}  # without tied heads and buffers
-    return WeightsFile(
-        folder, config, kept, read, tokenizer_of(folder), usage=of_folder(folder, config_json, config.context)
-    )
+    return WeightsFile(folder, config, kept, read, tokenizer_of(folder), usage=usage)
 
 
 def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, exported: bool) -> WeightsFile:
@@ -70,7 +69,7 @@ def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, expo
     return WeightsFile(folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), usage=usage)
 
 
-def _equal(tensor: Tensor, other: Tensor) -> bool:
+def _are_equal(tensor: Tensor, other: Tensor) -> bool:
     return tensor.shape == other.shape and bool(torch.equal(tensor, other))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.models.decode import Sampling
-from planaria.models.transformers.loading import quiet
+from planaria.models.transformers.loading import hide_progress
 from planaria.models.transformers.skeleton import in_one_line
 
 
@@ -81,7 +81,7 @@ class _Call:
     def _run(self) -> None:
         end: Exception | None = None
         try:
-            with quiet():
+            with hide_progress():
                 self._generate()
         except Exception as error:  # the library may raise anything
             end = error

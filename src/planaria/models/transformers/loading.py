@@ -17,7 +17,7 @@ from planaria.models.transformers.skeleton import in_one_line, read_config, skel
 
 
 @lru_cache(maxsize=1)
-def loaded(folder: Path, text: str, fix: str = "download it again") -> dict[str, Tensor]:
+def load_weights(folder: Path, text: str, fix: str = "download it again") -> dict[str, Tensor]:
     """Load a folder's weights as the library does, by its names in memory; ``text``: the model's config.json.
 
     :raises UserError: if tensors are missing, ending with ``fix``, or have no place in the model.
@@ -26,7 +26,7 @@ def loaded(folder: Path, text: str, fix: str = "download it again") -> dict[str,
 
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        with quiet():
+        with hide_progress():
             model, report = load(
                 folder,
                 config=read_config(json.loads(text), str(folder)),
@@ -61,7 +61,7 @@ def _require_known_buffers(model: Any, location: str) -> None:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def hide_progress() -> Iterator[None]:
     """Hide the library's progress bars and reports."""
     from transformers.utils import logging
 

@@ -139,7 +139,7 @@ def _parameters_on_meta() -> Iterator[None]:
     """
     thread = get_ident()
 
-    def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    def move_to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta or get_ident() != thread:
             return None
         meta = type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
@@ -147,7 +147,7 @@ def _parameters_on_meta() -> Iterator[None]:
             meta.constructed = parameter.detach().clone()  # type: ignore[attr-defined]
         return meta
 
-    hook = nn.modules.module.register_module_parameter_registration_hook(moved)  # type: ignore[arg-type]
+    hook = nn.modules.module.register_module_parameter_registration_hook(move_to_meta)  # type: ignore[arg-type]
     try:
         with torch.device("cpu"):
             yield
@@ -187,7 +187,7 @@ class Passage:
     stop_at: int = -1
     """number of the layer at which the call ends before it runs; -1: none"""
 
-    def received(self, arriving: Tensor) -> Tensor:
+    def replace(self, arriving: Tensor) -> Tensor:
         """Return the hidden states that replace ``arriving``, in its dtype; ``arriving`` if there are none."""
         return arriving if self.given is None else self.given.to(arriving.dtype)
 
@@ -213,9 +213,9 @@ class AbsentLayer(nn.Module):
         hidden = args[0] if args else kwargs[_HIDDEN]
         if self._passage.stop_at == self._number:
             raise LastLayerReached(hidden, args, kwargs)
-        return self._returned(self._passage.received(hidden))
+        return self._layer_output(self._passage.replace(hidden))
 
-    def _returned(self, hidden: Tensor) -> Any:
+    def _layer_output(self, hidden: Tensor) -> Any:
         return (hidden, *(None,) * (self._in_tuple - 1)) if self._in_tuple else hidden
 
 
@@ -231,9 +231,9 @@ class OwnLayer(AbsentLayer):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._first and args:
-            args = (self._passage.received(args[0]), *args[1:])
+            args = (self._passage.replace(args[0]), *args[1:])
         elif self._first:
-            kwargs = {**kwargs, _HIDDEN: self._passage.received(kwargs[_HIDDEN])}
+            kwargs = {**kwargs, _HIDDEN: self._passage.replace(kwargs[_HIDDEN])}
         out = self._layer[0](*args, **kwargs)
         if self._last:
             raise LastLayerReached(out[0] if isinstance(out, tuple) else out)
@@ -245,7 +245,7 @@ class EndsLayer(AbsentLayer):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._passage.given is not None:
-            return self._returned(self._passage.received(args[0] if args else kwargs[_HIDDEN]))
+            return self._layer_output(self._passage.replace(args[0] if args else kwargs[_HIDDEN]))
         return self._layer[0](*args, **kwargs)
 
 
@@ -265,10 +265,10 @@ class AbsentModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         device = next((a.device for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), torch.device("cpu"))
 
-        def moved(argument: Any) -> Any:
+        def move_to_meta(argument: Any) -> Any:
             return argument.to("meta") if isinstance(argument, Tensor) else argument
 
-        out = self._module[0](*map(moved, args), **{name: moved(value) for name, value in kwargs.items()})
+        out = self._module[0](*map(move_to_meta, args), **{name: move_to_meta(value) for name, value in kwargs.items()})
         return out.new_zeros((), device=device).expand(out.shape) if isinstance(out, Tensor) else out
 
 

@@ -23,9 +23,9 @@ def pass_bytes(decoder: Decoder, model: ModelConfig, stages: int, stage: int, pa
 
     What layers share, such as rotary tables, counts for each.
     """
-    counts = [_layer(decoder, model, number, passes) for number in stage_layers(model, stages, stage)]
+    counts = [_count_layer(decoder, model, number, passes) for number in stage_layers(model, stages, stage)]
     if stage == 0:
-        counts.append(_ends(decoder, model, passes))
+        counts.append(_count_ends(decoder, model, passes))
     passes_of = [layer.bytes for layer in counts if layer is not None]
     if len(passes_of) < len(counts):
         return None
@@ -33,7 +33,8 @@ def pass_bytes(decoder: Decoder, model: ModelConfig, stages: int, stage: int, pa
     working = max(layer.working for layer in passes_of)
     if passes.recompute and stage:  # one layer at a time keeps its tensors, in its backward pass
         alone = [
-            _layer(decoder, model, n, passes._replace(recompute=False)) for n in stage_layers(model, stages, stage)
+            _count_layer(decoder, model, n, passes._replace(recompute=False))
+            for n in stage_layers(model, stages, stage)
         ]
         working = max(working, *(layer.bytes.kept + layer.bytes.working for layer in alone if layer is not None))
     return PassBytes(kept, passes_of[-1].loss if stage == 0 else 0, working)
@@ -41,7 +42,7 @@ def pass_bytes(decoder: Decoder, model: ModelConfig, stages: int, stage: int, pa
 
 def layer_work(decoder: Decoder, model: ModelConfig) -> tuple[float, ...]:
     """Return the FLOPs of each layer's passes of one sample; their parameters where these cannot be counted."""
-    counts = [_layer(decoder, model, number, _PLAIN) for number in range(model.layers)]
+    counts = [_count_layer(decoder, model, number, _PLAIN) for number in range(model.layers)]
     if any(layer is None for layer in counts):
         return tuple(map(float, layer_parameters(decoder, model)))
     return tuple(layer.work for layer in counts if layer is not None)
@@ -50,34 +51,34 @@ def layer_work(decoder: Decoder, model: ModelConfig) -> tuple[float, ...]:
 def layer_parameters(decoder: Decoder, model: ModelConfig) -> tuple[int, ...]:
     """Return the number of parameters of each layer, frozen ones included."""
     kinds = decoder.facts.kinds
-    alone = _alone(decoder, model)
-    return tuple(_size(decoder, kinds.index(kinds[number]), alone) for number in range(model.layers))
+    alone = _one_layer_stages(decoder, model)
+    return tuple(_layer_size(decoder, kinds.index(kinds[number]), alone) for number in range(model.layers))
 
 
-def _alone(decoder: Decoder, model: ModelConfig) -> ModelConfig:
+def _one_layer_stages(decoder: Decoder, model: ModelConfig) -> ModelConfig:
     """Return the whole model with one layer in each stage."""
     return model.model_copy(update={"layers": decoder.facts.layers, "ends_layers": 0, "block_layers": None})
 
 
 @lru_cache(maxsize=256)
-def _size(decoder: Decoder, number: int, alone: ModelConfig) -> int:
+def _layer_size(decoder: Decoder, number: int, alone: ModelConfig) -> int:
     with torch.device("meta"):
         built = decoder.build(alone, alone.layers, number + 1)
     frozen = built.layers.buffers() if decoder.lora is not None else ()
     return sum(tensor.numel() for tensor in (*built.layers.parameters(), *frozen))
 
 
-def _layer(decoder: Decoder, model: ModelConfig, number: int, passes: PassMode) -> Count | None:
+def _count_layer(decoder: Decoder, model: ModelConfig, number: int, passes: PassMode) -> Count | None:
     kinds = decoder.facts.kinds
-    return _counted(decoder, _alone(decoder, model), kinds.index(kinds[number]) + 1, passes)
+    return _count_stage(decoder, _one_layer_stages(decoder, model), kinds.index(kinds[number]) + 1, passes)
 
 
-def _ends(decoder: Decoder, model: ModelConfig, passes: PassMode) -> Count | None:
-    return _counted(decoder, _alone(decoder, model), 0, passes)
+def _count_ends(decoder: Decoder, model: ModelConfig, passes: PassMode) -> Count | None:
+    return _count_stage(decoder, _one_layer_stages(decoder, model), 0, passes)
 
 
 @lru_cache(maxsize=256)
-def _counted(decoder: Decoder, alone: ModelConfig, stage: int, passes: PassMode) -> Count | None:
+def _count_stage(decoder: Decoder, alone: ModelConfig, stage: int, passes: PassMode) -> Count | None:
     """Count a stage of one layer, or the ends without layers; None if an operation cannot be counted."""
     try:
         with torch.device("meta"):

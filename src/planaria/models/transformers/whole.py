@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from planaria.models.transformers.adapters import ADAPTER, base_reader, inject, merge, plain
+from planaria.models.transformers.adapters import ADAPTER, base_name, base_reader, inject, merge
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.skeleton import decoder_layers, skeleton
 
@@ -27,7 +27,7 @@ def assemble(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
         base = base_reader(decoder.lora, decoder.text)
     for name, parameter in list(model.named_parameters()):
         owner, _, attribute = name.rpartition(".")
-        tensor = read(name) if ADAPTER in name else base(plain(name))
+        tensor = read(name) if ADAPTER in name else base(base_name(name))
         weights = nn.Parameter(tensor.to(parameter.dtype), requires_grad=False)
         model.get_submodule(owner)._parameters[attribute] = weights
     model.tie_weights()
@@ -35,7 +35,7 @@ def assemble(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
     return model.eval()
 
 
-def merged(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
+def assemble_merged(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
     """Return a trainable model in fp32, with adapters added to their matrices."""
     model = assemble(decoder, read).float()
     merge(model)

@@ -18,7 +18,7 @@ from planaria.exchange.weight_message import consensus
 from planaria.models.families import build_stage, family
 from planaria.models.family import Pipelined
 from planaria.models.llama_stages import Llama
-from planaria.models.one_array import StoredParameter, parts
+from planaria.models.one_array import StoredParameter, stored_parameters
 from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import recut
@@ -216,7 +216,7 @@ def weights_of(saved: SealedCheckpoint) -> list[ParameterState]:
     atoms, model = {atom.name: atom for atom in atoms_of(saved)}, saved.manifest.model
     if not model.factored:
         return list(atoms.values())
-    part_of = parts(model, [(atom.name, atom.shape) for atom in atoms.values()])
+    part_of = stored_parameters(model, [(atom.name, atom.shape) for atom in atoms.values()])
     taken = ((name, part, atoms[part.of]) for name, part in part_of.items())
     return [_Taken(name, part.shape, None, atom.scale, {}, atom, part) for name, part, atom in taken]
 

@@ -25,10 +25,10 @@ from planaria.models.packing import (
     PackedTensor,
     PackingError,
     Spec,
-    begun_digest,
     digest,
     digest_table,
     entries,
+    start_digest,
     state_of,
     summary,
     weights_digest,
@@ -326,7 +326,7 @@ def reading(held: StageContents) -> Iterator[Callable[[str], Tensor]]:
 
 def _checked(held: StageContents, file: tensor_file.TensorFile, key: str, read: Callable[[str, Seen], Read]) -> Read:
     """Return an entry from ``read`` after checking its digest; UserError as in :func:`read_stage`."""
-    hasher = begun_digest(key, *file.header.specs[key])
+    hasher = start_digest(key, *file.header.specs[key])
     with _refusing(held.path):  # names this file, since others may be open
         content = read(key, hasher.update if held.digested else lambda piece: None)
     if held.digested and hasher.digest() != held.entries[key].sha256:

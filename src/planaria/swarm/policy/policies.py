@@ -20,7 +20,7 @@ from planaria.models.decode import decode
 from planaria.models.gguf_file import is_gguf, read_metadata
 from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
 from planaria.models.llama_stages import Llama
-from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf, table
+from planaria.models.model_metadata import ModelMetadata, json_table, metadata_of_folder, metadata_of_gguf
 from planaria.models.transformers.adapters import (
     ADAPTER,
     ADAPTERS,
@@ -33,7 +33,7 @@ from planaria.models.transformers.adapters import (
 )
 from planaria.models.transformers.family import decoder_of
 from planaria.models.transformers.skeleton import materialise
-from planaria.models.transformers.whole import merged
+from planaria.models.transformers.whole import assemble_merged
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders
@@ -164,15 +164,17 @@ def open_policy(path: str, lora_rank: int = 0, seed: int = 0, chat: bool = True)
 def _with_base(folder: Path) -> Any:
     """Return the model of the adapters that a run exported into ``folder``, merged."""
     weights = open_weights(folder, "transformers")
-    return merged(decoder_of(weights.config), weights.tensor)
+    return assemble_merged(decoder_of(weights.config), weights.tensor)
 
 
 def usage_of(path: Path, context: int) -> ModelMetadata | None:
     """Return the usage data that came with the weights at ``path``."""
     if path.is_dir():
         folder = is_exported(path)
-        return of_folder(path, table(path / "config.json"), context) if folder else run_folders.model_metadata_of(path)
-    return of_gguf(read_metadata(path).values, context) if is_gguf(path) else None
+        if folder:
+            return metadata_of_folder(path, json_table(path / "config.json"), context)
+        return run_folders.model_metadata_of(path)
+    return metadata_of_gguf(read_metadata(path).values, context) if is_gguf(path) else None
 
 
 def _own(path: Path) -> tuple[Llama, Tokenizer]:
@@ -207,7 +209,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     if not file.is_file():
         raise UserError(f"{folder}: no tokenizer.json; save its tokenizer there (the fast kind)")
     for name in ("generation_config.json", "config.json"):
-        result = table(folder / name).get("eos_token_id")
+        result = json_table(folder / name).get("eos_token_id")
         end = result[0] if isinstance(result, list) and result else result
         if type(end) is int:
             return Tokenizer.open(file, end)
