@@ -45,7 +45,7 @@ from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
 from planaria.lab.inline.engine import InlineEngine
 from planaria.models.family import Pipelined
 from planaria.models.llama_stages import Llama, global_name, parameter_count
-from planaria.pipeline.routing.skipping import visits
+from planaria.pipeline.routing.skipping import visits_per_microbatch
 from planaria.recovery.echo import Echo
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.engine.stage_omission import omissions
@@ -341,7 +341,7 @@ def compute(config: RunConfig) -> float:
     """Return the parameters that one token uses in a training step: its layers and the head."""
     model, stages = config.model, config.pipeline.stages
     two, one = (parameter_count(model.model_copy(update={"layers": layers})) for layers in (2, 1))
-    return model.vocab * model.dim + (two - one) * (1 + visits(stages, config.routing.skip))
+    return model.vocab * model.dim + (two - one) * (1 + visits_per_microbatch(stages, config.routing.skip))
 
 
 def skipping_train(given: Namespace, arm: str, seed: int) -> Outcome:

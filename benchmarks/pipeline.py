@@ -35,8 +35,8 @@ from planaria.lab.compare.clock import clock_of
 from planaria.lab.inline.engine import InlineEngine
 from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_bytes
 from planaria.pipeline.plan.bound import lower_bound
-from planaria.pipeline.plan.build import plan_for
-from planaria.pipeline.routing import full, routes
+from planaria.pipeline.plan.build import build_plan
+from planaria.pipeline.routing import full_routes, routes
 from planaria.runtime.prediction.copy_costs import costs_of_copies
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.resolved_config import ResolvedRun
@@ -104,7 +104,7 @@ def even(stages: int, microbatches: int, order: Order, forward_s: float = 0.010,
 def measure(case: Case, name: str, steps: int) -> Outcome:
     """Run ``steps`` steps of the case on the fleet, and ask the simulator and the bound about one."""
     config = case.config(name, steps + SKIP)
-    plan = plan_for(config.pipeline, full(case.stages, case.microbatches))
+    plan = build_plan(config.pipeline, full_routes(case.stages, case.microbatches))
     costs, size = Costs(config.network), message_bytes(config.model, config.pipeline)
     bound = lower_bound(plan, costs, size)
     return Outcome(step_seconds(finished(config), SKIP), simulate(plan, costs, size).step_s, bound.step_s, bound.binds)
@@ -304,7 +304,7 @@ def counted_on_fleet(config: RunConfig) -> float:
     finished(config, around=around)
     sent = counters[0].bytes
     pipeline = config.pipeline
-    plan = plan_for(pipeline, routes(config, 0))
+    plan = build_plan(pipeline, routes(config, 0))
     return sent / ROUND - sum(simulate(plan, UNIT, message_bytes(config.model, pipeline)).sent_bytes.values())
 
 

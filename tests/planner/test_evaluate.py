@@ -26,7 +26,7 @@ from instances import (
 
 from planaria.common.errors import UserError
 from planaria.pipeline.plan.actions import Key
-from planaria.pipeline.plan.build import first_come
+from planaria.pipeline.plan.build import simulate_first_come
 from planaria.planner.baselines import along_columns, along_rows
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.problem import PlanningProblem, Solution
@@ -43,7 +43,7 @@ def compare(problem: PlanningProblem, plan: Solution) -> int:
     done, over = np.zeros(len(plan.origin), np.int64), np.zeros(problem.nodes, np.int64)
     step = makespan(problem.tables, plan.origin, plan.path, done, over)
     try:
-        clock = first_come(plan.routes, problem.memory, problem.prices)
+        clock = simulate_first_come(plan.routes, problem.memory, problem.prices)
     except UserError as error:
         assert "memory deadlocks" in str(error)
         assert step == NEVER

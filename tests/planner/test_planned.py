@@ -13,7 +13,7 @@ from instances import CA, NO_TC2, any_plan, problems, published, published_plan
 from planaria.common.errors import UserError
 from planaria.pipeline.network.costs import MessageCosts
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.pipeline.plan.build import compile_plan, first_come
+from planaria.pipeline.plan.build import compile_plan, simulate_first_come
 from planaria.pipeline.plan.check import check
 from planaria.pipeline.plan.clock import PlanSimulation
 from planaria.planner.evaluate import NEVER
@@ -60,7 +60,8 @@ def test_a_planned_plan_is_valid_and_repeats_its_clock(problem: PlanningProblem,
     assume(step_ns(problem, solution) < NEVER)
     plan = plan_of(problem, solution)
     assert check(plan) == []
-    first, clock = first_come(solution.routes, problem.memory, problem.prices), PlanSimulation(plan, problem.prices)
+    first = simulate_first_come(solution.routes, problem.memory, problem.prices)
+    clock = PlanSimulation(plan, problem.prices)
     assert clock.run() == first.now
     times = {a.key: (s, e) for a, s, e in zip(first.graph.actions, first.starts, first.ends, strict=True)}
     assert {a.key: (s, e) for a, s, e in zip(clock.graph.actions, clock.starts, clock.ends, strict=True)} == times
@@ -89,10 +90,10 @@ def test_published_plans_stay_within_memory_at_any_other_speed(speed: int) -> No
 
 def test_a_node_without_a_slot_limit_holds_any_number() -> None:
     problem, routes = published(), published_plan(CA).routes
-    free = first_come(routes, {}, problem.prices)
+    free = simulate_first_come(routes, {}, problem.prices)
     assert max(most_held(free).values()) == 6
     assert check(compile_plan(routes, {}, problem.prices)) == []
-    some = first_come(routes, {0: 1}, problem.prices)
+    some = simulate_first_come(routes, {0: 1}, problem.prices)
     assert most_held(some)[0] == 1
     assert free.now < some.now
 
@@ -109,7 +110,7 @@ class Near(MessageCosts):
 
 def test_backwards_precede_forwards_and_forwards_run_in_order_of_arrival() -> None:
     """They arrive at 3, 2 and 1; the first backward arrives at 13, long after the last forward."""
-    clock = first_come([(0, 1, 0), (2, 1, 2), (3, 1, 3)], dict.fromkeys(range(4), 3), Near())
+    clock = simulate_first_come([(0, 1, 0), (2, 1, 2), (3, 1, 3)], dict.fromkeys(range(4), 3), Near())
     ran = [clock.graph.actions[n] for n in clock.ran[1]]
     assert [f"{action.kind} {action.microbatch}" for action in ran] == [
         "forward 2", "forward 1", "backward 2", "forward 0", "backward 1", "backward 0",

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.models.families import stage_parameters
 from planaria.pipeline.network import topology
-from planaria.pipeline.plan.build import first_come
+from planaria.pipeline.plan.build import simulate_first_come
 from planaria.planner.certificate import ALL, best_of_all, certificate, plans
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import find_violations
@@ -32,7 +32,7 @@ seeds = st.integers(0, 2**32)
 
 def simulated(problem: PlanningProblem, plan: Solution) -> int:
     """Return the step by the object-based clock: the last passes, then messages to each stage's hub and back."""
-    clock = first_come(plan.routes, problem.memory, problem.prices)
+    clock = simulate_first_come(plan.routes, problem.memory, problem.prices)
     ends = {node: max((clock.ends[n] for n in ran), default=0) for node, ran in clock.ran.items()}
     if not problem.summed:
         return max(ends.values())

@@ -1,4 +1,4 @@
-"""The time of a step: ``pipeline.plan.build.first_come`` compiled over arrays, for searches.
+"""The time of a step: ``pipeline.plan.build.simulate_first_come`` compiled over arrays, for searches.
 
 It simulates the same events to the nanosecond; ``tests/planner`` compares the two. A microbatch is always in one place:
 it waits at a node, is processed there, or travels.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planaria.common.errors import UserError
-from planaria.pipeline.plan.build import first_come
+from planaria.pipeline.plan.build import simulate_first_come
 from planaria.planner.problem import ROLES, PlanningProblem, Solution, broken_order
 from planaria.planner.tables import Ints
 
@@ -39,8 +39,8 @@ class Violation(NamedTuple):
 
 
 def planned_passes(problem: PlanningProblem, solution: Solution) -> PlannedPasses:
-    """Return the times for which a plan is made, from ``plan.build.first_come``."""
-    clock = first_come(solution.routes, problem.memory, problem.prices)
+    """Return the times for which a plan is made, from ``plan.build.simulate_first_come``."""
+    clock = simulate_first_come(solution.routes, problem.memory, problem.prices)
     length = 2 * (problem.visits + 2)
     starts, ends = np.zeros((problem.count, length), np.int64), np.zeros((problem.count, length), np.int64)
     for n, action in enumerate(clock.graph.actions):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planaria.pipeline.routing.skipping import balanced, reordered
+from planaria.pipeline.routing.skipping import balanced_sets, swap_neighbours
 from planaria.planner.problem import BLOCK, ROLES, PlanningProblem, Solution, stage_of
 
 
@@ -16,13 +16,13 @@ def random_routes(problem: PlanningProblem, stages: list[list[int]], rng: random
 
     :raises UserError: when ``problem.jump`` is too short for the visits.
     """
-    routes = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
+    routes = balanced_sets(len(stages) - 1, problem.visits, problem.jump, rng)
     load = [0] * problem.nodes
     origin, path = [], []
     for _ in range(problem.microbatches):
         for data_node in stages[0]:
             walk = []
-            for s in reordered(next(routes), rng.randint(0, swaps), problem.jump, rng):
+            for s in swap_neighbours(next(routes), rng.randint(0, swaps), problem.jump, rng):
                 node = min(stages[s], key=lambda n: (load[n], rng.random()))
                 load[node] += 1
                 walk.append(node)
@@ -38,7 +38,7 @@ def greedy(problem: PlanningProblem, rng: random.Random) -> Solution:
     stages and, in each, the nearest and least loaded node.
     """
     stages = _dealt(problem, rng)
-    routes = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
+    routes = balanced_sets(len(stages) - 1, problem.visits, problem.jump, rng)
     near = NearestRoutes(problem)
     letting = [(data_node, next(routes)) for _ in range(problem.microbatches) for data_node in stages[0]]
     return near.solution(stages, [(data_node, near.walk(data_node, route, stages)) for data_node, route in letting])

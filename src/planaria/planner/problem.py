@@ -14,7 +14,7 @@ from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import MessageCosts, message_bytes
 from planaria.pipeline.network.topology import Topology
 from planaria.pipeline.plan.actions import Route
-from planaria.pipeline.routing.skipping import cc3_violation, visits
+from planaria.pipeline.routing.skipping import cc3_violation, visits_per_microbatch
 from planaria.planner.tables import NO_SUMS, CostTables, Ints, round_trip
 
 ENTRY, BLOCK, RETURN = range(3)
@@ -163,7 +163,7 @@ def problem_of(config: RunConfig, topology: Topology) -> PlanningProblem:
         site=np.array([sites.index(node.site) for node in nodes], np.int64),
         sizes=(data_nodes, *_even(len(nodes) - data_nodes, stages)),
         microbatches=pipeline.microbatches // data_nodes,
-        visits=visits(stages, routing.skip),
+        visits=visits_per_microbatch(stages, routing.skip),
         swaps=routing.swaps,
         jump=routing.max_jump,
         forward=_times(config, topology, "forward"),

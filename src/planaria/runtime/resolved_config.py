@@ -14,9 +14,9 @@ from planaria.exchange.base import Exchange
 from planaria.exchange.registry import exchange
 from planaria.pipeline.network.costs import Costs, MessageCosts, message_bytes
 from planaria.pipeline.plan.actions import Route, StepPlan
-from planaria.pipeline.plan.build import build, compile_plan, plan_for
-from planaria.pipeline.routing import routes, without
-from planaria.pipeline.routing.arrangement import Arrangement, columns, mixed_routes, replicated
+from planaria.pipeline.plan.build import build_plan, compile_plan, plan_routes
+from planaria.pipeline.routing import routes, skip_stages
+from planaria.pipeline.routing.arrangement import Arrangement, mix_routes, replicate_nodes, replicate_routes
 from planaria.planner.schedule import Schedule, read
 from planaria.recovery import recovery
 from planaria.recovery.chain import Chain
@@ -57,7 +57,7 @@ class ResolvedRun:
         """All nodes of the run."""
         if self.schedule is not None:
             return Arrangement(dict(enumerate(self.schedule.stages)))
-        return replicated(self.most_replicas, self.config.pipeline.stages)
+        return replicate_nodes(self.most_replicas, self.config.pipeline.stages)
 
     @property
     def most_replicas(self) -> int:
@@ -106,8 +106,8 @@ class ResolvedRun:
             return [tuple(route) for route in self.schedule.routes]
         paths, count, stages = routes(self.config, step), self.most_replicas, self.config.pipeline.stages
         if self.config.routing.mixed:
-            return mixed_routes(paths, count, stages, self.config.seed, step)
-        return columns(paths, count, stages)
+            return mix_routes(paths, count, stages, self.config.seed, step)
+        return replicate_routes(paths, count, stages)
 
     def training(
         self, step: int, absent: Collection[int] = (), detour: Sequence[Sequence[int]] = (), replica: int = 0
@@ -117,7 +117,7 @@ class ResolvedRun:
             return self._compiled(tuple(map(tuple, detour or self.schedule.routes)), True)
         own = self.column(replica).stage
         walked = [route for route in self.routes(step) if route[0] in own]
-        return self._compiled(tuple(without(walked, absent)), True)
+        return self._compiled(tuple(skip_stages(walked, absent)), True)
 
     def plan_of_replica(self, step: int, replica: int, microbatches: Sequence[int]) -> StepPlan:
         """Return the plan of one replica's own passes of these microbatches (from 0) over its own nodes, for replicas
@@ -138,8 +138,8 @@ class ResolvedRun:
         if train and self.schedule is not None:
             return compile_plan(walked, self.schedule.problem.memory, self.prices)
         if self.replicas_per_plan > 1:  # each replica limits admission itself
-            return build(walked, self.config.pipeline.order, len(walked), train)
-        return plan_for(self.config.pipeline, walked, train)
+            return plan_routes(walked, self.config.pipeline.order, len(walked), train)
+        return build_plan(self.config.pipeline, walked, train)
 
     @cached_property
     def prices(self) -> MessageCosts:

@@ -40,7 +40,7 @@ def link(latency: float, bandwidth: float) -> MeasuredLink:
 
 @given(st.integers(0, 41))
 def test_every_pair_occurs_once_and_no_node_twice_in_a_round(nodes: int) -> None:
-    found = measurement.rounds(nodes)
+    found = measurement.pair_rounds(nodes)
     assert sorted(pair for pairs in found for pair in pairs) == list(combinations(range(nodes), 2))
     for pairs in found:
         assert max(Counter(node for pair in pairs for node in pair).values()) == 1
@@ -52,7 +52,7 @@ def test_every_pair_occurs_once_and_no_node_twice_in_a_round(nodes: int) -> None
 def test_a_batch_stays_within_the_capacity(nodes: int, data: st.DataObject) -> None:
     pairs = list(combinations(range(nodes), 2))
     demand = {pair: data.draw(st.sampled_from([1.0, 30.0, 60.0, 100.0, 500.0, float("inf")])) for pair in pairs}
-    found = measurement.batches(nodes, demand, 100.0)
+    found = measurement.pair_batches(nodes, demand, 100.0)
     assert sorted(pair for batch in found for pair in batch) == pairs
     for batch in found:
         assert max(Counter(node for pair in batch for node in pair).values()) == 1
@@ -61,15 +61,15 @@ def test_a_batch_stays_within_the_capacity(nodes: int, data: st.DataObject) -> N
 
 def test_slow_links_are_measured_in_whole_rounds_and_real_ones_alone() -> None:
     pairs = list(combinations(range(6), 2))
-    assert measurement.batches(6, dict.fromkeys(pairs, 1.0), 100.0) == measurement.rounds(6)
-    alone = measurement.batches(6, dict.fromkeys(pairs, float("inf")), 100.0)
-    assert alone == [[pair] for batch in measurement.rounds(6) for pair in batch]
+    assert measurement.pair_batches(6, dict.fromkeys(pairs, 1.0), 100.0) == measurement.pair_rounds(6)
+    alone = measurement.pair_batches(6, dict.fromkeys(pairs, float("inf")), 100.0)
+    assert alone == [[pair] for batch in measurement.pair_rounds(6) for pair in batch]
 
 
 @given(TIMES, TIMES, SPEEDS, SPEEDS)
 def test_latency_and_bandwidth_are_separated_each_way(there: float, back: float, up: float, down: float) -> None:
     own, other = samples(there, up, large=1 << 20), samples(back, down, large=1 << 20)
-    for found, speed in ((measurement.estimate(own, other), up), (measurement.estimate(other, own), down)):
+    for found, speed in ((measurement.estimate_link(own, other), up), (measurement.estimate_link(other, own), down)):
         assert found.latency.value == pytest.approx((there + back) / 2)  # both ends measured the same round trip
         # Limited by the precision of doubles.
         assert found.bandwidth.value == pytest.approx(speed, rel=1e-3)
@@ -77,16 +77,16 @@ def test_latency_and_bandwidth_are_separated_each_way(there: float, back: float,
 
 def test_delays_widen_the_spread_and_keep_the_median() -> None:
     calm, rough = samples(0.02, 1e6), samples(0.02, 1e6, late=5.0)
-    found = measurement.estimate(rough, rough)
+    found = measurement.estimate_link(rough, rough)
     assert found.latency == (pytest.approx(0.02), pytest.approx(0.02), pytest.approx(2.52))
     assert found.bandwidth.value == pytest.approx(1e6)
     assert found.bandwidth.low < 2e4 < 0.99e6 < found.bandwidth.high
-    assert measurement.estimate(calm, calm).bandwidth == (pytest.approx(1e6),) * 3
+    assert measurement.estimate_link(calm, calm).bandwidth == (pytest.approx(1e6),) * 3
 
 
 def test_a_large_message_that_was_no_slower_gives_a_lower_bound() -> None:
     inverted = NodeSamples(round_trips=[0.1], small=10, large=1000, passages=[(0.3, 0.2)])
-    assert measurement.estimate(inverted, inverted).bandwidth == (5000.0, 5000.0, 5000.0)
+    assert measurement.estimate_link(inverted, inverted).bandwidth == (5000.0, 5000.0, 5000.0)
 
 
 @given(SPEEDS, st.floats(0.0, 2.0))
@@ -156,7 +156,7 @@ def test_the_written_topology_has_the_measured_values(sites: list[str], queueing
         nodes.append(Node(f"{site} {seen[site]}", site, data.draw(TIMES), data.draw(st.integers(1, 9)), role))
     links = {(a, b): link(data.draw(TIMES), data.draw(SPEEDS)) for a in sites for b in sites if a != b or seen[a] > 1}
     with TemporaryDirectory() as folder:
-        for name, text in measurement.files(nodes, links, queueing).items():
+        for name, text in measurement.topology_files(nodes, links, queueing).items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         found = read(Path(folder) / "topology.toml")
     assert found.nodes == tuple(nodes)
@@ -174,7 +174,7 @@ def test_links_are_emulated_by_topology_or_network_if_enabled() -> None:
     links = {("Bern", "Oslo"): (0.02, 1e6), ("Oslo", "Bern"): (0.04, 2e6)}
     topology = Topology((BERN, OSLO), links, overhead_s=0.01, scale=0.5)
     on = NetworkConfig(emulate=True, latency_s=0.3, bandwidth=5e5)
-    assert measurement.emulated(on, topology, BERN, OSLO) == (pytest.approx(0.015), pytest.approx(2e6))
-    assert measurement.emulated(on, topology, OSLO, BERN) == (pytest.approx(0.025), pytest.approx(4e6))
-    assert measurement.emulated(on, None, BERN, OSLO) == (0.3, 5e5)
-    assert measurement.emulated(NetworkConfig(latency_s=0.3), topology, BERN, OSLO) == (0.0, None)
+    assert measurement.emulated_link(on, topology, BERN, OSLO) == (pytest.approx(0.015), pytest.approx(2e6))
+    assert measurement.emulated_link(on, topology, OSLO, BERN) == (pytest.approx(0.025), pytest.approx(4e6))
+    assert measurement.emulated_link(on, None, BERN, OSLO) == (0.3, 5e5)
+    assert measurement.emulated_link(NetworkConfig(latency_s=0.3), topology, BERN, OSLO) == (0.0, None)

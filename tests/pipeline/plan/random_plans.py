@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from planaria.config.schema import NetworkConfig
 from planaria.pipeline.network.costs import Costs
 from planaria.pipeline.plan.actions import Route, StepPlan
-from planaria.pipeline.plan.build import build
+from planaria.pipeline.plan.build import plan_routes
 
 
 @st.composite
@@ -25,7 +25,7 @@ def plans(draw: st.DrawFn, backward: bool | None = None) -> StepPlan:
     chosen = draw(routes())
     order = draw(st.sampled_from(["1f1b", "gpipe"]))
     in_flight = draw(st.integers(1, len(chosen)))
-    return build(chosen, order, in_flight, draw(st.booleans()) if backward is None else backward)
+    return plan_routes(chosen, order, in_flight, draw(st.booleans()) if backward is None else backward)
 
 
 @st.composite

@@ -8,7 +8,7 @@ from random_plans import plans
 
 from planaria.common.errors import UserError
 from planaria.pipeline.plan.actions import Key, StepPlan, topological_order
-from planaria.pipeline.plan.build import build
+from planaria.pipeline.plan.build import plan_routes
 
 
 def most_alive(plan: StepPlan) -> int:
@@ -46,14 +46,14 @@ def test_memory_stays_within_the_plan(plan: StepPlan) -> None:
 
 def test_a_stage_takes_the_first_ready_action_of_its_list() -> None:
     """The order of the list counts, not the number of the microbatch."""
-    plan = build([(0, 1, 0)] * 2, "gpipe", 2)
+    plan = plan_routes([(0, 1, 0)] * 2, "gpipe", 2)
     swapped = replace(plan, actions=plan.actions | {0: tuple(sorted(plan.actions[0], key=lambda a: -a.microbatch))})
     entries = [a.microbatch for a in topological_order(swapped) if a.kind == "forward" and a.hop == 0]
     assert entries == [1, 0]
 
 
 def test_a_cycle_is_refused_with_its_actions() -> None:
-    plan = build([(0, 1, 2, 0)], "1f1b", 1)
+    plan = plan_routes([(0, 1, 2, 0)], "1f1b", 1)
     forward, *rest = sorted(plan.actions[1], key=lambda a: a.kind != "forward")
     waiting = replace(forward, after=(Key("backward", 0, 1),))
     f, b = r"F0\.1←0→2( at stage 1)?", r"B0\.1←2→0( at stage 1)?"
@@ -62,7 +62,7 @@ def test_a_cycle_is_refused_with_its_actions() -> None:
 
 
 def test_a_long_cycle_and_a_duplicate_are_refused() -> None:
-    plan = build([(0, 1, 2, 3, 4, 5, 6, 1, 0)], "1f1b", 1)
+    plan = plan_routes([(0, 1, 2, 3, 4, 5, 6, 1, 0)], "1f1b", 1)
     early, *rest = sorted(plan.actions[1], key=lambda a: (a.kind != "forward", a.hop))
     waiting = replace(early, after=(Key("forward", 0, 7),))
     with pytest.raises(

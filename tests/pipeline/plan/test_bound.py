@@ -10,14 +10,14 @@ from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import UNIT, Costs
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.bound import lower_bound
-from planaria.pipeline.plan.build import build
+from planaria.pipeline.plan.build import plan_routes
 from planaria.runtime.prediction.simulate import simulate
 
 both = MessageBytes.both
 
 
 def straight(stages: int, microbatches: int, order: str = "gpipe", in_flight: int | None = None) -> StepPlan:
-    return build([(0, *range(1, stages + 1), 0)] * microbatches, order, in_flight or microbatches)
+    return plan_routes([(0, *range(1, stages + 1), 0)] * microbatches, order, in_flight or microbatches)
 
 
 def free_ends(stages: int, f: float, b: float) -> Costs:
@@ -67,5 +67,5 @@ def test_the_free_embedding_is_not_busy_time_of_stage_0() -> None:
 
 
 def test_an_evaluation_has_a_bound_too() -> None:
-    plan = build([(0, 1, 2, 0)] * 3, "1f1b", 3, backward=False)
+    plan = plan_routes([(0, 1, 2, 0)] * 3, "1f1b", 3, backward=False)
     assert lower_bound(plan, free_ends(2, 1.0, 9.0), both(0)).step_s == 4.0

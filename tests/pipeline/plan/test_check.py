@@ -10,10 +10,10 @@ from random_plans import plans
 
 from planaria.common.errors import UserError
 from planaria.pipeline.plan.actions import Action, Key, StepPlan
-from planaria.pipeline.plan.build import build
+from planaria.pipeline.plan.build import plan_routes
 from planaria.pipeline.plan.check import check, require
 
-PLAN = build([(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (0, 1, 3, 0)], "1f1b", 2)
+PLAN = plan_routes([(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (0, 1, 3, 0)], "1f1b", 2)
 
 
 def changed(plan: StepPlan, key: Key, change: Callable[[Action], tuple[Action, ...]]) -> StepPlan:
@@ -90,7 +90,7 @@ def test_a_missing_wait_is_reported(key: Key, dropped: Key) -> None:
 
 
 def test_a_wait_for_too_early_a_microbatch_is_reported() -> None:
-    plan = build([(0, 1, 0)] * 4, "1f1b", 2)
+    plan = plan_routes([(0, 1, 0)] * 4, "1f1b", 2)
     early = changed(plan, Key("forward", 3, 0), lambda a: (replace(a, after=(Key("backward", 0, 0),)),))
     [problem] = check(early)
     assert problem.startswith("the forward of microbatch 3 at stage 0, hop 0, may start with 2 microbatches under way")

@@ -17,7 +17,7 @@ from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import Costs, MessageCosts
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.bound import lower_bound
-from planaria.pipeline.plan.build import build
+from planaria.pipeline.plan.build import plan_routes
 from planaria.runtime.prediction.simulate import simulate
 
 both = MessageBytes.both
@@ -28,7 +28,7 @@ def staged(prices: Costs, bandwidth: float | None, overlap: bool = True) -> Cost
 
 
 def straight(stages: int, microbatches: int, in_flight: int | None = None) -> StepPlan:
-    return build([(0, *range(1, stages + 1), 0)] * microbatches, "1f1b", in_flight or microbatches)
+    return plan_routes([(0, *range(1, stages + 1), 0)] * microbatches, "1f1b", in_flight or microbatches)
 
 
 def network(**given: Any) -> Costs:
@@ -67,7 +67,7 @@ def test_long_copies_bind_and_each_direction_is_sequential() -> None:
 
 def test_a_device_copies_sequentially_for_both_neighbours() -> None:
     """Two messages arrive at stage 3 at the same time over separate links."""
-    plan = build([(0, 1, 3, 0), (0, 2, 3, 0)], "gpipe", 2, backward=False)
+    plan = plan_routes([(0, 1, 3, 0), (0, 2, 3, 0)], "gpipe", 2, backward=False)
     prices = Costs(NetworkConfig(forward_s=[0.0, 1.0, 1.0, 1.0], staging_bandwidth=1.0))
     # Copied off stage 0 at (1, 2), onto the next at (2, 3), computed at (3, 4), onto stage 3 at (5, 6), done at (6, 7).
     assert [(span.start, span.end) for span in simulate(plan, prices, both(1)).spans[3]] == [(5.0, 6.0), (6.0, 7.0)]

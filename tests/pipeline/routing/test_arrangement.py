@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.pipeline.routing.arrangement import Arrangement, columns, mixed_routes, node_of, replicated
+from planaria.pipeline.routing.arrangement import Arrangement, mix_routes, node_of, replicate_nodes, replicate_routes
 
 SHARED = Arrangement({0: [0, 3], 1: [1, 7], 2: [4, 2]})
 
@@ -43,23 +43,23 @@ WAYS = [(0, 1, 2, 3, 0), (0, 2, 1, 3, 0)]
 
 
 def test_each_replica_uses_its_own_nodes() -> None:
-    assert columns(WAYS, 2, 3) == [(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (4, 5, 6, 7, 4), (4, 6, 5, 7, 4)]
-    assert replicated(1, 3).spine == (0, 1, 2, 3, 0)
-    assert replicated(2, 3).nodes(2) == (2, 6) == (node_of(0, 2, 3), node_of(1, 2, 3))
+    assert replicate_routes(WAYS, 2, 3) == [(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (4, 5, 6, 7, 4), (4, 6, 5, 7, 4)]
+    assert replicate_nodes(1, 3).spine == (0, 1, 2, 3, 0)
+    assert replicate_nodes(2, 3).nodes(2) == (2, 6) == (node_of(0, 2, 3), node_of(1, 2, 3))
 
 
 @given(st.integers(1, 9), st.integers(0, 99), st.integers(0, 99))
 def test_mixed_routes_visit_the_same_stages_with_equal_load(replicas: int, seed: int, step: int) -> None:
-    routes = mixed_routes(WAYS, replicas, 3, seed, step)
-    stage = replicated(replicas, 3).stage
+    routes = mix_routes(WAYS, replicas, 3, seed, step)
+    stage = replicate_nodes(replicas, 3).stage
     assert [tuple(stage[node] for node in route) for route in routes] == WAYS * replicas
     assert [route[0] for route in routes] == [node_of(r, 0, 3) for r in range(replicas) for _ in WAYS]
     assert all(route[0] == route[-1] for route in routes), "targets are at the microbatch's origin"
     for i in range(len(WAYS)):
         for hop in range(1, 4):
             assert len({route[hop] for route in routes[i :: len(WAYS)]}) == replicas
-    assert routes == mixed_routes(WAYS, replicas, 3, seed, step)
+    assert routes == mix_routes(WAYS, replicas, 3, seed, step)
 
 
 def test_every_step_mixes_differently() -> None:
-    assert len({tuple(mixed_routes(WAYS, 4, 3, 1, step)) for step in range(20)}) == 20
+    assert len({tuple(mix_routes(WAYS, 4, 3, 1, step)) for step in range(20)}) == 20

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig, PipelineConfig, RoutingConfig, RunConfig
 from planaria.pipeline.routing import routes
-from planaria.pipeline.routing.skipping import cc3_violation, visits
+from planaria.pipeline.routing.skipping import cc3_violation, visits_per_microbatch
 
 
 def recipe(
@@ -34,7 +34,7 @@ def recipes(draw: st.DrawFn) -> RunConfig:
         draw(st.integers(1, 40)),
         skip,
         draw(st.integers(0, 4)),
-        draw(st.integers(stages - visits(stages, skip) + 1, 14)),
+        draw(st.integers(stages - visits_per_microbatch(stages, skip) + 1, 14)),
         draw(st.integers(0, 2**32)),
     )
 
@@ -55,7 +55,7 @@ def test_every_route_obeys_the_rules(config: RunConfig, step: int) -> None:
     assert len(drawn) == config.pipeline.microbatches
     for first, *walk, last in drawn:
         assert (first, last) == (0, 0)
-        assert len(walk) == len(set(walk)) == visits(stages, shape.skip)
+        assert len(walk) == len(set(walk)) == visits_per_microbatch(stages, shape.skip)
         assert min(walk) >= 1 and max(walk) <= stages
         assert cc3_violation(walk, shape.swaps, shape.max_jump) == ""
 
@@ -118,13 +118,14 @@ def test_a_jump_too_short_for_so_few_visits_is_refused() -> None:
     [(5, 0.33, 3), (7, 0.25, 5), (3, 0.25, 2), (4, 0.0, 4), (4, 0.5, 2), (6, 0.34, 4), (1, 0.9, 1), (10, 0.99, 1)],
 )
 def test_visits_are_rounded_and_at_least_one(stages: int, skip: float, wanted: int) -> None:
-    assert visits(stages, skip) == wanted
+    assert visits_per_microbatch(stages, skip) == wanted
 
 
 @settings(max_examples=200)
 @given(st.integers(1, 30), st.floats(0, 0.999))
 def test_visits_are_within_half_a_stage(stages: int, skip: float) -> None:
-    assert abs(visits(stages, skip) - (1 - skip) * stages) <= 0.5 or visits(stages, skip) == 1
+    visits = visits_per_microbatch(stages, skip)
+    assert abs(visits - (1 - skip) * stages) <= 0.5 or visits == 1
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from planaria.control.log.log_segments import FULL
 from planaria.control.log.logs import RunLog
 from planaria.control.log.run_record import StepMetric, ValidationMetric
 from planaria.pipeline.plan.actions import Key, StepPlan
-from planaria.pipeline.plan.build import plan_for
+from planaria.pipeline.plan.build import build_plan
 
 STAGES, MICROBATCHES, STEPS = 4, 8, 40
 ACTIVATION = 4 * 128 * 128 * 4  # bytes: samples x tokens x dim x fp32
@@ -75,7 +75,7 @@ class Synthesis:
             pipeline=PipelineConfig(stages=STAGES, microbatches=MICROBATCHES),
             train=TrainConfig(steps=self.steps, eval_every=10),
         )
-        self.plan = plan_for(self.config.pipeline, [(*range(STAGES + 1), 0)] * MICROBATCHES)
+        self.plan = build_plan(self.config.pipeline, [(*range(STAGES + 1), 0)] * MICROBATCHES)
         self.log = RunLog(self.folder, self.full)
         self.t = 1000.0
         self.holders = {stage: f"w{stage}" for stage in range(STAGES + 1)}

@@ -14,7 +14,7 @@ from tiny_engine import Recipe, config_in, engine_of, lose, losses, raw, whole
 from planaria.common.errors import UserError
 from planaria.lab.inline.engine import InlineEngine
 from planaria.models.state import StageState
-from planaria.pipeline.plan.build import plan_for
+from planaria.pipeline.plan.build import build_plan
 from planaria.pipeline.routing import routes
 from planaria.recovery.base import Copy
 from planaria.recovery.chain import ChainPlan
@@ -210,7 +210,7 @@ def half_a_step(engine: InlineEngine) -> None:
     """Do a step without its commit, then drop it, as when another worker dies."""
     pipeline = engine.config.pipeline
     engine._deliver("before")
-    plan = plan_for(pipeline, routes(engine.config, engine.step))
+    plan = build_plan(pipeline, routes(engine.config, engine.step))
     engine._carry_out(plan, engine._train, engine.step * pipeline.samples, train=True)
     for runner in engine.runners.values():
         runner.finish()

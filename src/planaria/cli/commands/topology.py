@@ -11,7 +11,14 @@ from planaria.cli.commands.schedule import topology_of
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import MBIT
-from planaria.pipeline.network.measurement import MeasuredLink, NodePair, Quartiles, between_sites, emulated, files
+from planaria.pipeline.network.measurement import (
+    MeasuredLink,
+    NodePair,
+    Quartiles,
+    between_sites,
+    emulated_link,
+    topology_files,
+)
 from planaria.pipeline.network.topology import Node, NodeGroup, Topology
 from planaria.report.observe.bars import SurveyProgress
 from planaria.report.tables import Table, show
@@ -30,7 +37,7 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
     topology, nodes = _nodes(config, recipe, count)
     _require_folder(to)
     ordered = permutations(range(len(nodes)), 2)
-    lines = {(a, b): emulated(config.network, topology, nodes[a], nodes[b]) for a, b in ordered}
+    lines = {(a, b): emulated_link(config.network, topology, nodes[a], nodes[b]) for a, b in ordered}
     with SurveyProgress(len(lines) // 2, quiet) as progress:
 
         def report(pair: NodePair, there: MeasuredLink, back: MeasuredLink) -> None:
@@ -40,7 +47,7 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
 
         measured = survey(config.fleet, [node.name for node in nodes], lines, report)
     links = between_sites(nodes, measured)
-    write(to, files(nodes, links, queueing=topology is None or topology.queueing))
+    write(to, topology_files(nodes, links, queueing=topology is None or topology.queueing))
     _show(nodes, links)
     print(f"topology      {to / 'topology.toml'}")
     return 0

@@ -41,8 +41,8 @@ def offsets(visit: Visit, leg: Leg, rows: int) -> list[int]:
     """Return the offset in the table of each row of a message."""
     state = 0
     for number in (*visit, leg == "backward"):
-        state = _mixed((state ^ (number & _MASK)) + _GOLDEN & _MASK)
-    return [_mixed(state + (row + 1) * _GOLDEN & _MASK) % (_TABLE - ROW) for row in range(rows)]
+        state = _splitmix64((state ^ (number & _MASK)) + _GOLDEN & _MASK)
+    return [_splitmix64(state + (row + 1) * _GOLDEN & _MASK) % (_TABLE - ROW) for row in range(rows)]
 
 
 @cache
@@ -64,7 +64,7 @@ def uniform(starts: Sequence[int], count: int, device: torch.device) -> Tensor:
     return table(device)[rows.view(-1)[:count]]
 
 
-def _mixed(z: int) -> int:
+def _splitmix64(z: int) -> int:
     """Return the output of splitmix64 for the state ``z``."""
     z = (z ^ (z >> 30)) * _FIRST & _MASK
     z = (z ^ (z >> 27)) * _SECOND & _MASK

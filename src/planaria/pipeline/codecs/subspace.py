@@ -57,10 +57,10 @@ class SubspaceCodec(WireCodec):
         return self.backward != 16
 
     def layout(self, shape: Shape, leg: Leg) -> tuple[tuple[int, ...], torch.dtype]:
-        return (self._numbers(shape, leg) + self._id_bytes(leg) * math.prod(shape[:2]),), torch.uint8
+        return (self._number_bytes(shape, leg) + self._id_bytes(leg) * math.prod(shape[:2]),), torch.uint8
 
     def encode(self, x: Tensor, leg: Leg, visit: Visit, ids: Tensor | None = None) -> Tensor:
-        numbers = self._inner(leg).encode(self.space.coordinates(x, ids), leg, visit).view(-1).view(torch.uint8)
+        numbers = self._inner_codec(leg).encode(self.space.coordinates(x, ids), leg, visit).view(-1).view(torch.uint8)
         if leg == "backward":
             return numbers
         assert ids is not None, "activations in a subspace need their token ids"
@@ -68,15 +68,15 @@ class SubspaceCodec(WireCodec):
         return torch.cat([numbers, id_bytes.reshape(-1)])
 
     def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
-        inner, own = self._inner(leg), self._within(shape)
+        inner, own = self._inner_codec(leg), self._inner_shape(shape)
         inner_shape, dtype = inner.layout(own, leg)
-        numbers = message[: self._numbers(shape, leg)].view(dtype).view(inner_shape)
+        numbers = message[: self._number_bytes(shape, leg)].view(dtype).view(inner_shape)
         return self.space.restore(inner.decode(numbers, own, leg), self.ids(message, shape, leg))
 
     def ids(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor | None:
         if leg == "backward":
             return None
-        sent = message[self._numbers(shape, leg) :].view(-1, self._id_bytes(leg))
+        sent = message[self._number_bytes(shape, leg) :].view(-1, self._id_bytes(leg))
         id_bytes = torch.zeros(len(sent), _ID_BYTES, dtype=torch.uint8, device=message.device)
         id_bytes[:, : sent.shape[1]] = sent
         return id_bytes.view(torch.int64).view(tuple(shape[:2]))
@@ -85,9 +85,9 @@ class SubspaceCodec(WireCodec):
         ids = self.ids(message, shape, leg)
         if ids is not None and (largest := int(ids.max())) >= self.space.vocab:
             return f"token id {largest} of a vocabulary of {self.space.vocab}"
-        inner, own = self._inner(leg), self._within(shape)
+        inner, own = self._inner_codec(leg), self._inner_shape(shape)
         inner_shape, dtype = inner.layout(own, leg)
-        return inner.invalid_reason(message[: self._numbers(shape, leg)].view(dtype).view(inner_shape), own, leg)
+        return inner.invalid_reason(message[: self._number_bytes(shape, leg)].view(dtype).view(inner_shape), own, leg)
 
     @property
     def space(self) -> Subspace:
@@ -95,17 +95,17 @@ class SubspaceCodec(WireCodec):
         assert self._space is not None, "for_model gives a codec its subspace"
         return self._space
 
-    def _inner(self, leg: Leg) -> WireCodec:
+    def _inner_codec(self, leg: Leg) -> WireCodec:
         """Return the codec of the k numbers."""
         bits = self.forward if leg == "forward" else self.backward
         return Bf16() if bits == 16 else GroupQuantiser(forward=bits, backward=bits, group=self.group)
 
-    def _within(self, shape: Shape) -> tuple[int, ...]:
+    def _inner_shape(self, shape: Shape) -> tuple[int, ...]:
         return (*shape[:2], self.rank)
 
-    def _numbers(self, shape: Shape, leg: Leg) -> int:
+    def _number_bytes(self, shape: Shape, leg: Leg) -> int:
         """Return the bytes of the k numbers of all tokens."""
-        return tensor_bytes(*self._inner(leg).layout(self._within(shape), leg))
+        return tensor_bytes(*self._inner_codec(leg).layout(self._inner_shape(shape), leg))
 
     def _id_bytes(self, leg: Leg) -> int:
         if leg == "backward":

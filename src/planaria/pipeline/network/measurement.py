@@ -59,7 +59,7 @@ class MeasuredLink(NamedTuple):
     bandwidth: Quartiles
 
 
-def rounds(nodes: int) -> list[list[NodePair]]:
+def pair_rounds(nodes: int) -> list[list[NodePair]]:
     """Return every pair of ``nodes`` exactly once, in the fewest rounds; no node is twice in a round.
 
     One node is fixed and the others rotate by one place per round (the circle method: a 1-factorisation of the complete
@@ -74,14 +74,14 @@ def rounds(nodes: int) -> list[list[NodePair]]:
     return [pairs for pairs in scheduled if pairs]
 
 
-def batches(nodes: int, demand: Mapping[NodePair, float], capacity: float) -> list[list[NodePair]]:
+def pair_batches(nodes: int, demand: Mapping[NodePair, float], capacity: float) -> list[list[NodePair]]:
     """Return the pairs to measure together, batch after batch: rounds, cut so that pairs do not interfere.
 
     ``demand`` is the capacity of a pair's link (bytes per second); a batch takes at most ``capacity``. A pair that
     takes more is measured alone.
     """
     batched: list[list[NodePair]] = []
-    for pairs in rounds(nodes):
+    for pairs in pair_rounds(nodes):
         room = -1.0
         for pair in pairs:
             if demand[pair] > room:
@@ -101,13 +101,13 @@ def next_size(size: int, seconds: float, round_trip: float) -> int:
     return max(MIN_BYTES, min(MAX_BYTES, int(size * TARGET_S / passage)))
 
 
-def estimate(own: NodeSamples, peer: NodeSamples) -> MeasuredLink:
+def estimate_link(own: NodeSamples, peer: NodeSamples) -> MeasuredLink:
     """Return the link from the node that measured ``own`` to the one that measured ``peer``.
 
     Latency is half the round trip, because clocks of two machines differ. Bandwidth is for this direction.
     """
-    latency = spread([trip / 2 for trip in own.round_trips + peer.round_trips])
-    return MeasuredLink(latency, spread([_bandwidth(own.small, own.large, *pair) for pair in own.passages]))
+    latency = quartiles([trip / 2 for trip in own.round_trips + peer.round_trips])
+    return MeasuredLink(latency, quartiles([_bandwidth(own.small, own.large, *pair) for pair in own.passages]))
 
 
 def _bandwidth(small: int, large: int, small_s: float, large_s: float) -> float:
@@ -119,7 +119,7 @@ def _bandwidth(small: int, large: int, small_s: float, large_s: float) -> float:
     return (large - small) / more if more > 0 and large > small else large / large_s
 
 
-def spread(numbers: Sequence[float]) -> Quartiles:
+def quartiles(numbers: Sequence[float]) -> Quartiles:
     """Return the median and the quartiles."""
     if len(numbers) == 1:
         return Quartiles(numbers[0], numbers[0], numbers[0])
@@ -143,7 +143,7 @@ def _merge(several: Sequence[Quartiles]) -> Quartiles:
     return Quartiles(statistics.median(middles), min(lows), max(highs))
 
 
-def emulated(network: NetworkConfig, topology: Topology | None, a: Node, b: Node) -> tuple[float, float | None]:
+def emulated_link(network: NetworkConfig, topology: Topology | None, a: Node, b: Node) -> tuple[float, float | None]:
     """Return the emulated latency (seconds) and bandwidth (bytes per second) from ``a`` to ``b``; (0, None) if not
     emulated."""
     if not network.emulate:
@@ -153,7 +153,9 @@ def emulated(network: NetworkConfig, topology: Topology | None, a: Node, b: Node
     return topology.latency_s(a.site, b.site), 1 / topology.transmit_s(a.site, b.site, 1)
 
 
-def files(nodes: Sequence[Node], links: Mapping[tuple[str, str], MeasuredLink], queueing: bool) -> dict[str, str]:
+def topology_files(
+    nodes: Sequence[Node], links: Mapping[tuple[str, str], MeasuredLink], queueing: bool
+) -> dict[str, str]:
     """Return file name → text: two tables and, last, the topology that names them, as ``network.topology`` reads them.
 
     A site without a link to itself has an empty cell; the topology's ``same_site`` applies.
@@ -166,12 +168,12 @@ def files(nodes: Sequence[Node], links: Mapping[tuple[str, str], MeasuredLink], 
     kept = [{"site": n.site, "speed": n.speed, "memory": n.memory, "role": n.role} for n in nodes]
     tree = {"matrix": {name: f"{name}.csv" for name in tables}, "queueing": queueing, "nodes": kept}
     head = "# Measured by `planaria network measure`: to be read with network.link_time_scale = 1.\n"
-    return {f"{name}.csv": _table(sites, numbers) for name, numbers in tables.items()} | {
+    return {f"{name}.csv": _csv_table(sites, numbers) for name, numbers in tables.items()} | {
         "topology.toml": head + tomli_w.dumps(tree)
     }
 
 
-def _table(sites: Sequence[str], numbers: Mapping[tuple[str, str], float]) -> str:
+def _csv_table(sites: Sequence[str], numbers: Mapping[tuple[str, str], float]) -> str:
     """Return a square CSV table, with six digits per number."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

@@ -91,18 +91,18 @@ def path_network(
     :raises UserError: naming the file, the entry and the fix.
     """
     _require_known(file, entries, matrix, relay, sites)
-    made = _Making(file, entries, matrix, relay)
+    made = _PathBuilder(file, entries, matrix, relay)
     for entry in entries:
         for a, b in combinations(entry.sites, 2):
             made.add(entry, a, b)
             made.add(entry, b, a)
     for a, b in product(sorted(sites), repeat=2):
         if a != b and (a, b) not in made.paths:
-            made.plain(a, b)
+            made.add_direct(a, b)
     return PathNetwork({pair: tuple(paths) for pair, paths in made.paths.items()}, made.capacity)
 
 
-class _Making:
+class _PathBuilder:
     def __init__(self, file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None) -> None:
         self.file, self.matrix, self.relay = file, matrix, relay
         self.direct: dict[frozenset[str], list[LinkEntry]] = {}
@@ -115,16 +115,16 @@ class _Making:
 
     def add(self, entry: LinkEntry, a: str, b: str) -> None:
         """Add the paths of an entry from ``a`` to ``b``: several if its relay is reached over several links."""
-        paths = [self._link(entry, a, b)] if entry.via is None else self._relayed(entry, a, b)
+        paths = [self._link(entry, a, b)] if entry.via is None else self._relay_paths(entry, a, b)
         known = self.paths.setdefault((a, b), [])
         known += paths
         if len(known) > MAX_PATHS:
             raise UserError(f"{self.file}: link: {a} and {b} are joined by more than {MAX_PATHS} paths; list fewer")
         self._add_to_count(len(paths))
 
-    def plain(self, a: str, b: str) -> None:
+    def add_direct(self, a: str, b: str) -> None:
         """Add the only path between sites that no entry joins."""
-        if (given := _of(self.matrix, a, b)) is None:
+        if (given := _link_between(self.matrix, a, b)) is None:
             raise UserError(f"{self.file}: link: nothing joins {a} and {b}; add a [[link]] with sites = [{a!r}, {b!r}]")
         name = f"{a} → {b}"
         self.capacity[name] = given[1]
@@ -137,7 +137,7 @@ class _Making:
             raise UserError(f"{self.file}: link: sites are joined by more than {MAX_IN_ALL} paths in all; list fewer")
 
     def _link(self, entry: LinkEntry, a: str, b: str) -> Path:
-        given = _of(self.matrix, a, b)
+        given = _link_between(self.matrix, a, b)
         latency = None if given is None else given[0]
         bandwidth = None if given is None else given[1]
         if entry.latency_ms is not None:
@@ -151,7 +151,7 @@ class _Making:
         self.capacity[name] = bandwidth
         return Path(entry.id, a, b, (name,), latency)
 
-    def _relayed(self, entry: LinkEntry, a: str, b: str) -> list[Path]:
+    def _relay_paths(self, entry: LinkEntry, a: str, b: str) -> list[Path]:
         """Return the paths through a relay. Bytes are forwarded piece by piece, without waiting for the whole
         message."""
         site = self.relay if entry.via == RELAY else entry.via
@@ -161,7 +161,7 @@ class _Making:
             own = (f"relay {entry.id}",)
             self.capacity[own[0]] = entry.bandwidth_mbit * MBIT
         paths = []
-        there, back = self._leg(entry, a, site), self._leg(entry, site, b)
+        there, back = self._relay_legs(entry, a, site), self._relay_legs(entry, site, b)
         for first, second in product(there, back):
             which = [leg.id for leg, legs in ((first, there), (second, back)) if len(legs) > 1]
             name = f"{entry.id} ({', '.join(which)})" if which else entry.id
@@ -169,11 +169,11 @@ class _Making:
             paths.append(Path(name, a, b, (*first.links, *own, *second.links), latency))
         return paths
 
-    def _leg(self, entry: LinkEntry, a: str, b: str) -> list[Path]:
+    def _relay_legs(self, entry: LinkEntry, a: str, b: str) -> list[Path]:
         """Return the links between a site and a relay's."""
         if listed := self.direct.get(frozenset((a, b))):
             return [self._link(direct, a, b) for direct in listed]
-        if (given := _of(self.matrix, a, b)) is None:
+        if (given := _link_between(self.matrix, a, b)) is None:
             joined = " and ".join(entry.sites)
             raise UserError(
                 f"{self.file}: link {entry.id!r}: via = {entry.via!r} does not join {joined}: there is no link "
@@ -211,7 +211,7 @@ def _require_known(file: File, entries: Sequence[LinkEntry], matrix: Links, rela
             raise UserError(f"{where}: via = {entry.via!r}: {at} is one of the sites that it joins; leave via out")
 
 
-def _of(matrix: Links, a: str, b: str) -> tuple[float, float] | None:
+def _link_between(matrix: Links, a: str, b: str) -> tuple[float, float] | None:
     return matrix.get((a, b)) or matrix.get((b, a))
 
 

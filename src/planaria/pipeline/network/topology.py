@@ -186,7 +186,7 @@ def read(path: Path, scale: float = 1.0) -> Topology:
         if not parsed.link:
             raise UserError(f"{path}: matrix: not given; name one, or join all sites by [[link]] entries")
     elif isinstance(parsed.matrix, MatrixFiles):
-        links = _from_csv(path, parsed.matrix)
+        links = _read_links(path, parsed.matrix)
     elif parsed.matrix in MATRICES:
         links = MATRICES[parsed.matrix]()
     else:
@@ -194,7 +194,7 @@ def read(path: Path, scale: float = 1.0) -> Topology:
     sites = {site for pair in links for site in pair} or {group.site for group in parsed.nodes}
     sites |= {site for entry in parsed.link for site in entry.sites}
     if parsed.relay is not None and parsed.matrix is not None:
-        links |= _relayed(path, links, parsed.relay, sites)
+        links |= _links_via_relay(path, links, parsed.relay, sites)
     same = (parsed.same_site.latency_ms / 1000, parsed.same_site.bandwidth_mbit * MBIT)
     for site in sites:
         links.setdefault((site, site), same)
@@ -208,11 +208,11 @@ def read(path: Path, scale: float = 1.0) -> Topology:
             seen[group.site] += 1
             name = f"{group.site} {seen[group.site]}"
             nodes.append(Node(name, group.site, group.speed, group.memory, group.role))
-    several = _several(path, parsed, links) if parsed.link else None
+    several = _paths_between_sites(path, parsed, links) if parsed.link else None
     return Topology(tuple(nodes), links, parsed.overhead_s, parsed.queueing, scale, several)
 
 
-def _several(path: Path, parsed: TopologyFile, links: Links) -> PathNetwork:
+def _paths_between_sites(path: Path, parsed: TopologyFile, links: Links) -> PathNetwork:
     """Return the paths of ``[[link]]`` between the sites of nodes."""
     between = {pair: link for pair, link in links.items() if pair[0] != pair[1]}
     at = None if parsed.relay is None else parsed.relay.site
@@ -230,7 +230,7 @@ def _parse(path: Path) -> TopologyFile:
         raise UserError(f"{path}: {documents.first(error, TopologyFile, values=True)}") from None
 
 
-def _relayed(path: Path, links: Links, relay: RelayedSites, sites: set[str]) -> Links:
+def _links_via_relay(path: Path, links: Links, relay: RelayedSites, sites: set[str]) -> Links:
     """Return the links between hidden sites: via the relay, at the speed of the slower link.
 
     Bytes are forwarded piece by piece (``runtime/transport/relay.py``).
@@ -246,16 +246,16 @@ def _relayed(path: Path, links: Links, relay: RelayedSites, sites: set[str]) -> 
     return through
 
 
-def _from_csv(path: Path, files: MatrixFiles) -> Links:
-    latency = _numbers(path.parent / files.latency_ms, lowest=0.0)
-    bandwidth = _numbers(path.parent / files.bandwidth_mbit, lowest=MIN_MBIT)
+def _read_links(path: Path, files: MatrixFiles) -> Links:
+    latency = _read_matrix(path.parent / files.latency_ms, lowest=0.0)
+    bandwidth = _read_matrix(path.parent / files.bandwidth_mbit, lowest=MIN_MBIT)
     if latency.keys() != bandwidth.keys():
         invalid = sorted(latency.keys() ^ bandwidth.keys())[0]
         raise UserError(f"{path}: matrix: {invalid[0]} - {invalid[1]} is in one of the two files only")
     return {pair: (latency[pair] / 1000, bandwidth[pair] * MBIT) for pair in latency}
 
 
-def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
+def _read_matrix(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     """Return the numbers of a square table; an empty cell means the same link as from the other side."""
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; a topology's matrix names it")
@@ -274,7 +274,7 @@ def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
             raise UserError(f"{path}: row {site!r} does not fit the first row's {len(sites)} sites")
         for target, cell in zip(sites, cells, strict=False):
             if cell.strip():
-                numbers[site, target] = _number(path, site, target, cell, lowest)
+                numbers[site, target] = _parse_cell(path, site, target, cell, lowest)
     for a in sites:
         for b in sites:
             if a != b and (a, b) not in numbers and (b, a) not in numbers:
@@ -282,7 +282,7 @@ def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     return numbers
 
 
-def _number(path: Path, site: str, target: str, cell: str, lowest: float) -> float:
+def _parse_cell(path: Path, site: str, target: str, cell: str, lowest: float) -> float:
     try:
         number = float(cell)
     except ValueError:

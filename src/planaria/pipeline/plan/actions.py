@@ -107,7 +107,7 @@ class Graph:
         return self.local[n] if self.receiver[n] < 0 else (*self.local[n], self.receiver[n])
 
 
-def graph(plan: StepPlan) -> Graph:
+def build_graph(plan: StepPlan) -> Graph:
     """Number the actions of ``plan``, which may be one that cannot finish.
 
     :raises UserError: if it has an action twice.
@@ -133,7 +133,7 @@ def graph(plan: StepPlan) -> Graph:
     return Graph(actions, indices, waits, local, receiver)
 
 
-def deadlock(numbered: Graph, done: Iterable[int]) -> UserError:
+def deadlock_error(numbered: Graph, done: Iterable[int]) -> UserError:
     """Return the error for a plan of which only the actions ``done`` can finish.
 
     It names a cycle of actions, or one that waits for an action missing in the plan.
@@ -161,14 +161,14 @@ def topological_order(plan: StepPlan) -> list[Action]:
 
     :raises UserError: naming actions, if no order exists.
     """
-    numbered = graph(plan)
-    order = feasible(numbered)
+    numbered = build_graph(plan)
+    order = feasible_actions(numbered)
     if len(order) < len(numbered.actions):
-        raise deadlock(numbered, order)
+        raise deadlock_error(numbered, order)
     return [numbered.actions[n] for n in order]
 
 
-def feasible(numbered: Graph) -> list[int]:
+def feasible_actions(numbered: Graph) -> list[int]:
     """Return the numbers of all actions that can finish, in the order of :func:`topological_order`."""
 
     def rank(n: int) -> tuple[bool, int, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import Costs, MessageCosts
-from planaria.pipeline.plan.actions import Graph, StepPlan, deadlock, feasible, graph
+from planaria.pipeline.plan.actions import Graph, StepPlan, build_graph, deadlock_error, feasible_actions
 
 
 @dataclass(frozen=True)
@@ -32,32 +32,33 @@ def lower_bound(plan: StepPlan, costs: Costs, message_bytes: MessageBytes) -> St
 
     :raises UserError: if the plan deadlocks.
     """
-    prices, numbered = MessageCosts(costs, message_bytes), graph(plan)
-    order = feasible(numbered)
+    prices, numbered = MessageCosts(costs, message_bytes), build_graph(plan)
+    order = feasible_actions(numbered)
     if len(order) < len(numbered.actions):
-        raise deadlock(numbered, order)
+        raise deadlock_error(numbered, order)
     compute = [prices.compute(action.kind, action.node, action.hop) for action in numbered.actions]
-    carry = [_carry(numbered, n, prices) for n in range(len(compute))]
-    heads, tails = _heads(numbered, order, compute, carry), _tails(numbered, order, compute, carry)
+    carry = [_message_time(numbered, n, prices) for n in range(len(compute))]
+    heads = _earliest_starts(numbered, order, compute, carry)
+    tails = _shortest_remainders(numbered, order, compute, carry)
     chain = max(head + work + tail for head, work, tail in zip(heads, compute, tails, strict=True))
     terms = [
-        *_microbatches(numbered, compute, carry),
-        (chain, f"chain of microbatches ({_memory(plan)})"),
-        *_stages(numbered, compute, heads, tails),
-        *_lanes(numbered, prices, compute, heads, tails),
+        *_microbatch_terms(numbered, compute, carry),
+        (chain, f"chain of microbatches ({_describe_memory_limit(plan)})"),
+        *_stage_terms(numbered, compute, heads, tails),
+        *_link_terms(numbered, prices, compute, heads, tails),
     ]
     ticks, binds = max(terms, key=lambda term: term[0])  # the first of equals: the simplest reason
     return StepBound(MessageCosts.seconds(ticks), binds)
 
 
-def _memory(plan: StepPlan) -> str:
+def _describe_memory_limit(plan: StepPlan) -> str:
     """Describe the memory limit of the nodes, or of the one that admits microbatches."""
     if plan.slots.keys() == {0}:
         return f"in_flight = {plan.slots[0]}"
     return "memory for " + " or ".join(map(str, sorted(set(plan.slots.values())))) + " at a node"
 
 
-def _carry(numbered: Graph, n: int, prices: MessageCosts) -> int:
+def _message_time(numbered: Graph, n: int, prices: MessageCosts) -> int:
     """Return the time of the message that action ``n`` sends, with its copies; 0 if it sends none."""
     receiver = numbered.receiver[n]
     if receiver < 0:
@@ -66,7 +67,7 @@ def _carry(numbered: Graph, n: int, prices: MessageCosts) -> int:
     return prices.carry(action.node, numbered.actions[receiver].node, action.kind) + 2 * prices.staging
 
 
-def _heads(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
+def _earliest_starts(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
     """Return the earliest start of each action."""
     heads = [0] * len(order)
     for n in order:
@@ -78,7 +79,7 @@ def _heads(numbered: Graph, order: list[int], compute: list[int], carry: list[in
     return heads
 
 
-def _tails(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
+def _shortest_remainders(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
     """Return the least time from the end of each action to the end of the step."""
     tails = [0] * len(order)
     for n in reversed(order):
@@ -92,7 +93,7 @@ def _tails(numbered: Graph, order: list[int], compute: list[int], carry: list[in
 Term = tuple[int, str]
 
 
-def _microbatches(numbered: Graph, compute: list[int], carry: list[int]) -> Iterator[Term]:
+def _microbatch_terms(numbered: Graph, compute: list[int], carry: list[int]) -> Iterator[Term]:
     alone: dict[int, int] = defaultdict(int)
     for action, work, sent in zip(numbered.actions, compute, carry, strict=True):
         alone[action.microbatch] += work + sent
@@ -100,7 +101,7 @@ def _microbatches(numbered: Graph, compute: list[int], carry: list[int]) -> Iter
         yield ticks, f"microbatch {microbatch}"
 
 
-def _stages(numbered: Graph, compute: list[int], heads: list[int], tails: list[int]) -> Iterator[Term]:
+def _stage_terms(numbered: Graph, compute: list[int], heads: list[int], tails: list[int]) -> Iterator[Term]:
     own: dict[int, list[int]] = defaultdict(list)
     for n, action in enumerate(numbered.actions):
         if compute[n]:  # free work may be outside the stage's busy time
@@ -110,7 +111,7 @@ def _stages(numbered: Graph, compute: list[int], heads: list[int], tails: list[i
         yield first + sum(compute[n] for n in todo) + last, f"stage {stage}"
 
 
-def _lanes(
+def _link_terms(
     numbered: Graph, prices: MessageCosts, compute: list[int], heads: list[int], tails: list[int]
 ) -> Iterator[Term]:
     """Yield terms of links, and of a device's copies each way, which serve one message at a time."""

@@ -14,7 +14,7 @@ from planaria.pipeline.plan.actions import Action, Key, Route, StepPlan
 from planaria.pipeline.plan.clock import FirstComeClock, PlanSimulation
 
 
-def build(routes: Sequence[Route], order: str, limit: int, backward: bool = True) -> StepPlan:
+def plan_routes(routes: Sequence[Route], order: str, limit: int, backward: bool = True) -> StepPlan:
     """Return the plan that sends microbatch ``i`` along ``routes[i]``.
 
     ``order`` is 'gpipe' or '1f1b'. At most ``limit`` microbatches are between their embedding and their last
@@ -23,7 +23,7 @@ def build(routes: Sequence[Route], order: str, limit: int, backward: bool = True
     """
     if not backward:
         return _build(routes, order, limit, backward, {})
-    return _build(routes, order, limit, backward, _turns(routes, order, limit))
+    return _build(routes, order, limit, backward, _order_of_sums(routes, order, limit))
 
 
 def _build(
@@ -32,7 +32,7 @@ def _build(
     """Return the plan in which each backward also waits for its predecessor in ``predecessors``, if any."""
     lists: dict[int, list[Action]] = defaultdict(list)
     for forward, back in visits(routes):
-        admission = _admission(forward.microbatch, forward.hop, limit, backward)
+        admission = _admitting_action(forward.microbatch, forward.hop, limit, backward)
         lists[forward.node].append(replace(forward, after=admission))
         if backward:
             turn = (predecessors[back.key],) if back.key in predecessors else ()
@@ -58,12 +58,12 @@ def visits(routes: Sequence[Route]) -> Iterator[tuple[Action, Action]]:
             yield forward, Action("backward", i, hop, node, behind, before, (forward.key,))
 
 
-def plan_for(config: PipelineConfig, routes: Sequence[Route], backward: bool = True) -> StepPlan:
+def build_plan(config: PipelineConfig, routes: Sequence[Route], backward: bool = True) -> StepPlan:
     """Return the plan of a recipe's pipeline section over these routes."""
-    return build(routes, config.order, in_flight(config, len(routes)), backward)
+    return plan_routes(routes, config.order, max_in_flight(config, len(routes)), backward)
 
 
-def in_flight(config: PipelineConfig, microbatches: int) -> int:
+def max_in_flight(config: PipelineConfig, microbatches: int) -> int:
     """Return how many of a step's microbatches may be in flight at once.
 
     By default 1F1B has two per worker: with one, slow links or an expensive stage 0 leave the pipeline half empty.
@@ -72,14 +72,14 @@ def in_flight(config: PipelineConfig, microbatches: int) -> int:
     return min(config.in_flight or default, microbatches)
 
 
-def _admission(i: int, hop: int, limit: int, backward: bool) -> tuple[Key, ...]:
+def _admitting_action(i: int, hop: int, limit: int, backward: bool) -> tuple[Key, ...]:
     """Return the action after which a microbatch may start: the last backward of the one ``limit`` before it."""
     if hop or not backward or i < limit:
         return ()
     return (Key("backward", i - limit, 0),)
 
 
-def _turns(routes: Sequence[Route], order: str, limit: int) -> dict[Key, Key]:
+def _order_of_sums(routes: Sequence[Route], order: str, limit: int) -> dict[Key, Key]:
     """Return backward → the previous backward that adds to the same gradient.
 
     On equal routes, the order is that of microbatches. On crossing routes that order would make microbatches wait at
@@ -104,7 +104,7 @@ def backward_predecessors(executed: Iterable[Action]) -> dict[Key, Key]:
     return {later: earlier for keys in sums.values() for earlier, later in pairwise(keys)}
 
 
-def first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCosts) -> FirstComeClock:
+def simulate_first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCosts) -> FirstComeClock:
     """Simulate one step in which microbatch ``i`` takes ``routes[i]``, to its end.
 
     Nodes prefer backwards and losses, then the earliest arrival; a node holds at most ``slots`` microbatches between
@@ -123,23 +123,23 @@ def first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: Messag
 
 
 def compile_plan(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCosts) -> StepPlan:
-    """Return the plan that repeats :func:`first_come` at these prices and is safe at any other.
+    """Return the plan that repeats :func:`simulate_first_come` at these prices and is safe at any other.
 
     Each node prefers the order of that simulation, and a forward waits for the backward that freed its slot there.
     Every wait then refers to an earlier action of one execution: the plan cannot deadlock, and no node exceeds
     ``slots``, whatever the real times are.
     """
-    clock = first_come(routes, slots, prices)
+    clock = simulate_first_come(routes, slots, prices)
     ran = {node: [clock.graph.actions[n] for n in numbers] for node, numbers in clock.ran.items()}
     before = backward_predecessors(action for actions in ran.values() for action in actions)
     return StepPlan(
         routes=tuple(tuple(route) for route in routes),
         slots={node: slots[node] for node in ran if node in slots},
-        actions={node: tuple(_compiled(actions, slots.get(node), before)) for node, actions in sorted(ran.items())},
+        actions={node: tuple(_with_waits(actions, slots.get(node), before)) for node, actions in sorted(ran.items())},
     )
 
 
-def _compiled(actions: Sequence[Action], slots: int | None, before: Mapping[Key, Key]) -> list[Action]:
+def _with_waits(actions: Sequence[Action], slots: int | None, before: Mapping[Key, Key]) -> list[Action]:
     freed = [action.key for action in actions if action.kind == "backward" and not action.returns]
     begun, compiled = 0, []
     for action in actions:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from planaria.common.errors import UserError
 from planaria.pipeline.network.costs import MessageCosts
-from planaria.pipeline.plan.actions import Action, Key, StepPlan, deadlock, graph
+from planaria.pipeline.plan.actions import Action, Key, StepPlan, build_graph, deadlock_error
 from planaria.pipeline.plan.bound import StepBound
 
 _ENDS, _ARRIVES, _FREE, _LANDS = range(4)
@@ -31,7 +31,7 @@ class PlanSimulation:
     """A running simulation. Actions are numbers in ``graph``; times are nanoseconds."""
 
     def __init__(self, plan: StepPlan, prices: MessageCosts) -> None:
-        self.graph = graph(plan)
+        self.graph = build_graph(plan)
         self.prices = prices
         self.waits = list(self.graph.waits)
         self.now = 0
@@ -56,33 +56,33 @@ class PlanSimulation:
         """Run to the end and return the time."""
         for number, count in enumerate(self.waits):
             if not count:
-                self._ready(number)
+                self._on_ready(number)
         self._choose()
         while self.events:
             self.now = self.events[0][0]
             while self.events and self.events[0][0] == self.now:
                 _, number, event = heapq.heappop(self.events)
                 if event == _ARRIVES:
-                    self._satisfy(number)
+                    self._resolve_dependency(number)
                 elif event == _ENDS:
                     self._end(number)
                 elif event == _LANDS:
                     copied = self._copy(self.copied_onto, self.graph.actions[number].node)
                     heapq.heappush(self.events, (copied, number, _ARRIVES))
                 else:
-                    self._free(number)
+                    self._release_node(number)
             self._choose()
         if sum(map(len, self.ran.values())) < len(self.waits):
-            raise self._stuck()
+            raise self._deadlock()
         return self.now
 
-    def _stuck(self) -> UserError:
-        return deadlock(self.graph, [n for ran in self.ran.values() for n in ran])
+    def _deadlock(self) -> UserError:
+        return deadlock_error(self.graph, [n for ran in self.ran.values() for n in ran])
 
     def _choose(self) -> None:
         """Let idle nodes with events take their next action."""
         for node in self.woken:
-            if self.idle[node] and (number := self._next(node)) is not None:
+            if self.idle[node] and (number := self._next_action(node)) is not None:
                 action = self.graph.actions[number]
                 end = self.now + self.prices.compute(action.kind, node, action.hop)
                 self.idle[node] = False
@@ -91,7 +91,7 @@ class PlanSimulation:
                 heapq.heappush(self.events, (end, number, _ENDS))
         self.woken.clear()
 
-    def _next(self, node: int) -> int | None:
+    def _next_action(self, node: int) -> int | None:
         """Return the first ready action of the list of ``node``, if any."""
         return heapq.heappop(self.ready[node]) if self.ready[node] else None
 
@@ -100,13 +100,13 @@ class PlanSimulation:
         if shadow := self.prices.shadow(action.kind, action.node, action.hop):
             heapq.heappush(self.events, (self.now + shadow, number, _FREE))
         else:
-            self._free(number)
+            self._release_node(number)
         for later in self.graph.local[number]:
-            self._satisfy(later)
+            self._resolve_dependency(later)
         if (receiver := self.graph.receiver[number]) >= 0:
             self._send(action, receiver)
 
-    def _free(self, number: int) -> None:
+    def _release_node(self, number: int) -> None:
         node = self.graph.actions[number].node
         self.idle[node] = True
         self.woken.add(node)
@@ -122,7 +122,7 @@ class PlanSimulation:
         if self.prices.staging:
             heapq.heappush(self.events, (arrival, receiver, _LANDS))
         elif arrival == self.now:
-            self._satisfy(receiver)
+            self._resolve_dependency(receiver)
         else:
             heapq.heappush(self.events, (arrival, receiver, _ARRIVES))
 
@@ -131,13 +131,13 @@ class PlanSimulation:
         through[node] = max(self.now, through[node]) + self.prices.staging
         return through[node]
 
-    def _satisfy(self, number: int) -> None:
+    def _resolve_dependency(self, number: int) -> None:
         """Record that one dependency of an action is done."""
         self.waits[number] -= 1
         if not self.waits[number]:
-            self._ready(number)
+            self._on_ready(number)
 
-    def _ready(self, number: int) -> None:
+    def _on_ready(self, number: int) -> None:
         node = self.graph.actions[number].node
         heapq.heappush(self.ready[node], number)
         self.woken.add(node)
@@ -154,7 +154,7 @@ class FirstComeClock(PlanSimulation):
         self.slots = dict(slots)
         self.queues: dict[int, list[tuple[bool, int, int]]] = {node: [] for node in plan.actions}
 
-    def _next(self, node: int) -> int | None:
+    def _next_action(self, node: int) -> int | None:
         queue = self.queues[node]
         if not queue or (queue[0][0] and not self.slots.get(node, 1)):
             return None
@@ -163,7 +163,7 @@ class FirstComeClock(PlanSimulation):
             self.slots[node] -= 1
         return number
 
-    def _stuck(self) -> UserError:
+    def _deadlock(self) -> UserError:
         for node, queue in sorted(self.queues.items()):
             if queue:
                 waiting = self.graph.actions[queue[0][2]]
@@ -171,9 +171,9 @@ class FirstComeClock(PlanSimulation):
                     f"memory deadlocks: the forward of microbatch {waiting.microbatch} at node {node} waits for a "
                     "slot, and so does every other microbatch; give nodes more memory, or let routes cross less"
                 )
-        return super()._stuck()
+        return super()._deadlock()
 
-    def _ready(self, number: int) -> None:
+    def _on_ready(self, number: int) -> None:
         action = self.graph.actions[number]
         yields = action.kind == "forward" and not action.returns
         heapq.heappush(self.queues[action.node], (yields, self.now, number))
@@ -247,7 +247,7 @@ def draw(simulated: SimulatedStep, bound: StepBound, width: int = 100, unit: str
     margin = len(f"stage {max(simulated.ran)} |")
     columns = max(1, width - margin)
     rows = [
-        f"stage {stage}".ljust(margin - 1) + "|" + _row(spans, simulated.step_s, columns)
+        f"stage {stage}".ljust(margin - 1) + "|" + _chart_row(spans, simulated.step_s, columns)
         for stage, spans in sorted(simulated.spans.items())
     ]
     legend = (
@@ -257,7 +257,7 @@ def draw(simulated: SimulatedStep, bound: StepBound, width: int = 100, unit: str
     return "\n".join([*rows, legend])
 
 
-def _row(spans: list[TimedAction], step_s: float, columns: int) -> str:
+def _chart_row(spans: list[TimedAction], step_s: float, columns: int) -> str:
     cells = [IDLE] * columns
     for key, start, end in spans:
         if step_s and end > start:

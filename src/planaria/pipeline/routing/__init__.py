@@ -6,10 +6,18 @@ from collections.abc import Collection, Sequence
 
 from planaria.config.registry import Registry
 from planaria.config.schema import RunConfig
-from planaria.pipeline.routing.base import FixedRoutes, FullRouting, Routing, StageRoute, SwappedRouting, full, require
+from planaria.pipeline.routing.base import (
+    FixedRoutes,
+    FullRouting,
+    Routing,
+    StageRoute,
+    SwappedRouting,
+    full_routes,
+    require,
+)
 from planaria.pipeline.routing.skipping import Skipping
 
-__all__ = ["ROUTINGS", "change", "full", "routes", "without"]
+__all__ = ["ROUTINGS", "full_routes", "routes", "routes_vary", "skip_stages"]
 
 ROUTINGS: Registry[Routing] = Registry(
     "routing",
@@ -24,19 +32,19 @@ def routes(config: RunConfig, step: int) -> list[StageRoute]:
 
     :raises UserError: for an unknown kind or option, or an invalid route.
     """
-    kind, chosen = config.routing.kind, _chosen(config).routes(config, step)
+    kind, chosen = config.routing.kind, _routing_of(config).routes(config, step)
     return chosen if kind in ROUTINGS.shipped else require(chosen, config, f"routing.kind = {kind!r}")
 
 
-def change(config: RunConfig) -> bool:
+def routes_vary(config: RunConfig) -> bool:
     """Whether routes are drawn anew in every step, so that any two stages may meet."""
-    return _chosen(config).varies
+    return _routing_of(config).varies
 
 
-def _chosen(config: RunConfig) -> Routing:
+def _routing_of(config: RunConfig) -> Routing:
     return ROUTINGS.make(config.routing.kind, config.routing.options)
 
 
-def without(complete: Sequence[tuple[int, ...]], absent: Collection[int]) -> list[tuple[int, ...]]:
+def skip_stages(complete: Sequence[tuple[int, ...]], absent: Collection[int]) -> list[tuple[int, ...]]:
     """Return the routes without the ``absent`` stages, which a residual stream skips."""
     return [tuple(stage for stage in route if stage not in absent) for route in complete] if absent else list(complete)

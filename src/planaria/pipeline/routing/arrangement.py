@@ -70,18 +70,18 @@ def node_of(replica: int, stage: int, stages: int) -> int:
     return replica * (stages + 1) + stage
 
 
-def replicated(replicas: int, stages: int) -> Arrangement:
+def replicate_nodes(replicas: int, stages: int) -> Arrangement:
     """Return the nodes of ``replicas`` replicas of stages 0..``stages``."""
     return Arrangement({s: [node_of(r, s, stages) for r in range(replicas)] for s in range(stages + 1)})
 
 
-def columns(routes: Sequence[Sequence[int]], replicas: int, stages: int) -> list[tuple[int, ...]]:
+def replicate_routes(routes: Sequence[Sequence[int]], replicas: int, stages: int) -> list[tuple[int, ...]]:
     """Return the routes on which each replica's microbatches take ``routes`` (stages, from 0 to 0) among its own
     nodes."""
     return [tuple(node_of(r, stage, stages) for stage in route) for r in range(replicas) for route in routes]
 
 
-def mixed_routes(
+def mix_routes(
     routes: Sequence[Sequence[int]], replicas: int, stages: int, seed: int, step: int
 ) -> list[tuple[int, ...]]:
     """Return the same routes, but permute the k-th microbatches of all replicas at every boundary except the last.

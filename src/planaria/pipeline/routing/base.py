@@ -52,10 +52,10 @@ class FullRouting(Routing):
     """Every microbatch visits every stage in natural order."""
 
     def routes(self, config: RunConfig, step: int) -> list[StageRoute]:
-        return full(config.pipeline.stages, config.pipeline.microbatches)
+        return full_routes(config.pipeline.stages, config.pipeline.microbatches)
 
 
-def full(stages: int, microbatches: int) -> list[tuple[int, ...]]:
+def full_routes(stages: int, microbatches: int) -> list[tuple[int, ...]]:
     """Return routes ``0 → 1 → … → stages → 0`` for all microbatches, the same at every step."""
     return [(0, *range(1, stages + 1), 0)] * microbatches
 
@@ -78,10 +78,10 @@ class SwappedRouting(Routing):
     pretrained_warning: ClassVar[str] = "half of the microbatches visit the outer stages in an unfamiliar order"
 
     def routes(self, config: RunConfig, step: int) -> list[StageRoute]:
-        return swapped(config.pipeline.stages, config.pipeline.microbatches)
+        return swapped_routes(config.pipeline.stages, config.pipeline.microbatches)
 
 
-def swapped(stages: int, microbatches: int) -> list[tuple[int, ...]]:
+def swapped_routes(stages: int, microbatches: int) -> list[tuple[int, ...]]:
     """Even microbatches go 0 → 1 → 2 → … → S−1 → S → 0, odd ones 0 → 2 → 1 → 3 → … → S−2 → S → S−1 → 0.
 
     So the first two and the last two block stages learn each other's position. For training only: validation,

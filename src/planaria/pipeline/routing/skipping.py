@@ -21,7 +21,7 @@ CYCLES = 200
 """draws of sets that use all stages equally"""
 
 
-def visits(stages: int, skip: float) -> int:
+def visits_per_microbatch(stages: int, skip: float) -> int:
     """Return the block stages that each microbatch visits: the integer nearest to (1 − skip) · stages, at least one."""
     return max(1, round((1 - skip) * stages))
 
@@ -32,19 +32,19 @@ class Skipping(Routing):
     varies: ClassVar[bool] = True
 
     def routes(self, config: RunConfig, step: int) -> list[StageRoute]:
-        return skipping(config, step)
+        return draw_routes(config, step)
 
 
-def skipping(config: RunConfig, step: int) -> list[StageRoute]:
+def draw_routes(config: RunConfig, step: int) -> list[StageRoute]:
     """Draw the routes of ``step`` from the run's seed; stages are used equally often, within one.
 
     :raises UserError: if routing.max_jump is too short for so few visits.
     """
     stages, shape = config.pipeline.stages, config.routing
     rng = random.Random(f"skipping {config.seed} {step}")
-    routes = balanced(stages, visits(stages, shape.skip), shape.max_jump, rng)
+    routes = balanced_sets(stages, visits_per_microbatch(stages, shape.skip), shape.max_jump, rng)
     drawn = [
-        (0, *reordered(next(routes), rng.randint(0, shape.swaps), shape.max_jump, rng), 0)
+        (0, *swap_neighbours(next(routes), rng.randint(0, shape.swaps), shape.max_jump, rng), 0)
         for _ in range(config.pipeline.microbatches)
     ]
     rng.shuffle(drawn)  # otherwise the first drawn would always be the most even
@@ -72,7 +72,7 @@ def cc3_violation(walk: Sequence[int], swaps: int, jump: int) -> str:
     return f"goes back {back} times, more than {swaps}" if back > swaps else ""
 
 
-def balanced(stages: int, count: int, jump: int, rng: random.Random) -> Iterator[list[int]]:
+def balanced_sets(stages: int, count: int, jump: int, rng: random.Random) -> Iterator[list[int]]:
     """Yield endless sets of ``count`` stages in natural order, in which all stages occur equally often, within one.
 
     No two neighbours in a set are further apart than ``jump``.
@@ -80,10 +80,10 @@ def balanced(stages: int, count: int, jump: int, rng: random.Random) -> Iterator
     :raises UserError: if such sets cannot be drawn.
     """
     while True:
-        yield from _cycle(stages, count, jump, rng)
+        yield from _draw_cycle(stages, count, jump, rng)
 
 
-def _cycle(stages: int, count: int, jump: int, rng: random.Random) -> list[list[int]]:
+def _draw_cycle(stages: int, count: int, jump: int, rng: random.Random) -> list[list[int]]:
     """Return the sets after which all stages occurred equally often; restart if one cannot be completed."""
     length = stages // gcd(stages, count)
     for _ in range(CYCLES):
@@ -111,7 +111,7 @@ def _choose(used: dict[int, int], count: int, jump: int, rng: random.Random) -> 
     return []
 
 
-def reordered(chosen: list[int], swaps: int, jump: int, rng: random.Random) -> list[int]:
+def swap_neighbours(chosen: list[int], swaps: int, jump: int, rng: random.Random) -> list[int]:
     """Return ``chosen`` with up to ``swaps`` disjoint pairs of neighbouring stages swapped, within ``jump``."""
     walk = list(chosen)
     before = [0, *chosen]

@@ -29,7 +29,7 @@ from planaria.control.facts import events as e
 from planaria.control.log.logs import LogItem
 from planaria.control.log.run_record import StepMetric, ValidationMetric
 from planaria.exchange.coded.facts import CloseRound, ResultsSent, RoundLate
-from planaria.pipeline.routing import ROUTINGS, change, routes, without
+from planaria.pipeline.routing import ROUTINGS, routes, routes_vary, skip_stages
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import SCHEMA, Json, StateChange, apply_patch, difference
 from planaria.report.live_page.page_state import PageState
@@ -286,7 +286,7 @@ class MicrobatchRoutes:
     def __init__(self, config: RunConfig, members: Membership) -> None:
         self._config, self._members = config, members
         self._shipped = config.routing.kind in ROUTINGS.shipped
-        self._fixed = routes(config, 0) if self._shipped and not change(config) else None
+        self._fixed = routes(config, 0) if self._shipped and not routes_vary(config) else None
         """routes over stages, if they are the same in every step"""
 
     def of(self, run: d.RunStep) -> list[list[int]]:
@@ -306,7 +306,8 @@ class MicrobatchRoutes:
         lost = {stage for stage, node in enumerate(column) if node not in self._members.holders} - {0}
         skipped = lost if len(lost) < len(column) - 1 and self._members.holders else set()
         return [
-            [column[stage] for stage in route] for route in without(self._fixed or routes(config, run.step), skipped)
+            [column[stage] for stage in route]
+            for route in skip_stages(self._fixed or routes(config, run.step), skipped)
         ]
 
     def _column(self, replica: int) -> list[int]:

@@ -13,7 +13,14 @@ from planaria.common.errors import RunStopped
 from planaria.config.schema import FleetConfig
 from planaria.control.facts.decisions import UnassignWorker
 from planaria.control.facts.events import Fact, Heartbeat
-from planaria.pipeline.network.measurement import CAPACITY, MeasuredLink, NodePair, NodeSamples, batches, estimate
+from planaria.pipeline.network.measurement import (
+    CAPACITY,
+    MeasuredLink,
+    NodePair,
+    NodeSamples,
+    estimate_link,
+    pair_batches,
+)
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.link_survey_node import (
     REPORT,
@@ -58,7 +65,7 @@ def survey(
     try:
         leader = SurveyLeader(fleet, names, links, on_pair)
         leader.gather()
-        for batch in batches(len(names), demand, CAPACITY):
+        for batch in pair_batches(len(names), demand, CAPACITY):
             leader.measure(batch)
         return leader.found
     finally:
@@ -137,8 +144,8 @@ class SurveyLeader:
         for node in pair:
             self._order(node, CloseLink())
             del self._busy[node]
-        forward = estimate(self._samples[low], self._samples[high])
-        backward = estimate(self._samples[high], self._samples[low])
+        forward = estimate_link(self._samples[low], self._samples[high])
+        backward = estimate_link(self._samples[high], self._samples[low])
         self.found |= {(low, high): forward, (high, low): backward}
         self._on_pair(pair, forward, backward)
 

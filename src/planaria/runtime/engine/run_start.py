@@ -22,7 +22,7 @@ from planaria.control.checkpoint_decisions import PROBE
 from planaria.control.facts.events import Recut, ReplicaPosition, RunStarted
 from planaria.control.facts.run_started import Provenance, SnapshotLabel
 from planaria.pipeline.network.costs import MBIT
-from planaria.pipeline.routing import change, routes
+from planaria.pipeline.routing import routes, routes_vary
 from planaria.runtime.engine.requirements import device_needs, stage_work
 from planaria.runtime.resolved_config import ResolvedRun
 
@@ -149,7 +149,7 @@ def _extra_edges(resolved: ResolvedRun, shared: bool) -> list[tuple[int, int]]:
     ``shared``: whether stages have several nodes, by a schedule or in replicas.
     """
     config, stages = resolved.config, range(resolved.config.pipeline.stages + 1)
-    met = list(combinations(stages, 2)) if change(config) and not shared else []
+    met = list(combinations(stages, 2)) if routes_vary(config) and not shared else []
     if resolved.replicas_per_plan > 1:  # each node sends its gradient or update to all others
         met = [pair for stage in stages for pair in combinations(resolved.arrangement.nodes(stage), 2)]
     if config.routing.mixed:  # routes are drawn for each step

@@ -11,7 +11,7 @@ from planaria.config.schema import RunConfig
 from planaria.models.activations import PassMode
 from planaria.models.families import family, frozen_parameters, trained_parameters
 from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
-from planaria.pipeline.plan.build import in_flight
+from planaria.pipeline.plan.build import max_in_flight
 from planaria.runtime.engine.requirements import stage_state_bytes
 from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory, device_of, inventory
@@ -81,7 +81,7 @@ def stage_memory(config: RunConfig, device_bytes: int = 0) -> tuple[StageMemory,
         recompute=train.recompute is True,
         masked=config.data.document_mask,
     )
-    microbatches = in_flight(pipeline, pipeline.microbatches)
+    microbatches = max_in_flight(pipeline, pipeline.microbatches)
     losses = microbatches if pipeline.order == "gpipe" else 1
     transit = DEPTH * sum(message_bytes(model, pipeline))
     stages = range(pipeline.stages + 1)
@@ -238,7 +238,7 @@ def fit_to_memory(config: RunConfig, devices: Inventory, workers: int) -> tuple[
 def _choices(config: RunConfig, devices: int) -> Iterator[RunConfig]:
     """Yield settings from the fastest to the smallest."""
     pipeline, automatic = config.pipeline, config.train.recompute == "auto"
-    most = in_flight(pipeline, pipeline.microbatches)
+    most = max_in_flight(pipeline, pipeline.microbatches)
     counts: Sequence[int | None] = [pipeline.in_flight] if pipeline.in_flight else [None, *range(most - 1, 0, -1)]
     flowing = [count for count in counts if count is None or count > devices or count == pipeline.in_flight]
     for recompute, allowed in ((False, flowing), (True, flowing), (True, counts)) if automatic else ((None, counts),):
