@@ -49,12 +49,12 @@ from planaria.control.log.run_record import RunRecord
 from planaria.control.protocols import Observer
 from planaria.faults.trace import Fault
 from planaria.pipeline.network.topology import read
-from planaria.planner.cells import remaining
-from planaria.planner.certificate import certificate
+from planaria.planner.cells import restrict_problem
+from planaria.planner.certificate import certify
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
 from planaria.planner.replan import WORK
-from planaria.planner.schedule import ProvedBound, SearchRecord, schedule_of, write
+from planaria.planner.schedule import ProvedBound, SearchRecord, make_schedule, write
 from planaria.planner.search import SearchBudget, improve, search, step_ns
 from planaria.report.run.recovery_timeline import recoveries
 
@@ -88,9 +88,9 @@ def problem(skip: float) -> PlanningProblem:
 
 def config_for(asked: PlanningProblem, solution: Solution, step_s: float, name: str, steps: int) -> RunConfig:
     """A small model on this schedule, with the schedule's times of passes and messages."""
-    bound = ProvedBound(**certificate(asked)._asdict())
+    bound = ProvedBound(**certify(asked)._asdict())
     file = RUNS / f"{name}.schedule.json"
-    write(schedule_of(asked, solution, step_s, bound, {}, SearchRecord(seed=0, moves=0, seconds=0)), file)
+    write(make_schedule(asked, solution, step_s, bound, {}, SearchRecord(seed=0, moves=0, seconds=0)), file)
     return run_config(
         name,
         model={"vocab": VOCAB, "dim": 32, "layers": STAGES, "heads": 2, "hidden": 64, "context": 32},
@@ -173,7 +173,7 @@ def broken_rules(asked: PlanningProblem, solution: Solution, plan: Replanned) ->
     new = {node: place for place, node in enumerate(kept)}
     routes = np.array([[new[node] for node in route] for route in plan.routes])
     return find_violations(
-        remaining(asked, solution, kept), Solution(solution.stage[kept], routes[:, 0], routes[:, 1:-1])
+        restrict_problem(asked, solution, kept), Solution(solution.stage[kept], routes[:, 0], routes[:, 1:-1])
     )
 
 

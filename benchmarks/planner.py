@@ -17,8 +17,8 @@ from benchmarks.planner_flows import Instance, equal_rules, instance_rows, loade
 from planaria.config import recipe, shipped
 from planaria.pipeline.network.topology import read
 from planaria.pipeline.routing.skipping import cc3_violation
-from planaria.planner.baselines import baselines, random_skipping
-from planaria.planner.certificate import certificate
+from planaria.planner.baselines import compare_baselines, random_skipping
+from planaria.planner.certificate import certify
 from planaria.planner.evaluate import NEVER
 from planaria.planner.flows import search_flows
 from planaria.planner.guidelines import find_violations
@@ -91,8 +91,8 @@ def city_rows(given: Namespace) -> list[Row]:
                 early[:] = [found.step_s]
 
         found = search(problem, given.seed, SearchBudget(seconds=given.seconds), watch)
-        bound = certificate(problem)
-        compared = baselines(problem, found.solution, given.seed, SearchBudget(seconds=given.seconds / 5))
+        bound = certify(problem)
+        compared = compare_baselines(problem, found.solution, given.seed, SearchBudget(seconds=given.seconds / 5))
         beside: dict[str, float | int | str] = {
             "step": f"{found.step_s:.2f} s",
             "bound": f"{bound.step_s:.2f} s, gap {bound.gap(found.step_s):.1%}",
@@ -114,10 +114,10 @@ def fresh_rows(given: Namespace) -> list[Row]:
     for n in range(given.networks):
         problem = fresh(n, given.networks)
         found = search(problem, n, SearchBudget(moves=given.moves))
-        compared = baselines(problem, found.solution, n, SearchBudget(moves=given.moves))
+        compared = compare_baselines(problem, found.solution, n, SearchBudget(moves=given.moves))
         faults += bool(find_violations(problem, found.solution))
         over.append(found.step_s / min(compared.values()))
-        gaps.append(certificate(problem).gap(found.step_s))
+        gaps.append(certify(problem).gap(found.step_s))
     beside = {"gap, mean": f"{fmean(gaps):.1%}"}
     return [
         Row(f"{given.networks} networks: plans that break a guideline", [faults], "0", Claim(high=0.0)),
@@ -128,7 +128,7 @@ def fresh_rows(given: Namespace) -> list[Row]:
 def large_rows(given: Namespace) -> list[Row]:
     problem = generated(1, 1000, 20, 7, 200, (1.0,), (3,))
     found = search(problem, given.seed, SearchBudget(seconds=given.large_seconds))
-    bound = certificate(problem)
+    bound = certify(problem)
     sound = not find_violations(problem, found.solution)
     beside = {"step": f"{found.step_s:.2f} s", "bound": f"{bound.step_s:.2f} s, gap {bound.gap(found.step_s):.1%}"}
     limit = Claim(high=300.0) if sound else Claim(high=0.0)
@@ -189,7 +189,7 @@ def run_planner(given: Namespace) -> Measurement:
 
 def gap_row(what: str, problem: PlanningProblem, seed: int, moves: int, most: float) -> Row:
     """One search and its certified gap; an invalid plan fails."""
-    found, bound = search(problem, seed, SearchBudget(moves=moves)), certificate(problem)
+    found, bound = search(problem, seed, SearchBudget(moves=moves)), certify(problem)
     sound = not find_violations(problem, found.solution)
     beside: dict[str, float | int | str] = {
         "step": f"{found.step_s:.2f} s", "bound": f"{bound.step_s:.2f} s", "moves": moves,
@@ -202,7 +202,7 @@ def fresh_row(networks: int, moves: int) -> Row:
     gaps = []
     for n in range(networks):
         problem = fresh(n, networks)
-        gaps.append(certificate(problem).gap(search(problem, n, SearchBudget(moves=moves)).step_s))
+        gaps.append(certify(problem).gap(search(problem, n, SearchBudget(moves=moves)).step_s))
     return Row(f"{networks} networks of 10 to 50 nodes", gaps, "0", None, {"moves": moves})
 
 
@@ -245,7 +245,7 @@ def tiny_rows(count: int) -> list[Row]:
     best = [min((step_ns(problem, plan) for plan in plans(problem)), default=NEVER) / 1e9 for problem in problems]
     found = []
     for what, exact, claim in (("the bound", True, Claim(0.0, 1e-9)), ("without trying all plans", False, Claim(0.0))):
-        gaps = [certificate(problem, exact=exact).gap(step) for problem, step in zip(problems, best, strict=True)]
+        gaps = [certify(problem, exact=exact).gap(step) for problem, step in zip(problems, best, strict=True)]
         met = {"bound is the optimum": f"{sum(abs(gap) < 1e-9 for gap in gaps)} of {count}"}
         for judged in ("least", "worst") if exact else ("least",):
             found.append(Row(f"{count} tiny problems, {what}", gaps, "0", claim, met, judged))
@@ -315,7 +315,7 @@ def sums_rows(given: Namespace) -> Iterator[Row]:
             "unknown",
             Claim(high=most),
         )
-        bound = certificate(problem)
+        bound = certify(problem)
         gaps = [bound.gap(seconds) for seconds in with_sums[1]]
         beside = {"bound": f"{bound.step_s:.2f} s", "binds": bound.binds}
         yield Row(f"{bits} bits: certified gap", gaps, "0", None, beside)
@@ -389,7 +389,7 @@ def run_flows(given: Namespace) -> Measurement:
         found += [] if asymmetric else [equal_rules(instances)]
     found += loaded(given.seeds, given.moves, given.times)
     cities, budget = with_data(published(), PUBLISHED_DATA), SearchBudget(moves=given.city_moves)
-    bound = certificate(cities)
+    bound = certify(cities)
     for name, find in (("annealing", search), ("flows", search_flows)):
         seconds = [find(cities, seed, budget).step_s for seed in range(3)]
         beside: dict[str, Cell] = {"gap": f"{bound.gap(median(seconds)):.1%}", "bound": f"{bound.step_s:.2f} s"}

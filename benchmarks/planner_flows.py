@@ -16,11 +16,11 @@ import numpy as np
 from benchmarks.harness import Cell, Claim, Row
 from planaria.common.compiled import COMPILED
 from planaria.planner.anneal import RANDOMS, anneal
-from planaria.planner.certificate import certificate
+from planaria.planner.certificate import certify
 from planaria.planner.evaluate import NEVER, makespan
-from planaria.planner.flows import EdgeRule, FlowRound, edge_costs, flow_costs, network_of, search_flows, spread
+from planaria.planner.flows import EdgeRule, FlowRound, edge_costs, flow_costs, network_of, random_flows, search_flows
 from planaria.planner.guidelines import find_violations
-from planaria.planner.initial_plans import greedy
+from planaria.planner.initial_plans import greedy_plan
 from planaria.planner.problem import BLOCK, ROLES, PlanningProblem, Solution
 from planaria.planner.search import COLD, HOT, SearchBudget, SearchResult, search, step_ns
 from planaria.planner.tables import CostTables, Ints
@@ -97,10 +97,10 @@ class Wiring(NamedTuple):
 
 def wiring(problem: PlanningProblem, seed: int) -> Wiring:
     """Return a greedy arrangement and random flows over it, equal in proportion to slots."""
-    plan = greedy(problem, random.Random(seed))
+    plan = greedy_plan(problem, random.Random(seed))
     stages = [plan.members(s) for s in range(len(problem.sizes))]
     routes = np.array(list(product(*stages[1:])), np.int64)
-    return Wiring(problem, spread(problem, stages, random.Random(seed)), routes)
+    return Wiring(problem, random_flows(problem, stages, random.Random(seed)), routes)
 
 
 def annealed(wired: Wiring, known: PlanningProblem, seed: int, moves: int) -> Solution:
@@ -224,7 +224,7 @@ class Instance:
             least[rule] = float(largest[fits].min())
             if rule == "two_way":
                 at_least = float(steps[fits & (largest == least[rule])].min())
-        bound = certificate(problem, exact=False).step_s
+        bound = certify(problem, exact=False).step_s
         return Least(steps.min() / 1e9, {rule: cost / 1e9 for rule, cost in least.items()}, at_least / 1e9, bound)
 
     def _planned(self) -> dict[str, Solution]:
@@ -304,7 +304,7 @@ def loaded(seeds: int, moves: int, times: int) -> Iterator[Row]:
     over: dict[str, list[float]] = {name: [] for name in METHODS}
     for seed in range(seeds):
         problem = instance(seed, True, times)
-        wired, bound = wiring(problem, seed), certificate(problem, exact=False)
+        wired, bound = wiring(problem, seed), certify(problem, exact=False)
         steps = {name: step_ns(problem, method(wired, problem, seed, moves)) / 1e9 for name, method in METHODS.items()}
         for name, step in steps.items():
             gaps[name].append(bound.gap(step))

@@ -99,7 +99,7 @@ def corrupt(engine: InlineEngine, node: int, lie: Misbehaviour) -> None:
     assert engine.replicas is not None, "only replicas send updates"
     byzantine = Byzantine(engine.config.exchange, lie)
     engine.replicas.outer[node].publisher = byzantine
-    engine.replicas.sources[node] = partial(byzantine.poisoned, vocab=engine.config.model.vocab)
+    engine.replicas.sources[node] = partial(byzantine.poison_batch, vocab=engine.config.model.vocab)
 
 
 def ended_at(given: Namespace, seed: int, setting: str, rule: str, attack: str) -> float:

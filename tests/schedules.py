@@ -8,10 +8,10 @@ from typing import Any
 
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.topology import read
-from planaria.planner.certificate import certificate
-from planaria.planner.initial_plans import greedy, random_routes
+from planaria.planner.certificate import certify
+from planaria.planner.initial_plans import greedy_plan, random_routes
 from planaria.planner.problem import problem_of
-from planaria.planner.schedule import ProvedBound, SearchRecord, schedule_of, write
+from planaria.planner.schedule import ProvedBound, SearchRecord, make_schedule, write
 from planaria.planner.search import step_ns
 
 TOPOLOGY = """
@@ -59,12 +59,12 @@ def on_schedule(config: RunConfig, folder: Path, disorderly: bool = True, topolo
     for name, text in (("topology.toml", topology), ("latency.csv", LATENCY), ("bandwidth.csv", BANDWIDTH)):
         (folder / name).write_text(text)
     problem = problem_of(config, read(folder / "topology.toml", config.network.link_time_scale))
-    solution = greedy(problem, random.Random(3))
+    solution = greedy_plan(problem, random.Random(3))
     if disorderly:
         stages = [solution.members(stage) for stage in range(len(problem.sizes))]
         solution = random_routes(problem, stages, random.Random(4), swaps=1)
-    bound = ProvedBound(**certificate(problem)._asdict())
+    bound = ProvedBound(**certify(problem)._asdict())
     made = SearchRecord(seed=3, moves=0, seconds=0.0)
-    write(schedule_of(problem, solution, step_ns(problem, solution) / 1e9, bound, {}, made), folder / "schedule.json")
+    write(make_schedule(problem, solution, step_ns(problem, solution) / 1e9, bound, {}, made), folder / "schedule.json")
     routing = config.routing.model_copy(update={"schedule": str(folder / "schedule.json")})
     return config.model_copy(update={"routing": routing})

@@ -18,8 +18,7 @@ from benchmarks.hostile import CommandResult, carry_out
 
 import planaria
 from planaria.control.log.logs import read_run
-from planaria.faults.trace import Fault, Trace
-from planaria.faults.trace import text as trace_text
+from planaria.faults.trace import Fault, Trace, trace_text
 from planaria.models.huggingface import import_model
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.foreign import universal

@@ -13,7 +13,7 @@ from planaria.common.errors import UserError
 from planaria.config.bounds import EXACT
 from planaria.faults import trace as traces
 from planaria.faults.failure_groups import FailureDomain, failure_groups
-from planaria.faults.trace import Fault, Trace, burst_sizes, digest, is_pending, order, read, write
+from planaria.faults.trace import Fault, Trace, burst_sizes, digest, injection_order, is_pending, read, write
 from planaria.faults.trace_generation import generate, hourly_of_all, per_step_probability
 
 SEEDS = st.integers(-EXACT, EXACT)
@@ -118,16 +118,16 @@ def test_bursts_take_neighbours_at_one_moment_with_geometric_sizes() -> None:
         assert sizes[size] / total == pytest.approx((1 - together) * together ** (size - 1), rel=0.1)
     groups: dict[object, list[int]] = {}
     for fault in trace.faults:
-        groups.setdefault((fault.step, order(fault)), []).append(fault.stage)
+        groups.setdefault((fault.step, injection_order(fault)), []).append(fault.stage)
     for group in groups.values():
         assert any({(first + k) % 21 for k in range(len(group))} == set(group) for first in group), group
 
 
 def test_a_trace_without_bursts_is_unchanged_by_the_feature(tmp_path: Path) -> None:
     """Its file and digest are those from before bursts existed."""
-    trace, written = generate(5, 0.5, 1800.0, 5, 30, {3}, False), traces.text(burst(1, 0.0))
+    trace, written = generate(5, 0.5, 1800.0, 5, 30, {3}, False), traces.trace_text(burst(1, 0.0))
     assert digest(trace) == "7baa246648fa2a542f4568e96308d5a47fe19f1c6537ee429017b1213f81d39b"
-    assert "adjacent_probability" not in written and '"adjacent_probability": 0.5' in traces.text(burst(1, 0.5))
+    assert "adjacent_probability" not in written and '"adjacent_probability": 0.5' in traces.trace_text(burst(1, 0.5))
     write(burst(1, 0.5), tmp_path / "t.json")
     assert read(tmp_path / "t.json") == burst(1, 0.5)
     assert len({digest(burst(1, p)) for p in (0.0, 0.4, 0.5)}) == 3

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import problems, published, random_plan, small_problem
 
-from planaria.planner.cells import by_cells, divide_into_cells, independent_groups, part
+from planaria.planner.cells import cell_problem, divide_into_cells, independent_groups, search_by_cells
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.search import SearchBudget, search, step_ns
@@ -69,9 +69,9 @@ def test_a_small_network_has_no_cells() -> None:
 def test_a_step_takes_as_long_as_its_slowest_part(problem: PlanningProblem, seed: int) -> None:
     problem = replace(problem, sums=NO_SUMS)  # sums span all parts
     solution = random_plan(problem, seed)
-    whole = part(problem, solution, range(problem.nodes))
+    whole = cell_problem(problem, solution, range(problem.nodes))
     groups = independent_groups(whole)
-    parts = [part(problem, solution, nodes) for nodes in groups]
+    parts = [cell_problem(problem, solution, nodes) for nodes in groups]
     assert sorted(node for nodes in groups for node in nodes) == list(range(problem.nodes))
     assert max(step_ns(own.problem, own.solution) for own in parts) == step_ns(problem, solution)
 
@@ -82,7 +82,7 @@ def test_a_part_is_put_back_in_its_place() -> None:
     assert begun is not None
     solution, cells = begun
     before = solution.copy()
-    own = part(problem, solution, cells[0])
+    own = cell_problem(problem, solution, cells[0])
     own.put(solution, own.solution)
     assert all((a == b).all() for a, b in zip(solution, before, strict=True))
     own.put(solution, own.solution._replace(path=own.solution.path[::-1]))
@@ -95,10 +95,12 @@ def test_a_part_is_put_back_in_its_place() -> None:
 def test_plans_never_get_worse_and_near_cells_help_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(many(60, 5, 12, 4, 3), microbatches=6)
 
-    def unmoved(part: PlanningProblem, own: Solution, moves: int, rng: np.random.Generator) -> tuple[Solution, int]:
-        return own.copy(), step_ns(part, own)
+    def unmoved(
+        cell_problem: PlanningProblem, own: Solution, moves: int, rng: np.random.Generator
+    ) -> tuple[Solution, int]:
+        return own.copy(), step_ns(cell_problem, own)
 
-    plans = by_cells(problem, random.Random(0), np.random.default_rng(0), unmoved)
+    plans = search_by_cells(problem, random.Random(0), np.random.default_rng(0), unmoved)
     assert plans is not None
     steps = [step_ns(problem, next(plans)) for _ in range(20)]
     assert len(set(steps)) == 1  # without annealing nothing changes

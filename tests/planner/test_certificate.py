@@ -26,7 +26,7 @@ from instances import (
 
 from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.all_routes import routes_of
-from planaria.planner.certificate import DataNodeChoice, StepCertificate, certificate, closer
+from planaria.planner.certificate import DataNodeChoice, StepCertificate, certify, raise_bound
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem, Solution
@@ -37,13 +37,13 @@ from planaria.planner.search import SearchBudget, search, step_ns
 @settings(max_examples=100)
 @given(problems(least=1), st.integers(0, 2**32), st.booleans())
 def test_no_random_plan_beats_the_certificate(problem: PlanningProblem, seed: int, exact: bool) -> None:
-    assert certificate(problem, 3, exact).step_s <= step_ns(problem, random_plan(problem, seed)) / 1e9
+    assert certify(problem, 3, exact).step_s <= step_ns(problem, random_plan(problem, seed)) / 1e9
 
 
 def test_no_published_plan_beats_the_certificate() -> None:
-    bound = certificate(published(), examinations=9).step_s
+    bound = certify(published(), examinations=9).step_s
     assert 0 < bound <= min(step_ns(published(), published_plan(paths)) / 1e9 for paths in (CA, NO_TC2, SKIP))
-    full = certificate(published(5)).step_s
+    full = certify(published(5)).step_s
     assert bound < full <= min(step_ns(published(5), plan) / 1e9 for plan in (full_columns(), full_rows(10)))
 
 
@@ -98,7 +98,7 @@ def test_no_plan_beats_the_certificate_and_the_search_finds_the_best(seed: int) 
     problem = tiny(seed)
     steps = [step_ns(problem, plan) for plan in all_plans(problem)]
     best = min(steps) / 1e9
-    assert certificate(problem, exact=False).step_s <= best
+    assert certify(problem, exact=False).step_s <= best
     assert search(problem, seed, SearchBudget(moves=5000)).step_s == best
     assert len(set(steps)) > 1
 
@@ -115,7 +115,7 @@ def test_the_best_of_all_plans_does_not_beat_the_certificate(seed: int, shape: t
     for plan in all_plans(problem):
         data = tuple(np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size)).tolist())
         best[data] = min(best.get(data, NEVER), step_ns(problem, plan))
-    bound = certificate(problem, 20, exact=False)
+    bound = certify(problem, 20, exact=False)
     assert bound.step_s <= min(best.values()) / 1e9
     assert max(bound.terms.values()) == bound.step_s
     if shape == (1, 1):
@@ -123,7 +123,7 @@ def test_the_best_of_all_plans_does_not_beat_the_certificate(seed: int, shape: t
     for data, least in best.items():
         choice = DataNodeChoice(0, data)
         for _ in range(3):
-            choice = closer(problem, ways, choice._replace(ticks=max(choice.ticks, least // 2)))
+            choice = raise_bound(problem, ways, choice._replace(ticks=max(choice.ticks, least // 2)))
             assert choice.ticks <= least
 
 
@@ -133,7 +133,7 @@ def test_the_best_known_plan_with_the_published_data_nodes_is_optimal() -> None:
     problem.role[:] = ROLES.index("worker")
     problem.role[[0, 3, 4, 10, 11]] = ROLES.index("data")
     assert find_violations(problem, BEST) == []
-    assert certificate(problem).step_s == step_ns(problem, BEST) / 1e9 == 32.487054324
+    assert certify(problem).step_s == step_ns(problem, BEST) / 1e9 == 32.487054324
 
 
 def lone(microbatches: int, slots: tuple[int, int], work: int, loss: int, link: int) -> PlanningProblem:
@@ -178,7 +178,7 @@ def step_of(problem: PlanningProblem) -> int:
     ],
 )
 def test_the_binding_constraint(problem: PlanningProblem, ticks: int, binds: str) -> None:
-    bound = certificate(problem, exact=False)
+    bound = certify(problem, exact=False)
     assert round(bound.step_s * 1e9) == ticks
     assert bound.binds.startswith(binds)
     assert bound.step_s <= step_of(problem) / 1e9
@@ -192,17 +192,17 @@ def test_the_bound_is_tight_if_there_is_no_choice(problem: PlanningProblem, link
     """Serial microbatches, or one busy node; a node cannot visit itself, however near it is."""
     apart = replace(problem, link=np.array([[min(within, link), link], [link, min(within, link)]]))
     if link == 10 or within:
-        assert step_of(apart) / 1e9 == certificate(apart, exact=False).step_s
-    assert certificate(apart, exact=False).step_s <= step_of(apart) / 1e9
+        assert step_of(apart) / 1e9 == certify(apart, exact=False).step_s
+    assert certify(apart, exact=False).step_s <= step_of(apart) / 1e9
 
 
 @pytest.mark.slow
 def test_faster_nodes_and_nearer_sites_lower_the_bound() -> None:
     problem = published()
     near, quick = replace(problem, link=problem.link // 2), replace(problem, forward=problem.forward // 2)
-    bound = certificate(problem, examinations=1).step_s
+    bound = certify(problem, examinations=1).step_s
     for other in (near, quick, replace(problem, slots=problem.slots + 3)):
-        assert certificate(other, examinations=1).step_s < bound
+        assert certify(other, examinations=1).step_s < bound
 
 
 def test_the_gap_is_the_share_that_a_plan_could_gain() -> None:

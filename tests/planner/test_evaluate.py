@@ -27,7 +27,7 @@ from instances import (
 from planaria.common.errors import UserError
 from planaria.pipeline.plan.actions import Key
 from planaria.pipeline.plan.build import simulate_first_come
-from planaria.planner.baselines import along_columns, along_rows
+from planaria.planner.baselines import route_along_columns, route_along_rows
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.search import step_ns
@@ -129,7 +129,7 @@ def test_baselines_on_the_published_rows_are_the_published_full_pipelines() -> N
     problem, plan = published(5), published_plan(CA)
     rows = [[stage[row] for stage in STAGES] for row in range(3)]
     for made, theirs in (
-        (along_rows(problem, plan, rows), full_rows(10)),
-        (along_columns(problem, plan, rows), full_columns()),
+        (route_along_rows(problem, plan, rows), full_rows(10)),
+        (route_along_columns(problem, plan, rows), full_columns()),
     ):
         assert made.routes == theirs.routes

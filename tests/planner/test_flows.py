@@ -23,7 +23,7 @@ from planaria.cli.commands.schedule import searcher
 from planaria.config.schema import RoutingConfig
 from planaria.planner import flows
 from planaria.planner.anneal import Floats
-from planaria.planner.flows import edge_costs, flow_costs, search_flows, spread
+from planaria.planner.flows import edge_costs, flow_costs, random_flows, search_flows
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import read
@@ -128,7 +128,7 @@ def eight(seed: int) -> tuple[PlanningProblem, Solution]:
         rng.integers(0, 4, 8), (2, 2, 2, 2), link, forward=forward, backward=backward, visits=3, microbatches=2,
         slots=rng.integers(1, 4, 8), latency=late,
     )  # fmt: skip
-    return problem, spread(problem, [[0, 1], [2, 3], [4, 5], [6, 7]], random.Random(seed))
+    return problem, random_flows(problem, [[0, 1], [2, 3], [4, 5], [6, 7]], random.Random(seed))
 
 
 @pytest.mark.parametrize("moves", [0, 1, 9_999, 10_001, 26.4, 210_000])

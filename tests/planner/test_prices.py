@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import problems, published, random_plan
 
-from planaria.planner.all_routes import routes_of, shortest, turns
+from planaria.planner.all_routes import least_turns, routes_of, shortest_round_trips
 from planaria.planner.certificate import best_choice
-from planaria.planner.limits import _between, _least, elsewhere
+from planaria.planner.limits import _earliest_return, _gap_integral, workers_rule
 from planaria.planner.prices import Prices, least_s, step_resources
 from planaria.planner.problem import PlanningProblem
 from planaria.planner.relaxed import relaxed_bound
@@ -28,7 +28,7 @@ def test_no_prices_give_more_than_the_step_of_a_plan(problem: PlanningProblem, s
     step = step_ns(problem, plan) / 1e9
     data = np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size))
     drawn = chance.random((4, len(data))) ** 3 * (chance.random((4, len(data))) < 0.7)
-    sets = len(elsewhere(problem, ways, ways.kinds.size - data).needed)
+    sets = len(workers_rule(problem, ways, ways.kinds.size - data).needed)
     away = chance.random(sets) * (chance.random(sets) < 0.1) * 1e-9
     long = chance.random((len(data), problem.microbatches)) * 1e-9
     prices = Prices(*(drawn * [[1], [1], [1], [1e-9]]), long, away)
@@ -66,8 +66,8 @@ def test_turns_are_those_of_a_machine_that_does_one_thing_at_a_time() -> None:
     problem = published()
     ways = routes_of(problem)
     assert ways is not None
-    alone = shortest(problem, ways.kinds)
-    assert (turns(problem, alone) == 2 * alone + 2 * (440_000_000 + 660_000_000)).all()
+    alone = shortest_round_trips(problem, ways.kinds)
+    assert (least_turns(problem, alone) == 2 * alone + 2 * (440_000_000 + 660_000_000)).all()
     for k, first in enumerate(ways.kinds.first):  # two derivations of one number
         may = (ways.uses <= ways.kinds.size - np.eye(len(ways.kinds.size))[k]).all(axis=1)
         assert alone[first] == ways.length[k, may].min()
@@ -81,9 +81,12 @@ def test_more_long_routes_take_longer(count: int, slots: int, enters: int, leave
     alone = replace(
         published(), names=("one",), microbatches=count, slots=np.array([slots]), forward=passes[0], backward=passes[1]
     )
-    took = _least(count, slots, enters, leaves, short, short + more)
+    took = _earliest_return(count, slots, enters, leaves, short, short + more)
     assert list(took) == sorted(took) and len(took) == count + 1
-    assert took[0] == turns(alone, np.array([short]))[0] and took[-1] == turns(alone, np.array([short + more]))[0]
+    assert (
+        took[0] == least_turns(alone, np.array([short]))[0]
+        and took[-1] == least_turns(alone, np.array([short + more]))[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,4 +100,4 @@ def test_more_long_routes_take_longer(count: int, slots: int, enters: int, leave
 def test_missing_capacity_is_an_area(
     one: list[tuple[float, float]], other: list[tuple[float, float]], area: float
 ) -> None:
-    assert _between(one, other, 3.0, 10.0) == area
+    assert _gap_integral(one, other, 3.0, 10.0) == area

@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from instances import CA, problems, published, published_plan
 
-from planaria.planner.cells import remaining
+from planaria.planner.cells import restrict_problem
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import find_violations
-from planaria.planner.initial_plans import greedy, random_routes
+from planaria.planner.initial_plans import greedy_plan, random_routes
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.replan import replan, with_measured_links
 from planaria.planner.search import step_ns
@@ -34,7 +34,7 @@ def test_a_new_plan_obeys_the_rules_that_the_old_plan_obeyed(
     problem: PlanningProblem, seed: int, data: st.DataObject
 ) -> None:
     rng = random.Random(seed)
-    old = greedy(problem, rng)
+    old = greedy_plan(problem, rng)
     stages = [old.members(stage) for stage in range(len(problem.sizes))]
     if data.draw(st.booleans()):
         disorderly = random_routes(problem, stages, rng, problem.swaps)
@@ -45,7 +45,7 @@ def test_a_new_plan_obeys_the_rules_that_the_old_plan_obeyed(
     gone = data.draw(st.sets(st.sampled_from(others), min_size=1))
     nodes = [n for n in range(problem.nodes) if n not in gone]
     found, step_s, _ = replan(problem, old, nodes, seed)
-    left, new = remaining(problem, old, nodes), numbered_anew(found, nodes)
+    left, new = restrict_problem(problem, old, nodes), numbered_anew(found, nodes)
     assert find_violations(left, new) == []
     assert step_ns(left, new) / 1e9 == step_s
 
@@ -56,7 +56,7 @@ def test_the_published_plan_without_some_of_its_nodes() -> None:
     for gone in ([15], [0], [14, 9], [3, 13]):
         nodes = [n for n in range(20) if n not in gone]
         found, step_s, _ = replan(problem, old, nodes, 0)
-        left, new = remaining(problem, old, nodes), numbered_anew(found, nodes)
+        left, new = restrict_problem(problem, old, nodes), numbered_anew(found, nodes)
         assert find_violations(left, new) == []
         assert left.count == 30, "no microbatch is lost with a data node"
         assert whole * 0.8 < step_s < whole * 2.5
@@ -93,4 +93,4 @@ def test_routes_that_would_deadlock_are_put_in_order() -> None:
     tight = replace(problem, slots=np.ones(20, np.int64))
     nodes = [n for n in range(20) if n != 15]
     found, step_s, _ = replan(tight, old, nodes, 0)
-    assert step_ns(remaining(tight, old, nodes), numbered_anew(found, nodes)) != NEVER and step_s > 0
+    assert step_ns(restrict_problem(tight, old, nodes), numbered_anew(found, nodes)) != NEVER and step_s > 0

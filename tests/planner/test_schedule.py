@@ -18,14 +18,14 @@ from instances import CA, problems, published, published_plan, random_plan
 from planaria.common.errors import UserError
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import NO_LATENCY, PlanningProblem, Solution
-from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, read, schedule_of, write
+from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, make_schedule, read, write
 
 Tree = dict[str, Any]
 
 
 def schedule(problem: PlanningProblem, solution: Solution) -> Schedule:
     bound, how = ProvedBound(step_s=15.8, binds="critical path"), SearchRecord(seed=7, moves=1000, seconds=0.5)
-    return schedule_of(problem, solution, 32.9, bound, {"full": 82.8}, how)
+    return make_schedule(problem, solution, 32.9, bound, {"full": 82.8}, how)
 
 
 def assert_same(a: PlanningProblem | Solution, b: PlanningProblem | Solution) -> None:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from instances import CA, full_columns, problems, published, published_plan
 
 from planaria.pipeline.routing.skipping import cc3_violation
-from planaria.planner.anneal import in_order
-from planaria.planner.baselines import COLUMNS, PLANNED, RANDOM, ROWS, baselines, random_skipping
-from planaria.planner.certificate import certificate
+from planaria.planner.anneal import obeys_cc3
+from planaria.planner.baselines import COLUMNS, PLANNED, RANDOM, ROWS, compare_baselines, random_skipping
+from planaria.planner.certificate import certify
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem
 from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
@@ -54,7 +54,7 @@ def test_the_published_instance_is_planned_well(searched: tuple[SearchResult, Re
     assert found.step_s / full <= 0.45
     assert found.step_s < step_ns(published(), published_plan(CA)) / 1e9
     assert found.step_s <= 0.8 * random_skipping(published(), found.solution, 0)
-    assert certificate(published(), examinations=9).step_s <= found.step_s
+    assert certify(published(), examinations=9).step_s <= found.step_s
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_plans_of_random_problems_are_valid_and_no_better_than_the_bound(problem
     found = search(problem, seed, SearchBudget(moves=2000), reports)
     reports(found)
     assert reports.steps == sorted(reports.steps, reverse=True)
-    assert certificate(problem, examinations=3).step_s <= found.step_s
+    assert certify(problem, examinations=3).step_s <= found.step_s
 
 
 def test_a_plan_is_found_whichever_stages_are_drawn_first() -> None:
@@ -142,7 +142,7 @@ def test_skipping_alone_helps_if_all_links_are_equal() -> None:
 
 def test_baselines_are_no_faster_than_the_plan(searched: tuple[SearchResult, Reports]) -> None:
     found, _ = searched
-    compared = baselines(published(), found.solution, 0, SearchBudget(moves=10_000))
+    compared = compare_baselines(published(), found.solution, 0, SearchBudget(moves=10_000))
     assert list(compared) == [ROWS, COLUMNS, RANDOM, PLANNED]
     assert found.step_s < min(compared.values())
     assert compared[PLANNED] < compared[ROWS]
@@ -158,6 +158,6 @@ def test_the_compiled_order_rule_matches_the_plain_one(swaps: int, jump: int) ->
         for path in permutations(range(1, 8), visits):
             walk = np.array(path)
             reason = cc3_violation(stage[walk].tolist(), swaps, jump)
-            assert in_order(stage, walk, swaps, jump) == (reason == ""), reason
+            assert obeys_cc3(stage, walk, swaps, jump) == (reason == ""), reason
             verdicts.add(reason == "")
     assert verdicts == {True, False}

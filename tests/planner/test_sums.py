@@ -18,10 +18,10 @@ from planaria.config import recipe
 from planaria.models.families import stage_parameters
 from planaria.pipeline.network import topology
 from planaria.pipeline.plan.build import simulate_first_come
-from planaria.planner.certificate import ALL, best_of_all, certificate, plans
+from planaria.planner.certificate import ALL, all_plans, best_of_all, certify
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import find_violations
-from planaria.planner.problem import ROLES, PlanningProblem, Solution, central_first, problem_of
+from planaria.planner.problem import ROLES, PlanningProblem, Solution, by_centrality, problem_of
 from planaria.planner.replan import with_measured_links
 from planaria.planner.schedule import read
 from planaria.planner.search import SearchBudget, search, step_ns
@@ -38,7 +38,7 @@ def simulated(problem: PlanningProblem, plan: Solution) -> int:
         return max(ends.values())
     last = 0
     for stage in range(len(problem.sizes)):
-        first, *others = central_first(problem, plan, stage)
+        first, *others = by_centrality(problem, plan, stage)
 
         def carry(a: int, b: int, row: int = min(stage, 1)) -> int:
             return int(problem.sums[row, problem.site[a], problem.site[b]])
@@ -90,15 +90,15 @@ def test_slow_sums_bring_the_nodes_of_a_stage_together(block: int) -> None:
     together = found.solution.stage[1] == found.solution.stage[2]
     assert together or block == 1
     assert round(found.step_s * 1e9) == 6
-    assert certificate(problem).step_s == found.step_s
-    assert certificate(problem, exact=False).step_s <= found.step_s
+    assert certify(problem).step_s == found.step_s
+    assert certify(problem, exact=False).step_s <= found.step_s
 
 
 def test_a_node_far_from_all_others_bounds_the_step() -> None:
     """Of four workers one is remote; its gradients travel both ways in any stage."""
     problem = replace(two_sites(1000), site=np.array([0, 0, 0, 0, 1]))
-    assert round(certificate(problem, exact=False).step_s * 1e9) == 2000
-    assert certificate(problem).step_s == search(problem, 1, SearchBudget(moves=3000)).step_s >= 2000 / 1e9
+    assert round(certify(problem, exact=False).step_s * 1e9) == 2000
+    assert certify(problem).step_s == search(problem, 1, SearchBudget(moves=3000)).step_s >= 2000 / 1e9
 
 
 def tiny(seed: int) -> PlanningProblem:
@@ -118,7 +118,7 @@ def tiny(seed: int) -> PlanningProblem:
 def test_all_plans_of_a_tiny_problem_are_tried(seed: int) -> None:
     """Each obeys all rules and occurs once, random plans are among them, and none beats the other bounds."""
     problem = tiny(seed)
-    tried = list(plans(problem))
+    tried = list(all_plans(problem))
     keys = {(*plan.stage.tolist(), *plan.origin.tolist(), *plan.path.ravel().tolist()) for plan in tried}
     assert len(keys) == len(tried)
     assert not any(rule.rule != "TC1" for plan in tried for rule in find_violations(problem, plan))
@@ -126,8 +126,8 @@ def test_all_plans_of_a_tiny_problem_are_tried(seed: int) -> None:
     assert (*drawn.stage.tolist(), *drawn.origin.tolist(), *drawn.path.ravel().tolist()) in keys
     best = best_of_all(problem)
     assert best == min(step_ns(problem, plan) for plan in tried)
-    assert certificate(problem).step_s == best / 1e9
-    assert certificate(problem, exact=False).step_s <= best / 1e9
+    assert certify(problem).step_s == best / 1e9
+    assert certify(problem, exact=False).step_s <= best / 1e9
 
 
 def test_large_problems_are_not_tried_exhaustively() -> None:
@@ -272,6 +272,6 @@ def test_slower_links_also_slow_gradients() -> None:
 def test_a_bound_without_time_is_lower_and_still_valid() -> None:
     assert best_of_all(two_nodes(), until=0.0) is None
     few = tiny(5)
-    whole, cut = certificate(few), certificate(few, seconds=0.0)
+    whole, cut = certify(few), certify(few, seconds=0.0)
     assert whole.binds == ALL and 0 < cut.step_s <= whole.step_s
-    assert certificate(published(), seconds=0.0).step_s <= certificate(published(), examinations=9).step_s
+    assert certify(published(), seconds=0.0).step_s <= certify(published(), examinations=9).step_s

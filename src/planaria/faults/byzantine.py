@@ -51,9 +51,9 @@ class Byzantine(UpdatePublisher):
         self._first: dict[int, Tensor] = {}
 
     def is_byzantine(self, step: int) -> bool:
-        return self._current(step) is not None
+        return self._current_attack(step) is not None
 
-    def _current(self, step: int) -> Misbehaviour | None:
+    def _current_attack(self, step: int) -> Misbehaviour | None:
         if self._misbehaviour is not None and self._misbehaviour.until is not None and step >= self._misbehaviour.until:
             self._misbehaviour = None
         return self._misbehaviour
@@ -68,12 +68,12 @@ class Byzantine(UpdatePublisher):
         if self._misbehaviour is not None and self._misbehaviour.attack.listens:
             self._received = vectors(others, codec, number)
 
-    def poisoned(self, batch: BatchReader, step: int, vocab: int) -> BatchReader:
+    def poison_batch(self, batch: BatchReader, step: int, vocab: int) -> BatchReader:
         """Return this node's batch source for ``step``, with the labels that the attack chooses."""
 
         def read(microbatch: int) -> tuple[Tensor, Tensor]:
             tokens, targets = batch(microbatch)
-            misbehaviour = self._current(step)
+            misbehaviour = self._current_attack(step)
             if misbehaviour is None:
                 return tokens, targets
             return tokens, torch.where(targets < 0, targets, misbehaviour.attack.labels(targets.clamp(min=0), vocab))
@@ -92,7 +92,7 @@ class Byzantine(UpdatePublisher):
         """As :meth:`UpdatePublisher.updates`. By default the attack knows the node's own update and those of the last
         round."""
         step, number = at
-        misbehaviour = self._current(step)
+        misbehaviour = self._current_attack(step)
         if misbehaviour is None or honest.blocking is None:
             return super().updates(honest, codec, at, me, others)
         self._misbehaved = True
@@ -111,10 +111,10 @@ class Byzantine(UpdatePublisher):
             first=self._first,
         )
         if not misbehaviour.attack.equivocates:
-            return dict.fromkeys((*others, me), _corrupted(misbehaviour, scene, honest, codec))
+            return dict.fromkeys((*others, me), _corrupt(misbehaviour, scene, honest, codec))
         drawn = {peer: _generator(misbehaviour, me, number, peer) for peer in (*others, me)}
         return {
-            peer: _corrupted(misbehaviour, replace(scene, generator=generator), honest, codec)
+            peer: _corrupt(misbehaviour, replace(scene, generator=generator), honest, codec)
             for peer, generator in drawn.items()
         }
 
@@ -125,7 +125,7 @@ class Byzantine(UpdatePublisher):
         return robust_of(config.robust, config.replicas).rule.byzantine if config.robust else 1
 
 
-def _corrupted(misbehaviour: Misbehaviour, scene: AttackView, honest: Update, codec: Compressor) -> Update:
+def _corrupt(misbehaviour: Misbehaviour, scene: AttackView, honest: Update, codec: Compressor) -> Update:
     assert honest.blocking is not None
     return replace(honest, blocking=misbehaviour.attack.message(scene, honest.blocking, codec))
 

@@ -48,7 +48,7 @@ def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) ->
         if fault.signal != "lie":
             continue
         at = f"{where}: a fault 'lie' at stage {fault.stage}, step {fault.step}"
-        if why := _unused(config):
+        if why := _why_update_unused(config):
             raise UserError(
                 f"{at}: {why}, so no other replica receives the update; remove the fault, or use several replicas "
                 "that exchange updates, such as exchange.kind = 'allreduce'"
@@ -59,7 +59,7 @@ def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) ->
             )
 
 
-def _unused(config: RunConfig) -> str:
+def _why_update_unused(config: RunConfig) -> str:
     """Return why replicas receive no updates of a single replica; empty if they do."""
     if config.exchange.replicas == 1 and config.exchange.max_replicas is None:
         return "there is one replica"

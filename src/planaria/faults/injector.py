@@ -13,7 +13,7 @@ from pathlib import Path
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.run import RunState
-from planaria.faults.trace import Fault, Trace, before_commit, is_pending, order
+from planaria.faults.trace import Fault, Trace, injection_order, is_pending, moments_before_commit
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
 from planaria.runtime.fleet.base import Fleet
@@ -56,17 +56,18 @@ class TraceChaos:
                 self._give_up_mates()
                 settings = state.settings.exchange
                 agreed = settings.replicas > 1 and state.exchange.interval == 0 and not settings.coded
-                return self._arm(decision.step, state, _executing(state, decision.replica), *before_commit(agreed))
+                workers = _executing_workers(state, decision.replica)
+                return self._arm(decision.step, state, workers, *moments_before_commit(agreed))
             case d.Commit():
-                return self._arm(decision.step, state, _executing(state, decision.replica), "commit")
+                return self._arm(decision.step, state, _executing_workers(state, decision.replica), "commit")
             case d.Save():
-                return self._arm(decision.step, state, _executing(state, decision.replica), "save")
+                return self._arm(decision.step, state, _executing_workers(state, decision.replica), "save")
             case d.Settle():
                 step = max(state.replicas[number].step for number in decision.members)
-                return self._arm(step, state, _executing(state, *decision.members), "settle")
+                return self._arm(step, state, _executing_workers(state, *decision.members), "settle")
             case d.Form():
-                holders = _executing(state, decision.replica)
-                ends = {node: holders[node] for node in _transferring(decision) & holders.keys()}
+                holders = _executing_workers(state, decision.replica)
+                ends = {node: holders[node] for node in _transferring_nodes(decision) & holders.keys()}
                 return self._arm(decision.step, state, ends, "transfer") + self._arm(
                     decision.step, state, holders, "link"
                 )
@@ -111,7 +112,7 @@ class TraceChaos:
         for number, fault in due:
             if fault.signal == "flip":
                 done += self._flip(number, fault, holders[fault.stage], step)
-            elif fault.signal == "kill" and first is not None and order(first[1]) == order(fault):
+            elif fault.signal == "kill" and first is not None and injection_order(first[1]) == injection_order(fault):
                 self._waiting.remove((number, fault))
                 self._simultaneous[first[0]].append((number, fault))
             elif fault.signal != "kill" or (first is None and not any(f.stage in holders for f in killing)):
@@ -195,15 +196,15 @@ class TraceChaos:
 
 def _sort_key(entry: tuple[int, Fault]) -> tuple[int, tuple[bool, str, float], int]:
     number, fault = entry
-    return fault.step, order(fault), number
+    return fault.step, injection_order(fault), number
 
 
-def _executing(state: RunState, *replicas: int) -> dict[int, str]:
+def _executing_workers(state: RunState, *replicas: int) -> dict[int, str]:
     """Return node → worker for the workers that execute these replicas' current orders."""
     return {n: w for r in replicas for n, w in state.replicas[r].holders.items() if w in state.replicas[r].waiting}
 
 
-def _transferring(form: d.Form) -> set[int]:
+def _transferring_nodes(form: d.Form) -> set[int]:
     """Return the nodes that send or receive a state in a new generation."""
     rebuilt = {m.node: m.source.donors for m in form.members if isinstance(m.source, d.Rebuild)}
     handed = {m.node for m in form.members if isinstance(m.source, d.Handover)}

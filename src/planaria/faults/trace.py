@@ -128,7 +128,7 @@ class TraceArguments(Section):
     """consecutive stages that share a machine"""
 
     @model_serializer(mode="wrap")
-    def _plain(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit unused bursts and failure kinds, so that older traces keep their file and digest."""
         stored: dict[str, Any] = plain(self)
         idle = {
@@ -184,12 +184,12 @@ BEFORE_COMMIT = ("any", "forward", "backward")
 """moments at which a failure restarts the step"""
 
 
-def before_commit(agreed: bool) -> tuple[str, ...]:
+def moments_before_commit(agreed: bool) -> tuple[str, ...]:
     """Return the moments at which a failure restarts the step; ``agreed``: replicas exchange within every step."""
     return (*BEFORE_COMMIT, "settle") if agreed else BEFORE_COMMIT
 
 
-def order(fault: Fault) -> tuple[bool, str, float]:
+def injection_order(fault: Fault) -> tuple[bool, str, float]:
     """Return a fault's sort key: fatal faults of one step are injected in this order, each after recovery; equal ones
     together."""
     return (fault.moment not in BEFORE_COMMIT, fault.moment, fault.offset)
@@ -202,7 +202,7 @@ def is_pending(fault: Fault, step: int) -> bool:
 
 def burst_sizes(trace: Trace) -> Counter[int]:
     """Return number of simultaneous kills → how often they occur."""
-    moments = Counter((fault.step, order(fault)) for fault in trace.faults if fault.signal == "kill")
+    moments = Counter((fault.step, injection_order(fault)) for fault in trace.faults if fault.signal == "kill")
     return Counter(moments.values())
 
 
@@ -219,7 +219,7 @@ def read(path: Path) -> Trace:
         raise UserError(f"trace {path}: {first_complaint(error)}") from None
 
 
-def text(trace: Trace) -> str:
+def trace_text(trace: Trace) -> str:
     """Return a trace file's content.
 
     :raises UserError: if it is too large.
@@ -236,7 +236,7 @@ def write(trace: Trace, path: Path) -> None:
     :raises UserError: if it cannot be written.
     """
     try:
-        atomic.write_text(path, text(trace))
+        atomic.write_text(path, trace_text(trace))
     except OSError as error:
         raise UserError(f"cannot write the trace {path}: {error.strerror}") from None
 

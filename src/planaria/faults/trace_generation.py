@@ -7,7 +7,7 @@ import random
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
-from planaria.faults.failure_groups import FailureDomain, failure_groups, share
+from planaria.faults.failure_groups import FailureDomain, failure_groups, relative_rate
 from planaria.faults.trace import Fault, Trace, TraceArguments, first_complaint
 
 
@@ -73,22 +73,22 @@ def generate(
         )
     except ValidationError as error:
         raise UserError(f"cannot generate a trace: {first_complaint(error)}") from None
-    return Trace(generated=origin, faults=_faults(origin))
+    return Trace(generated=origin, faults=_generate_faults(origin))
 
 
-def _faults(origin: TraceArguments) -> tuple[Fault, ...]:
+def _generate_faults(origin: TraceArguments) -> tuple[Fault, ...]:
     """Return all faults that ``origin`` generates, in order."""
     stages, p = origin.stages, per_step_probability(origin.hourly, origin.step_s)
     eligible = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
     drawn: dict[tuple[int, int], float] = {}
     if origin.failure_domain != "stage":
-        p *= share(origin.failure_domain)
-        drawn = _with_groups(origin, eligible, p)
+        p *= relative_rate(origin.failure_domain)
+        drawn = _add_groups(origin, eligible, p)
     else:
         for stage in eligible:
-            drawn |= _drawn(f"planaria trace {origin.seed} stage {stage}", stage, origin.steps, p)
+            drawn |= _draw_failures(f"planaria trace {origin.seed} stage {stage}", stage, origin.steps, p)
     if origin.adjacent_probability:
-        drawn = _with_bursts(drawn, origin, eligible)
+        drawn = _add_bursts(drawn, origin, eligible)
     faults: list[Fault] = []
     for (step, stage), u in sorted(drawn.items()):
         failed_now = {fault.stage for fault in faults[-stages:] if fault.step == step}
@@ -98,12 +98,12 @@ def _faults(origin: TraceArguments) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def _with_groups(origin: TraceArguments, eligible: set[int], p: float) -> dict[tuple[int, int], float]:
+def _add_groups(origin: TraceArguments, eligible: set[int], p: float) -> dict[tuple[int, int], float]:
     """Draw failure groups with probability ``p``; a stage taken by two in one step is lost with the first."""
     failures: dict[tuple[int, int], float] = {}
     for stages in failure_groups(origin.failure_domain, eligible, origin.stages, origin.machine):
         first, *others = stages
-        for (step, _), u in _drawn(
+        for (step, _), u in _draw_failures(
             f"planaria trace {origin.seed} {origin.failure_domain} {stages}", first, origin.steps, p
         ).items():
             for stage in (first, *others):
@@ -111,13 +111,13 @@ def _with_groups(origin: TraceArguments, eligible: set[int], p: float) -> dict[t
     return failures
 
 
-def _drawn(name: str, stage: int, steps: int, p: float) -> dict[tuple[int, int], float]:
+def _draw_failures(name: str, stage: int, steps: int, p: float) -> dict[tuple[int, int], float]:
     """Return (step, stage) → the random number, where it is below ``p``, from the stream ``name``."""
     stream = random.Random(name)
     return {(step, stage): u for step in range(steps) if (u := stream.random()) < p}
 
 
-def _with_bursts(
+def _add_bursts(
     drawn: dict[tuple[int, int], float], origin: TraceArguments, eligible: set[int]
 ) -> dict[tuple[int, int], float]:
     """Return ``drawn`` plus the stages that these failures take with them, with the number (so the moment) of their

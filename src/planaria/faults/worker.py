@@ -108,7 +108,7 @@ class WorkerFaults:
 
         if step is None or self._byzantine is None:
             return read
-        return self._byzantine.poisoned(read, step, self._config.model.vocab)
+        return self._byzantine.poison_batch(read, step, self._config.model.vocab)
 
     def delay_if_slow(self, busy_s: float) -> bool:
         """Sleep if this worker is slow, after ``busy_s`` seconds of work; return whether it is slow."""

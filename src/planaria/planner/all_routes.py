@@ -77,7 +77,7 @@ def routes_of(problem: PlanningProblem) -> RouteSet | None:
     return RouteSet(kinds, visits, uses, rest + work[ENTRY][:, None], holds)
 
 
-def turns(problem: PlanningProblem, alone: Ints) -> Ints:
+def least_turns(problem: PlanningProblem, alone: Ints) -> Ints:
     """Return [nodes]: the least time in which each node, as a data node, has all its microbatches back; nanoseconds.
 
     ``alone`` [nodes] is the least time of one. S_k and E_k are the k-th entry and the end of the k-th last backward, in
@@ -104,21 +104,23 @@ def turns(problem: PlanningProblem, alone: Ints) -> Ints:
     return back
 
 
-def shortest(problem: PlanningProblem, kinds: NodeKinds) -> Ints:
+def shortest_round_trips(problem: PlanningProblem, kinds: NodeKinds) -> Ints:
     """Return [nodes]: the least time of a microbatch's round trip from each node through different nodes.
 
     It includes gradients; 0 for nodes that cannot be data nodes.
     """
-    routes = [0 if problem.role[k] == ROLES.index("worker") else _shortest(problem, kinds, int(k)) for k in kinds.first]
+    routes = [
+        0 if problem.role[k] == ROLES.index("worker") else _shortest_from(problem, kinds, int(k)) for k in kinds.first
+    ]
     return np.array(routes, np.int64)[kinds.of]
 
 
-def _shortest(problem: PlanningProblem, kinds: NodeKinds, origin: int) -> int:
+def _shortest_from(problem: PlanningProblem, kinds: NodeKinds, origin: int) -> int:
     sites = problem.site[kinds.first]
     both = (problem.link + problem.link.T)[np.ix_(sites, sites)]
     work = problem.passes[:, kinds.first]
     home = int(kinds.of[origin])
-    ahead = _ahead(both + work[BLOCK], both[:, home], problem.visits)
+    ahead = _remaining_time(both + work[BLOCK], both[:, home], problem.visits)
     left = np.where(problem.role[kinds.first] == ROLES.index("data"), 0, kinds.size).tolist()
     left[home] -= 1
     least = UNREACHABLE_NS
@@ -138,7 +140,7 @@ def _shortest(problem: PlanningProblem, kinds: NodeKinds, origin: int) -> int:
     return least + int(work[ENTRY, home] + work[RETURN, home])
 
 
-def _ahead(step: Ints, home: Ints, visits: int) -> list[list[int]]:
+def _remaining_time(step: Ints, home: Ints, visits: int) -> list[list[int]]:
     """Return the least time to the origin by remaining visits and kind, if nodes may repeat."""
     least = [home]
     for _ in range(visits - 1):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from planaria.common.compiled import compiled
 from planaria.planner.evaluate import NEVER, makespan
-from planaria.planner.tables import CostTables, Ints, summed
+from planaria.planner.tables import CostTables, Ints, gradient_sum_times
 
 Floats = NDArray[np.float64]
 RANDOMS = 10
@@ -53,7 +53,7 @@ def anneal(
     count, nodes = path.shape[0], stage.shape[0]
     members = members_of(stage, tables.sizes)
     done, last, over = np.zeros(count, np.int64), np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
-    now, _ = _cost(tables, origin, path, stage, done, last, over)
+    now, _ = _objective(tables, origin, path, stage, done, last, over)
     worst = int(np.argmax(last))
     new_origin, new_path = origin.copy(), path.copy()
     new_stage = stage.copy()
@@ -64,7 +64,7 @@ def anneal(
             kind += 1
         i, j = int(r[1] * count), int(r[2] * count)
         if r[9] < CRITICAL:
-            i = _late(origin, worst, r[1])
+            i = _pick_microbatch_of(origin, worst, r[1])
         if kind == PLACE and not positions:
             continue
         if kind == PLACE:
@@ -72,13 +72,13 @@ def anneal(
             if r[9] < CRITICAL:
                 x = path[i, int(r[3] * (path.shape[1] + 1)) - 1] if r[3] * (path.shape[1] + 1) >= 1 else worst
             s, z = stage[x], stage[y]
-            if s == z or not _allowed(tables.role[x], z) or not _allowed(tables.role[y], s):
+            if s == z or not _may_hold(tables.role[x], z) or not _may_hold(tables.role[y], s):
                 continue
             new_stage[x], new_stage[y] = z, s
             _swap_positions(new_origin, new_path, x, y)
         elif not _reroute(tables, kind, r, i, j, stage, members, path, new_path):
             continue
-        cost, time = _cost(tables, new_origin, new_path, new_stage, done, last, over)
+        cost, time = _objective(tables, new_origin, new_path, new_stage, done, last, over)
         if cost <= now or r[8] < np.exp((now - cost) / temperature[move]):
             now, worst = cost, int(np.argmax(last))
             if kind == PLACE:
@@ -97,20 +97,20 @@ def anneal(
 
 
 @compiled
-def _late(origin: Ints, worst: int, random: float) -> int:
+def _pick_microbatch_of(origin: Ints, worst: int, random: float) -> int:
     """Return a random microbatch of the data node ``worst``, or any microbatch if nothing takes time."""
     own = np.flatnonzero(origin == worst)
     return int(own[int(random * len(own))]) if len(own) else int(random * len(origin))
 
 
 @compiled
-def _cost(
+def _objective(
     tables: CostTables, origin: Ints, path: Ints, stage: Ints, done: Ints, last: Ints, over: Ints
 ) -> tuple[float, int]:
     """Return the objective and the step, nanoseconds; fill ``last`` [nodes] with the finish of each data node."""
     if makespan(tables, origin, path, done, over) == NEVER:
         return float(NEVER), NEVER
-    step, sums = summed(tables, stage, over)
+    step, sums = gradient_sum_times(tables, stage, over)
     last[:] = 0
     for i in range(done.shape[0]):
         last[origin[i]] = max(last[origin[i]], done[i])
@@ -131,7 +131,7 @@ def members_of(stage: Ints, sizes: Ints) -> Ints:
 
 
 @compiled
-def _allowed(role: int, stage: int) -> bool:
+def _may_hold(role: int, stage: int) -> bool:
     """Return whether a node of this role (an index into ``ROLES``) may hold this stage."""
     return role == 0 or (role == 1) == (stage == 0)
 
@@ -167,7 +167,7 @@ def _reroute(
             return False
         k = int(r[3] * (visits - 1))
         new[i, k], new[i, k + 1] = path[i, k + 1], path[i, k]
-        if in_order(stage, new[i], tables.swaps, tables.jump):
+        if obeys_cc3(stage, new[i], tables.swaps, tables.jump):
             return True
         new[i] = path[i]
         return False
@@ -185,7 +185,7 @@ def _reroute(
     if r[7] < 0.8:  # most good routes are in natural order
         _sort(stage, new[i])
         _sort(stage, new[j])
-    if in_order(stage, new[i], tables.swaps, tables.jump) and in_order(stage, new[j], tables.swaps, tables.jump):
+    if obeys_cc3(stage, new[i], tables.swaps, tables.jump) and obeys_cc3(stage, new[j], tables.swaps, tables.jump):
         return True
     new[i], new[j] = path[i], path[j]
     return False
@@ -206,7 +206,7 @@ def _sort(stage: Ints, walk: Ints) -> None:
 
 
 @compiled
-def in_order(stage: Ints, walk: Ints, swaps: int, jump: int) -> bool:
+def obeys_cc3(stage: Ints, walk: Ints, swaps: int, jump: int) -> bool:
     """Return whether a walk obeys CC3; the compiled form of ``routing.skipping.cc3_violation``."""
     furthest = back = 0
     for k in range(walk.shape[0]):

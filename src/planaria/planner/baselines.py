@@ -29,7 +29,7 @@ StepTime = Callable[[PlanningProblem, Solution], int]
 """returns the simulated step of a plan, nanoseconds"""
 
 
-def baselines(
+def compare_baselines(
     problem: PlanningProblem,
     solution: Solution,
     seed: int,
@@ -43,8 +43,8 @@ def baselines(
     full = replace(problem, visits=len(problem.sizes) - 1)
     rows = straight_rows(full, stages)
     others = {
-        ROWS: step(full, along_rows(full, solution, rows)) / 1e9,
-        COLUMNS: step(full, along_columns(full, solution, rows)) / 1e9,
+        ROWS: step(full, route_along_rows(full, solution, rows)) / 1e9,
+        COLUMNS: step(full, route_along_columns(full, solution, rows)) / 1e9,
         RANDOM: random_skipping(problem, solution, seed, step),
     }
     left = replace(budget, seconds=budget.seconds - (time.monotonic() - began))
@@ -88,7 +88,7 @@ def straight_rows(problem: PlanningProblem, stages: Sequence[Sequence[int]]) -> 
     return rows
 
 
-def along_rows(problem: PlanningProblem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
+def route_along_rows(problem: PlanningProblem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
     """Start an equal share of the microbatches at each row's data node, and none at other data nodes."""
     chosen = [rows[i % len(rows)] for i in range(problem.count)]
     return Solution(
@@ -96,7 +96,7 @@ def along_rows(problem: PlanningProblem, solution: Solution, rows: Sequence[Sequ
     )
 
 
-def along_columns(problem: PlanningProblem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
+def route_along_columns(problem: PlanningProblem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
     """Start each data node's share, and send it along the rows in turn."""
     origin, path = [], []
     for j in range(problem.microbatches):

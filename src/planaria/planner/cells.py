@@ -30,7 +30,7 @@ NEIGHBOURS = 6
 """cells that the slowest is combined with in turn"""
 
 
-def remaining(
+def restrict_problem(
     problem: PlanningProblem, solution: Solution, nodes: Collection[int], count: int | None = None
 ) -> PlanningProblem:
     """Return the problem restricted to ``nodes``, renumbered in order, each in its stage, with ``count`` microbatches.
@@ -71,14 +71,14 @@ class CellProblem(NamedTuple):
         whole.path[self.rows] = self.nodes[better.path]
 
 
-def part(problem: PlanningProblem, solution: Solution, nodes: Collection[int]) -> CellProblem:
+def cell_problem(problem: PlanningProblem, solution: Solution, nodes: Collection[int]) -> CellProblem:
     """Return the part of ``nodes``, which no microbatch may leave or enter."""
     kept = np.array(sorted(nodes), np.int64)
     rows = np.flatnonzero(np.isin(solution.origin, kept))
     numbers = np.full(problem.nodes, -1, np.int64)
     numbers[kept] = np.arange(len(kept))
     own = Solution(solution.stage[kept], numbers[solution.origin[rows]], numbers[solution.path[rows]])
-    return CellProblem(kept, rows, remaining(problem, solution, kept.tolist(), len(rows)), own)
+    return CellProblem(kept, rows, restrict_problem(problem, solution, kept.tolist(), len(rows)), own)
 
 
 def independent_groups(cell: CellProblem) -> list[list[int]]:
@@ -110,16 +110,16 @@ def divide_into_cells(problem: PlanningProblem, rng: random.Random) -> tuple[Sol
     Each cell uses a stage in proportion to its nodes in that stage. None if there is only one cell, if roles are given
     for some nodes only, or if the rules allow none.
     """
-    if problem.role.any() and not _given(problem):
+    if problem.role.any() and not _given_data_nodes(problem):
         return None
-    bags = _bags(problem, tour(problem, rng), rng)
-    cells = _staged(problem, bags, rng) if len(bags) > 1 else None
+    bags = _group_tour(problem, tour(problem, rng), rng)
+    cells = _deal_to_stages(problem, bags, rng) if len(bags) > 1 else None
     if cells is None:
         return None
     near, origins = NearestRoutes(problem), [node for cell in cells for node in cell[0] * problem.microbatches]
-    paths = [route for cell in cells for route in _routes(problem, cell, rng)]
+    paths = [route for cell in cells for route in _draw_routes(problem, cell, rng)]
     home = {data_node: cell for cell in cells for data_node in cell[0]}
-    if not _evened(paths, problem, rng):
+    if not _even_out(paths, problem, rng):
         return None
     routes = [(node, near.walk(node, route, home[node])) for node, route in zip(origins, paths, strict=True)]
     stages = [[node for cell in cells for node in cell[s]] for s in range(len(problem.sizes))]
@@ -130,12 +130,12 @@ Bag = tuple[list[int], list[int]]
 """data nodes and workers of a cell"""
 
 
-def _bags(problem: PlanningProblem, nodes: Sequence[int], rng: random.Random) -> list[Bag]:
+def _group_tour(problem: PlanningProblem, nodes: Sequence[int], rng: random.Random) -> list[Bag]:
     """Group the nodes of a tour into bags just large enough for a cell, with their share of data nodes and workers.
 
     A large site has its own bags; small neighbouring sites share one.
     """
-    given, bags = _given(problem), list[Bag]()
+    given, bags = _given_data_nodes(problem), list[Bag]()
     seen = data_seen = 0
     block: list[int] = []
     for _, at_site in groupby(nodes, lambda node: problem.site[node]):
@@ -166,13 +166,13 @@ def _cut(problem: PlanningProblem, data_nodes: list[int], workers: list[int]) ->
     return []
 
 
-def _given(problem: PlanningProblem) -> set[int]:
+def _given_data_nodes(problem: PlanningProblem) -> set[int]:
     """Return the data nodes if roles determine them all."""
     must = np.flatnonzero(problem.role == ROLES.index("data")).tolist()
     return set(must) if len(must) == problem.sizes[0] else set()
 
 
-def _staged(problem: PlanningProblem, bags: Sequence[Bag], rng: random.Random) -> list[Cell] | None:
+def _deal_to_stages(problem: PlanningProblem, bags: Sequence[Bag], rng: random.Random) -> list[Cell] | None:
     """Deal the bags' workers to stages so that the totals match the sizes; None if that fails."""
     left = list(problem.sizes)
     cells: list[Cell] = []
@@ -187,7 +187,7 @@ def _staged(problem: PlanningProblem, bags: Sequence[Bag], rng: random.Random) -
     return cells if not any(left) and all(all(cell) for cell in cells) else None
 
 
-def _routes(problem: PlanningProblem, cell: Cell, rng: random.Random) -> list[list[int]]:
+def _draw_routes(problem: PlanningProblem, cell: Cell, rng: random.Random) -> list[list[int]]:
     """Return the stages of each microbatch of a cell, in natural order, in proportion to its nodes of each."""
     count, workers = len(cell[0]) * problem.microbatches, sum(map(len, cell[1:]))
     left = {s: count * problem.visits * len(cell[s]) / workers for s in range(1, len(cell))}
@@ -203,7 +203,7 @@ def _routes(problem: PlanningProblem, cell: Cell, rng: random.Random) -> list[li
     return routes
 
 
-def _evened(routes: list[list[int]], problem: PlanningProblem, rng: random.Random) -> bool:
+def _even_out(routes: list[list[int]], problem: PlanningProblem, rng: random.Random) -> bool:
     """Change ``routes`` until all stages are used equally often, within one; return False if that fails."""
     stages = range(1, len(problem.sizes))
     if any(cc3_violation(route, 0, problem.jump) for route in routes):
@@ -214,7 +214,7 @@ def _evened(routes: list[list[int]], problem: PlanningProblem, rng: random.Rando
     while max(used.values()) - min(used.values()) > uneven:
         pairs = sorted(permutations(stages, 2), key=lambda pair: used[pair[1]] - used[pair[0]])
         better = (pair for pair in pairs if used[pair[0]] - used[pair[1]] > 1)
-        done = next((pair for pair in better if _exchanged(routes, order, *pair, problem.jump)), None)
+        done = next((pair for pair in better if _exchange_stage(routes, order, *pair, problem.jump)), None)
         if done is None:
             return False
         used[done[0]] -= 1
@@ -222,7 +222,7 @@ def _evened(routes: list[list[int]], problem: PlanningProblem, rng: random.Rando
     return True
 
 
-def _exchanged(routes: list[list[int]], order: list[int], removed: int, added: int, jump: int) -> bool:
+def _exchange_stage(routes: list[list[int]], order: list[int], removed: int, added: int, jump: int) -> bool:
     """Replace stage ``removed`` by ``added`` in the first possible route of ``order``, and move it to the end."""
     for index, k in enumerate(order):
         route = routes[k]
@@ -238,7 +238,7 @@ Anneal = Callable[[PlanningProblem, Solution, int, np.random.Generator], tuple[S
 """(part, its solution, moves, rng) → the solution after at most that many moves, and its step in nanoseconds"""
 
 
-def by_cells(
+def search_by_cells(
     problem: PlanningProblem, chance: random.Random, rng: np.random.Generator, anneal: Anneal
 ) -> Iterator[Solution] | None:
     """Yield plans that never get worse, without end.
@@ -246,15 +246,15 @@ def by_cells(
     None in a small network, and with gradient sums, since stages then span all cells.
     """
     begun = divide_into_cells(problem, chance) if problem.nodes >= MIN_NODES_FOR_CELLS and not problem.summed else None
-    return None if begun is None else _better(problem, *begun, rng, anneal)
+    return None if begun is None else _improve_cell(problem, *begun, rng, anneal)
 
 
-def _better(
+def _improve_cell(
     problem: PlanningProblem, now: Solution, cells: list[list[int]], rng: np.random.Generator, anneal: Anneal
 ) -> Iterator[Solution]:
     steps = []
     for nodes in cells:
-        own = part(problem, now, nodes)
+        own = cell_problem(problem, now, nodes)
         better, step = anneal(own.problem, own.solution, MOVES, rng)
         own.put(now, better)
         steps.append(step)
@@ -262,9 +262,9 @@ def _better(
     tried = 0
     while True:
         worst = int(np.argmax(steps))
-        partner = _partner(problem, cells, steps, worst, tried % (1 + NEIGHBOURS))
+        partner = _next_partner(problem, cells, steps, worst, tried % (1 + NEIGHBOURS))
         nodes = cells[worst] + (cells[partner] if partner != worst else [])
-        own = part(problem, now, nodes)
+        own = cell_problem(problem, now, nodes)
         better, step = anneal(own.problem, own.solution, MOVES * (1 + tried // (1 + NEIGHBOURS)), rng)
         tried += 1
         if step < steps[worst]:
@@ -272,18 +272,18 @@ def _better(
             own.put(now, better)
             for k in sorted({worst, partner}, reverse=True):
                 del cells[k], steps[k]
-            for group in independent_groups(part(problem, now, nodes)):
+            for group in independent_groups(cell_problem(problem, now, nodes)):
                 cells.append(group)
                 steps.append(_step(problem, now, group, anneal, rng))
         yield now
 
 
 def _step(problem: PlanningProblem, now: Solution, nodes: list[int], anneal: Anneal, rng: np.random.Generator) -> int:
-    own = part(problem, now, nodes)
+    own = cell_problem(problem, now, nodes)
     return anneal(own.problem, own.solution, 0, rng)[1]
 
 
-def _partner(problem: PlanningProblem, cells: list[list[int]], steps: list[int], worst: int, number: int) -> int:
+def _next_partner(problem: PlanningProblem, cells: list[list[int]], steps: list[int], worst: int, number: int) -> int:
     """Return the cell to plan together with ``worst``: itself first, then the nearest, of these the fastest first."""
     if number == 0 or len(cells) == 1:
         return worst

@@ -23,7 +23,7 @@ import numpy as np
 
 from planaria.common.compiled import COMPILED
 from planaria.pipeline.routing.skipping import cc3_violation
-from planaria.planner.all_routes import RouteSet, kinds_of, routes_of, shortest, turns
+from planaria.planner.all_routes import RouteSet, kinds_of, least_turns, routes_of, shortest_round_trips
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import unequal_use
 from planaria.planner.prices import step_resources
@@ -73,7 +73,7 @@ class StepCertificate(NamedTuple):
         return 1 - self.step_s / step_s if step_s else 0.0
 
 
-def certificate(
+def certify(
     problem: PlanningProblem, examinations: int = MAX_EXAMINATIONS, exact: bool = True, seconds: float = math.inf
 ) -> StepCertificate:
     """Return the best step if plans are few (see :func:`best_of_all`; only if ``exact``), else the largest lower bound.
@@ -90,19 +90,19 @@ def certificate(
     (:func:`best_choice`), else one by one. No examination starts after ``seconds``; the bound is then lower.
     """
     until = time.monotonic() + seconds
-    alone = shortest(problem, kinds_of(problem))
+    alone = shortest_round_trips(problem, kinds_of(problem))
     own = problem.passes[[ENTRY, RETURN]].sum(axis=0) * problem.microbatches
     terms = [
-        (_best_choice(problem, turns(problem, alone)), TURNS),
+        (_best_choice(problem, least_turns(problem, alone)), TURNS),
         (_best_choice(problem, own), "busiest node: a data node's own work"),
-        (_workers(problem), "busiest node: all visits, spread evenly over the workers"),
-        (_memory(problem, alone), "memory: the slots of all nodes"),
+        (_worker_bound(problem), "busiest node: all visits, spread evenly over the workers"),
+        (_memory_bound(problem, alone), "memory: the slots of all nodes"),
     ]
     if choice := best_choice(problem, examinations, until) if SOLVER else None:
         terms.append((choice.ticks, SHARED))
     if problem.summed:
         passes = max(ticks for ticks, _ in terms)
-        terms += [(passes + _ends_sum(problem), SUMS), (_farthest_sum(problem), FARTHEST)]
+        terms += [(passes + _least_ends_sum(problem), SUMS), (_farthest_sum(problem), FARTHEST)]
     if (best := best_of_all(problem, until) if exact else None) is not None:
         terms.append((best, ALL))
     ticks, binds = max(terms, key=lambda term: term[0])
@@ -116,7 +116,7 @@ def _best_choice(problem: PlanningProblem, each: Ints) -> int:
     return int(max([*must, *may[:missing]]))
 
 
-def _workers(problem: PlanningProblem) -> int:
+def _worker_bound(problem: PlanningProblem) -> int:
     work = problem.passes[BLOCK]
     workers = np.sort(work[problem.role != ROLES.index("data")])[: problem.nodes - problem.sizes[0]]
     if not workers[0]:
@@ -127,7 +127,7 @@ def _workers(problem: PlanningProblem) -> int:
     return int(problem.count * problem.visits / (1.0 / workers).sum() + lead)
 
 
-def _memory(problem: PlanningProblem, alone: Ints) -> int:
+def _memory_bound(problem: PlanningProblem, alone: Ints) -> int:
     """Return a bound from: slots · step ≥ what all microbatches hold at their origins and on their routes."""
     work = problem.passes[BLOCK].min()
     off = problem.link[np.ix_(problem.site, problem.site)].min()
@@ -140,10 +140,10 @@ def _memory(problem: PlanningProblem, alone: Ints) -> int:
     return int((problem.count * held + origins) / problem.slots.sum())
 
 
-def _ends_sum(problem: PlanningProblem) -> int:
+def _least_ends_sum(problem: PlanningProblem) -> int:
     """Return the least time from a data node's last backward until all have the sum: one sends it to all others."""
     nodes = np.flatnonzero(problem.role != ROLES.index("worker"))
-    carry, others = _between(problem, 0, nodes), problem.sizes[0] - 1
+    carry, others = _gradient_times(problem, 0, nodes), problem.sizes[0] - 1
     return int(np.sort(carry, axis=1)[:, others - 1].min()) if others else 0
 
 
@@ -154,7 +154,7 @@ def _farthest_sum(problem: PlanningProblem) -> int:
         nodes = np.flatnonzero(problem.role != ROLES.index(bars))
         round_trips = np.full(problem.nodes, NEVER)
         if len(nodes) > 1:
-            carry = _between(problem, row, nodes)
+            carry = _gradient_times(problem, row, nodes)
             round_trips[nodes] = (carry + carry.T).min(axis=1)
         trips.append(round_trips)
     alone = sum(size == 1 for size in problem.sizes)
@@ -162,7 +162,7 @@ def _farthest_sum(problem: PlanningProblem) -> int:
     return int(least[-1]) if len(least) else 0
 
 
-def _between(problem: PlanningProblem, row: int, nodes: Ints) -> Ints:
+def _gradient_times(problem: PlanningProblem, row: int, nodes: Ints) -> Ints:
     """Return [nodes, nodes]: the time of a gradient message, prohibitive from a node to itself."""
     carry = problem.sums[row][np.ix_(problem.site[nodes], problem.site[nodes])]
     return np.where(np.eye(len(nodes), dtype=bool), NEVER // 4, carry)
@@ -193,16 +193,16 @@ def best_choice(problem: PlanningProblem, examinations: int, until: float = math
     choices = list(_choices(problem, routes)) if routes else []
     if routes is None or len(choices) > MAX_CHOICES:
         return None
-    heap = [DataNodeChoice(_turns(problem, routes, np.array(counts)), counts) for counts in choices]
+    heap = [DataNodeChoice(_longest_turns(problem, routes, np.array(counts)), counts) for counts in choices]
     heapq.heapify(heap)
     for _ in range(max(1, min(examinations, MAX_EXAMINED_ENTRIES // routes.holds.size))):
         if heap[0].final or time.monotonic() >= until:
             break
-        heapq.heapreplace(heap, closer(problem, routes, heap[0]))
+        heapq.heapreplace(heap, raise_bound(problem, routes, heap[0]))
     return heap[0]
 
 
-def closer(problem: PlanningProblem, routes: RouteSet, choice: DataNodeChoice) -> DataNodeChoice:
+def raise_bound(problem: PlanningProblem, routes: RouteSet, choice: DataNodeChoice) -> DataNodeChoice:
     """Raise a choice's bound by the best prices under the assumption that the step is hardly longer than known.
 
     Either the assumption is refuted, or the prices give a bound and the next examination assumes less.
@@ -240,13 +240,13 @@ def _choices(problem: PlanningProblem, routes: RouteSet) -> Iterator[tuple[int, 
     yield from choose(0, problem.sizes[0])
 
 
-def _turns(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints) -> int:
+def _longest_turns(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints) -> int:
     """Return the longest turns of a choice's data nodes on routes through the other nodes; nanoseconds."""
     possible = (routes.uses <= routes.kinds.size - data_nodes).all(axis=1)
     data_kinds = np.flatnonzero(data_nodes)
     alone, first = np.zeros(problem.nodes, np.int64), routes.kinds.first[data_kinds]
     alone[first] = routes.length[np.ix_(data_kinds, possible)].min(axis=1)
-    return int(turns(problem, alone)[first].max())
+    return int(least_turns(problem, alone)[first].max())
 
 
 def best_of_all(problem: PlanningProblem, until: float = math.inf) -> int | None:
@@ -254,10 +254,10 @@ def best_of_all(problem: PlanningProblem, until: float = math.inf) -> int | None
 
     None if there are no plans, too many, or more than can be tried before ``until`` (monotonic clock).
     """
-    if problem.additional_microbatches or problem.count > MAX_TRIED_MICROBATCHES or _at_most(problem) > MAX_PLANS:
+    if problem.additional_microbatches or problem.count > MAX_TRIED_MICROBATCHES or _max_plans(problem) > MAX_PLANS:
         return None
     least = None
-    for plan in plans(problem):
+    for plan in all_plans(problem):
         if time.monotonic() >= until:
             return None
         step = step_ns(problem, plan)
@@ -265,23 +265,23 @@ def best_of_all(problem: PlanningProblem, until: float = math.inf) -> int | None
     return least
 
 
-def plans(problem: PlanningProblem) -> Iterator[Solution]:
+def all_plans(problem: PlanningProblem) -> Iterator[Solution]:
     """Yield every valid plan: all arrangements, orders in which microbatches start, and routes."""
-    for stage in _arrangements(problem):
+    for stage in _all_arrangements(problem):
         workers = np.flatnonzero(stage).tolist()
         routes = [
             route
             for route in permutations(workers, problem.visits)
             if not cc3_violation(stage[list(route)].tolist(), problem.swaps, problem.jump)
         ]
-        for origin in _orders(np.flatnonzero(stage == 0).tolist(), problem.microbatches):
+        for origin in _start_orders(np.flatnonzero(stage == 0).tolist(), problem.microbatches):
             for path in product(routes, repeat=problem.count):
                 plan = Solution(stage, np.array(origin, np.int64), np.array(path, np.int64))
                 if next(unequal_use(problem, plan), None) is None:
                     yield plan
 
 
-def _at_most(problem: PlanningProblem) -> int:
+def _max_plans(problem: PlanningProblem) -> int:
     """Return an upper bound on the number of plans: it counts routes of any order and uneven use of stages."""
     data_nodes, free = (int((problem.role == ROLES.index(role)).sum()) for role in ("data", "any"))
     workers = problem.nodes - problem.sizes[0]
@@ -292,7 +292,7 @@ def _at_most(problem: PlanningProblem) -> int:
     return int(arrangements * orders * routes**problem.count)
 
 
-def _arrangements(problem: PlanningProblem) -> Iterator[Ints]:
+def _all_arrangements(problem: PlanningProblem) -> Iterator[Ints]:
     """Yield [nodes]: the stage of each, as roles allow."""
 
     def fill(s: int, left: frozenset[int]) -> Iterator[dict[int, int]]:
@@ -309,7 +309,7 @@ def _arrangements(problem: PlanningProblem) -> Iterator[Ints]:
         yield np.array([stage_of_node[node] for node in range(problem.nodes)], np.int64)
 
 
-def _orders(data_nodes: list[int], each: int) -> Iterator[list[int]]:
+def _start_orders(data_nodes: list[int], each: int) -> Iterator[list[int]]:
     """Yield every order in which data nodes can start ``each`` microbatches apiece."""
 
     def extend(left: Counter[int]) -> Iterator[list[int]]:

@@ -27,7 +27,7 @@ def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Int
     """
     # One long function over plain arrays: five times as fast as smaller functions that share a state object.
     count, nodes, last = origin.shape[0], tables.slots.shape[0], path.shape[1] + 1
-    begins = _stretches(origin, path, nodes)
+    begins = _queue_starts(origin, path, nodes)
     queue, since = np.empty((2, begins[nodes]), np.int64), np.empty((2, begins[nodes]), np.int64)
     heads, tails = np.zeros((2, nodes), np.int64), np.zeros((2, nodes), np.int64)
     phase, runs = np.zeros(count, np.int64), np.zeros(count, np.bool_)
@@ -40,7 +40,7 @@ def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Int
     now, left = 0, count
     over[:] = 0
     for i in range(count):
-        tails[_PATIENT, origin[i]] += _line_up(queue, since, heads, tails, begins, _PATIENT, origin[i], i, 0)
+        tails[_PATIENT, origin[i]] += _enqueue(queue, since, heads, tails, begins, _PATIENT, origin[i], i, 0)
     while True:
         for n in woken[:wake]:  # idle nodes take their next work
             if not idle[n]:
@@ -52,14 +52,14 @@ def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Int
             heads[line, n] += 1
             free[n] -= line == _PATIENT
             idle[n], runs[i] = False, True
-            pending = _push(times, whose, pending, now + _takes(tables, n, phase[i], last), i)
+            pending = _push(times, whose, pending, now + _pass_time(tables, n, phase[i], last), i)
         if not pending:
             return now if left == 0 else NEVER
         wake, now = 0, times[0]
         while pending and times[0] == now:
             i = whose[0]
             pending = _pop(times, whose, pending)
-            n = _position(origin, path, i, phase[i])
+            n = _node_of_pass(origin, path, i, phase[i])
             woken[wake] = n
             wake += 1
             if runs[i]:  # a pass ends
@@ -70,7 +70,7 @@ def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Int
                     done[i] = now
                     left -= 1
                     continue
-                m = _position(origin, path, i, phase[i])
+                m = _node_of_pass(origin, path, i, phase[i])
                 if m != n:
                     start = now
                     if shared:
@@ -80,11 +80,11 @@ def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Int
                     pending = _push(times, whose, pending, arrives, i)
                     continue
             line = _PATIENT if phase[i] < last else _URGENT
-            tails[line, n] += _line_up(queue, since, heads, tails, begins, line, n, i, now)
+            tails[line, n] += _enqueue(queue, since, heads, tails, begins, line, n, i, now)
 
 
 @compiled
-def _stretches(origin: Ints, path: Ints, nodes: int) -> Ints:
+def _queue_starts(origin: Ints, path: Ints, nodes: int) -> Ints:
     """Return [nodes + 1]: start of each node's stretch of the queues."""
     begins = np.zeros(nodes + 1, np.int64)
     for i in range(origin.shape[0]):
@@ -95,7 +95,7 @@ def _stretches(origin: Ints, path: Ints, nodes: int) -> Ints:
 
 
 @compiled
-def _position(origin: Ints, path: Ints, i: int, phase: int) -> int:
+def _node_of_pass(origin: Ints, path: Ints, i: int, phase: int) -> int:
     """Return the node of a microbatch's pass number ``phase``: forwards along the route, then backwards."""
     last = path.shape[1] + 1
     hop = phase if phase <= last else 2 * last + 1 - phase
@@ -103,7 +103,7 @@ def _position(origin: Ints, path: Ints, i: int, phase: int) -> int:
 
 
 @compiled
-def _takes(tables: CostTables, n: int, phase: int, last: int) -> int:
+def _pass_time(tables: CostTables, n: int, phase: int, last: int) -> int:
     """Return the time of a pass."""
     if phase <= last:
         return tables.forward[0 if phase == 0 else 2 if phase == last else 1, n]  # type: ignore[no-any-return]
@@ -112,7 +112,7 @@ def _takes(tables: CostTables, n: int, phase: int, last: int) -> int:
 
 
 @compiled
-def _line_up(
+def _enqueue(
     queue: Ints, since: Ints, heads: Ints, tails: Ints, begins: Ints, line: int, n: int, i: int, now: int
 ) -> int:
     """Queue a microbatch at node ``n`` behind earlier arrivals; at the same instant, the smaller number is first."""

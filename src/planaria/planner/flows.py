@@ -17,10 +17,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from planaria.common.compiled import compiled
-from planaria.planner.anneal import Floats, in_order, members_of
+from planaria.planner.anneal import Floats, members_of, obeys_cc3
 from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, PlanningProblem, Solution, stage_of
-from planaria.planner.search import SearchBudget, SearchResult, Watch, rounds, step_ns
+from planaria.planner.search import SearchBudget, SearchResult, Watch, round_lengths, step_ns
 from planaria.planner.tables import Ints
 
 EdgeRule = Literal["sum", "two_way"]
@@ -119,10 +119,10 @@ def search_flows(
     A move prices at most one change. Every round starts from new random flows over stages that nodes joined one by one.
     Steps may grow, since they are not the objective.
     """
-    edges, spent, lengths = edge_costs(problem, rule), 0, enumerate(rounds())
-    _started(problem, edges, 0, 0, 1).run(1)  # compile before the budget starts
+    edges, spent, lengths = edge_costs(problem, rule), 0, enumerate(round_lengths())
+    _start_round(problem, edges, 0, 0, 1).run(1)  # compile before the budget starts
     began = time.monotonic()
-    now = best = _started(problem, edges, seed, *next(lengths), budget.moves)
+    now = best = _start_round(problem, edges, seed, *next(lengths), budget.moves)
     while True:
         seconds = time.monotonic() - began
         moves = 0 if seconds >= budget.seconds else int(min(MOVES_PER_CLOCK_CHECK, len(now.left), budget.moves - spent))
@@ -133,7 +133,7 @@ def search_flows(
         if not moves:
             return progress
         if not len(now.left):
-            now = _started(problem, edges, seed, *next(lengths), budget.moves - spent)
+            now = _start_round(problem, edges, seed, *next(lengths), budget.moves - spent)
 
 
 class FlowRound:
@@ -155,7 +155,7 @@ class FlowRound:
         self.left = self.left[moves:]
 
 
-def _started(
+def _start_round(
     problem: PlanningProblem, edges: Ints, seed: int, number: int, length: int, most: float = float("inf")
 ) -> FlowRound:
     """Return round ``number`` of a search, of at most ``most`` moves, before its first move."""
@@ -180,7 +180,7 @@ def _flows_over_joined_stages(problem: PlanningProblem, edges: Ints, rng: random
             for s in open_to
         }
         stages[min(open_to, key=helps.__getitem__)].append(node)
-    return spread(problem, stages, rng)
+    return random_flows(problem, stages, rng)
 
 
 def _mean_edge_cost(edges: Ints, stages: list[list[int]], node: int, s: int) -> float:
@@ -191,7 +191,7 @@ def _mean_edge_cost(edges: Ints, stages: list[list[int]], node: int, s: int) -> 
     return float(np.concatenate([into, out]).mean()) if len(into) + len(out) else 0.0
 
 
-def spread(problem: PlanningProblem, stages: list[list[int]], rng: random.Random) -> Solution:
+def random_flows(problem: PlanningProblem, stages: list[list[int]], rng: random.Random) -> Solution:
     """Return random flows in natural order, each node used in proportion to its slots."""
     plan = random_routes(problem, stages, rng, 0)
     stage, path, slots = stage_of(stages, problem.nodes), plan.path.copy(), problem.slots.tolist()
@@ -217,8 +217,8 @@ def flow_moves(net: FlowNetwork, now: Flows, draws: Floats, temperature: Floats,
         i, j = _propose(net, now, r, new)
         if i < 0:
             continue
-        before_i, after_i = _changed(net.edges, origin[i], path[i], new[i])
-        before_j, after_j = _changed(net.edges, origin[j], path[j], new[j]) if j != i else (0, 0)
+        before_i, after_i = _changed_costs(net.edges, origin[i], path[i], new[i])
+        before_j, after_j = _changed_costs(net.edges, origin[j], path[j], new[j]) if j != i else (0, 0)
         worse = max(after_i, after_j) - max(before_i, before_j)
         if worse > 0 and r[6] >= np.exp(-worse / temperature[move]):
             new[i], new[j] = path[i], path[j]
@@ -265,7 +265,7 @@ def _propose(net: FlowNetwork, now: Flows, r: Floats, new: Ints) -> tuple[int, i
     if i == j or m < 0 or path[i, k] == path[j, m]:
         return -1, -1
     new[i, k], new[j, m] = path[j, m], path[i, k]
-    if in_order(net.stage, new[i], 0, net.jump) and in_order(net.stage, new[j], 0, net.jump):
+    if obeys_cc3(net.stage, new[i], 0, net.jump) and obeys_cc3(net.stage, new[j], 0, net.jump):
         return i, j
     new[i, k], new[j, m] = path[i, k], path[j, m]
     return -1, -1
@@ -279,7 +279,7 @@ def _place(stage: Ints, walk: Ints, s: int) -> int:
 
 
 @compiled
-def _changed(edges: Ints, origin: int, old: Ints, new: Ints) -> tuple[int, int]:
+def _changed_costs(edges: Ints, origin: int, old: Ints, new: Ints) -> tuple[int, int]:
     """Return the costs of the edges that differ between two walks of a flow, before and after."""
     before = after = 0
     last = old.shape[0]

@@ -16,7 +16,7 @@ import numpy as np
 
 from planaria.common.errors import UserError
 from planaria.pipeline.plan.build import simulate_first_come
-from planaria.planner.problem import ROLES, PlanningProblem, Solution, broken_order
+from planaria.planner.problem import ROLES, PlanningProblem, Solution, order_violation
 from planaria.planner.tables import Ints
 
 
@@ -53,17 +53,21 @@ def find_violations(
     problem: PlanningProblem, solution: Solution, passes: PlannedPasses | None = None
 ) -> list[Violation]:
     """Return every violated rule; times are simulated unless given, and checked only if the routes are valid."""
-    violations = [*_arrangement(problem, solution), *_routes(problem, solution), *unequal_use(problem, solution)]
+    violations = [
+        *_arrangement_violations(problem, solution),
+        *_route_violations(problem, solution),
+        *unequal_use(problem, solution),
+    ]
     if violations:
         return violations
     try:
         passes = passes or planned_passes(problem, solution)
     except UserError as error:
         return [Violation("TC1", str(error))]
-    return [*_order(problem, solution, passes), *_nodes(problem, solution, passes)]
+    return [*_order_violations(problem, solution, passes), *_node_violations(problem, solution, passes)]
 
 
-def _arrangement(problem: PlanningProblem, solution: Solution) -> Iterator[Violation]:
+def _arrangement_violations(problem: PlanningProblem, solution: Solution) -> Iterator[Violation]:
     sizes = np.bincount(solution.stage, minlength=len(problem.sizes)).tolist()
     for stage, (size, wanted) in enumerate(zip(sizes, problem.sizes, strict=False)):
         if size != wanted:
@@ -74,7 +78,7 @@ def _arrangement(problem: PlanningProblem, solution: Solution) -> Iterator[Viola
             yield Violation("arrangement", f"node {node} ({problem.names[node]}) is a {role} node at stage {stage}")
 
 
-def _routes(problem: PlanningProblem, solution: Solution) -> Iterator[Violation]:
+def _route_violations(problem: PlanningProblem, solution: Solution) -> Iterator[Violation]:
     let_in = Counter(solution.origin.tolist())
     most = problem.microbatches + (problem.additional_microbatches > 0)
     for node in solution.members(0):
@@ -86,7 +90,7 @@ def _routes(problem: PlanningProblem, solution: Solution) -> Iterator[Violation]
         for node in walk:
             if not solution.stage[node]:
                 yield Violation("CC1", f"microbatch {i} visits data node {node} on its way")
-        if wrong := broken_order(problem, solution, i):
+        if wrong := order_violation(problem, solution, i):
             yield Violation("CC3", f"microbatch {i} {wrong}")
 
 
@@ -99,7 +103,7 @@ def unequal_use(problem: PlanningProblem, solution: Solution) -> Iterator[Violat
         yield Violation("CC2", f"stage {most} is visited {max(used)} times, stage {least} {min(used)} times")
 
 
-def _order(problem: PlanningProblem, solution: Solution, passes: PlannedPasses) -> Iterator[Violation]:
+def _order_violations(problem: PlanningProblem, solution: Solution, passes: PlannedPasses) -> Iterator[Violation]:
     """Check that no pass starts before its input arrives."""
     last = problem.visits + 1
     for i, route in enumerate(solution.routes):
@@ -113,7 +117,7 @@ def _order(problem: PlanningProblem, solution: Solution, passes: PlannedPasses) 
                 )
 
 
-def _nodes(problem: PlanningProblem, solution: Solution, passes: PlannedPasses) -> Iterator[Violation]:
+def _node_violations(problem: PlanningProblem, solution: Solution, passes: PlannedPasses) -> Iterator[Violation]:
     """Check TC1 and TC2, node by node."""
     last = problem.visits + 1
     work: dict[int, list[tuple[int, int, int]]] = {}

@@ -31,13 +31,13 @@ def random_routes(problem: PlanningProblem, stages: list[list[int]], rng: random
     return Solution(stage_of(stages, problem.nodes), np.array(origin, np.int64), np.array(path, np.int64))
 
 
-def greedy(problem: PlanningProblem, rng: random.Random) -> Solution:
+def greedy_plan(problem: PlanningProblem, rng: random.Random) -> Solution:
     """Return a good plan in one pass: all stages in every neighbourhood, and short routes.
 
     Nodes are dealt to the stages along a tour from site to nearest site. Each microbatch then takes the least used
     stages and, in each, the nearest and least loaded node.
     """
-    stages = _dealt(problem, rng)
+    stages = _deal_nodes(problem, rng)
     routes = balanced_sets(len(stages) - 1, problem.visits, problem.jump, rng)
     near = NearestRoutes(problem)
     letting = [(data_node, next(routes)) for _ in range(problem.microbatches) for data_node in stages[0]]
@@ -72,7 +72,7 @@ class NearestRoutes:
         return Solution(stage, np.array([node for node, _ in routes]), np.array([walk for _, walk in routes], np.int64))
 
 
-def _dealt(problem: PlanningProblem, rng: random.Random) -> list[list[int]]:
+def _deal_nodes(problem: PlanningProblem, rng: random.Random) -> list[list[int]]:
     """Return the nodes of each stage, dealt along a tour of the sites in proportion to the stages' sizes.
 
     With gradient sums, half the draws fill one stage after the other instead, so that its nodes are near one another.
@@ -94,10 +94,10 @@ def _dealt(problem: PlanningProblem, rng: random.Random) -> list[list[int]]:
             s = max(open_to, key=lambda s: (left[s] / problem.sizes[s], rng.random()))
         left[s] -= 1
         stages[s].append(node)
-    return _roles_kept(problem, stages)
+    return _respect_roles(problem, stages)
 
 
-def _roles_kept(problem: PlanningProblem, stages: list[list[int]]) -> list[list[int]]:
+def _respect_roles(problem: PlanningProblem, stages: list[list[int]]) -> list[list[int]]:
     """Exchange workers dealt to stage 0 for nodes that may be data nodes."""
     for k, node in enumerate(stages[0]):
         if ROLES[problem.role[node]] == "worker":

@@ -4,8 +4,8 @@
   begins with gradients that spread from the data nodes; one calculation covers both sides.
 - Elsewhere: a set of nodes smaller than the number of stages leaves out at least j stages. Each of them is visited as
   often as any other stage (CC2), each time by another microbatch, at nodes outside the set.
-- Long routes: the turns of :func:`~planaria.planner.all_routes.turns` for microbatches of two lengths in any order, K
-  of them long. If even the best order takes the whole step, there are fewer than K.
+- Long routes: the turns of :func:`~planaria.planner.all_routes.least_turns` for microbatches of two lengths in any
+  order, K of them long. If even the best order takes the whole step, there are fewer than K.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ class TimeLimits(NamedTuple):
     """end of this side of the step"""
 
 
-def sides(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, least: float) -> tuple[TimeLimits, TimeLimits]:
+def both_sides(
+    problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, least: float
+) -> tuple[TimeLimits, TimeLimits]:
     """Return both sides of a step of at least ``least`` seconds."""
-    forward = _side(problem, routes, data_nodes, least / 2, back=False)
-    return forward, _side(problem, routes, data_nodes, least / 2, back=True)
+    forward = _one_side(problem, routes, data_nodes, least / 2, back=False)
+    return forward, _one_side(problem, routes, data_nodes, least / 2, back=True)
 
 
-def _side(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, until: float, back: bool) -> TimeLimits:
+def _one_side(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, until: float, back: bool) -> TimeLimits:
     first = routes.kinds.first
     passes = (problem.backward if back else problem.forward)[:, first] / 1e9
     link = problem.link[np.ix_(problem.site[first], problem.site[first])] / 1e9
@@ -75,7 +77,7 @@ def _side(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, until: f
     )
 
 
-def filled(side: TimeLimits, price: Floats, workers: Ints, data_nodes: Ints) -> float:
+def unused_slots_value(side: TimeLimits, price: Floats, workers: Ints, data_nodes: Ints) -> float:
     """Return the value of worker slots that cannot be in use on this side, at a ``price`` [kinds] per second.
 
     A kind of workers holds at most one more microbatch after each pass. Each microbatch that has started holds at most
@@ -96,10 +98,10 @@ def filled(side: TimeLimits, price: Floats, workers: Ints, data_nodes: Ints) -> 
         for k, at in enumerate(side.depth[: len(dearest) - 1])
     ]
     whole = sum(worth for _, worth in admitted)
-    return _between(admitted, begun, whole, side.until)
+    return _gap_integral(admitted, begun, whole, side.until)
 
 
-def _between(a: list[tuple[float, float]], b: list[tuple[float, float]], whole: float, until: float) -> float:
+def _gap_integral(a: list[tuple[float, float]], b: list[tuple[float, float]], whole: float, until: float) -> float:
     """Return ∫ whole - min(a(t), b(t)) up to ``until`` for step functions given as (time, rise)."""
     times = sorted({0.0, until, *(at for at, _ in a), *(at for at, _ in b)})
     grown = [0.0, 0.0]
@@ -124,10 +126,10 @@ class VisitsElsewhere(NamedTuple):
     """[sets]: j times the fewest visits of a stage"""
 
 
-def elsewhere(problem: PlanningProblem, routes: RouteSet, workers: Ints) -> VisitsElsewhere:
+def workers_rule(problem: PlanningProblem, routes: RouteSet, workers: Ints) -> VisitsElsewhere:
     """Return the rule for all sets of all ``workers`` of some kinds, smaller than the number of stages."""
     stages = len(problem.sizes) - 1
-    sets = list(islice(_sets(workers.tolist(), stages - 1), MAX_SETS // len(routes.visits)))
+    sets = list(islice(_kind_sets(workers.tolist(), stages - 1), MAX_SETS // len(routes.visits)))
     inside = np.zeros((len(sets), len(workers)), np.int64)
     for n, kinds in enumerate(sets):
         inside[n, kinds] = 1
@@ -140,7 +142,7 @@ def elsewhere(problem: PlanningProblem, routes: RouteSet, workers: Ints) -> Visi
     return VisitsElsewhere(np.minimum(outside, left_out[:, None]), np.maximum(needed, 0))
 
 
-def _sets(workers: list[int], most: int) -> Iterator[list[int]]:
+def _kind_sets(workers: list[int], most: int) -> Iterator[list[int]]:
     """Yield the kinds that have at most ``most`` workers together: single kinds, then pairs, and so on."""
     kinds = [kind for kind, have in enumerate(workers) if 0 < have <= most]
     level: list[tuple[list[int], int]] = [([], 0)]
@@ -154,7 +156,7 @@ def _sets(workers: list[int], most: int) -> Iterator[list[int]]:
         level = grown
 
 
-def too_long(problem: PlanningProblem, routes: RouteSet, free: Bools, data_nodes: Ints, most: float) -> Ints:
+def max_route_lengths(problem: PlanningProblem, routes: RouteSet, free: Bools, data_nodes: Ints, most: float) -> Ints:
     """Return [kinds, microbatches]: the route length that 1, 2 … of a data node's microbatches cannot reach.
 
     The step is shorter than ``most`` seconds; ``free`` [ways] are the possible routes. ``NEVER`` where unknown.
@@ -171,7 +173,7 @@ def too_long(problem: PlanningProblem, routes: RouteSet, free: Bools, data_nodes
             low, high = 0, len(lengths)
             while low < high:
                 middle = (low + high) // 2
-                least = _least(problem.microbatches, *turn, int(lengths[0]), int(lengths[middle]))[k + 1]
+                least = _earliest_return(problem.microbatches, *turn, int(lengths[0]), int(lengths[middle]))[k + 1]
                 low, high = (low, middle) if least >= most * 1e9 else (middle + 1, high)
             if low < len(lengths):
                 limits[kind, k] = lengths[low]
@@ -179,7 +181,7 @@ def too_long(problem: PlanningProblem, routes: RouteSet, free: Bools, data_nodes
 
 
 @lru_cache(maxsize=1 << 16)
-def _least(count: int, slots: int, enters: int, leaves: int, short: int, long: int) -> tuple[int, ...]:
+def _earliest_return(count: int, slots: int, enters: int, leaves: int, short: int, long: int) -> tuple[int, ...]:
     """Return [count + 1]: earliest return of all ``count`` microbatches, nanoseconds, if 0, 1, 2 … of them are long."""
     are_long = np.array(list(product([False, True], repeat=count)))
     length = np.where(are_long, long, short)

@@ -87,7 +87,7 @@ class MultipathPlanner:
         )
         return {(a, b): SiteFlow(site[a], site[b], messages[a, b] * self._size) for a, b in sorted(messages)}
 
-    def routed(self, problem: PlanningProblem, solution: Solution, choose: Choose = plan_paths) -> PathedPlan:
+    def route(self, problem: PlanningProblem, solution: Solution, choose: Choose = plan_paths) -> PathedPlan:
         """Return the edges of a plan on the paths that ``choose`` assigns."""
         carried = self.edges(problem, solution)
         edges, flows = tuple(carried), tuple(carried.values())
@@ -95,7 +95,7 @@ class MultipathPlanner:
         rates = tuple(max_min_rates([path.links for path in chosen], self.path_network.capacity))
         return PathedPlan(edges, flows, chosen, rates, largest_load(flows, self.path_network, chosen))
 
-    def priced(self, problem: PlanningProblem, routed: PathedPlan) -> PlanningProblem:
+    def with_path_costs(self, problem: PlanningProblem, routed: PathedPlan) -> PlanningProblem:
         """Return the problem with every node as its own site, and each edge at its path's latency and rate.
 
         :raises UserError: when a message takes too long.
@@ -133,23 +133,23 @@ class MultipathPlanner:
                 break
             match = self._find(tried, seed, SearchBudget((budget.seconds - seconds) / left, budget.moves / ROUNDS))
             moves += match.moves
-            routed = self.routed(problem, match.solution)
-            step_s = step_ns(self.priced(problem, routed), match.solution) / 1e9
+            routed = self.route(problem, match.solution)
+            step_s = step_ns(self.with_path_costs(problem, routed), match.solution) / 1e9
             if best is None or step_s < best.step_s:
                 best = replace(match, step_s=step_s)
             best = replace(best, moves=moves, seconds=time.monotonic() - began)
             watch(best)
-            tried = self._dearer(problem, tried, routed)
+            tried = self._damped_prices(problem, tried, routed)
         assert best is not None
         return best
 
-    def _dearer(self, problem: PlanningProblem, tried: PlanningProblem, routed: PathedPlan) -> PlanningProblem:
+    def _damped_prices(self, problem: PlanningProblem, tried: PlanningProblem, routed: PathedPlan) -> PlanningProblem:
         """Return prices half way from ``tried`` to the mean over the plan's edges between two sites.
 
         Full steps would make the searches oscillate between links.
         """
         link, transmit = problem.link.astype(float), problem.transmit.astype(float)
-        priced, site = self.priced(problem, routed), problem.site
+        priced, site = self.with_path_costs(problem, routed), problem.site
         edges = np.array(routed.edges, np.int64).reshape(-1, 2)
         for a, b in set(zip(site[edges[:, 0]].tolist(), site[edges[:, 1]].tolist(), strict=True)):
             between = edges[(site[edges[:, 0]] == a) & (site[edges[:, 1]] == b)]
@@ -160,9 +160,9 @@ class MultipathPlanner:
 
     def step_ns(self, problem: PlanningProblem, solution: Solution, choose: Choose = plan_paths) -> int:
         """Return the simulated step of a plan, nanoseconds."""
-        return step_ns(self.priced(problem, self.routed(problem, solution, choose)), solution)
+        return step_ns(self.with_path_costs(problem, self.route(problem, solution, choose)), solution)
 
-    def hashed_s(self, problem: PlanningProblem, solution: Solution) -> float:
+    def mean_hashed_s(self, problem: PlanningProblem, solution: Solution) -> float:
         """Return the mean seconds of a step of the same plan with hashed paths."""
         steps = (
             self.step_ns(problem, solution, lambda flows, ways, seed=seed: random_paths(flows, ways, seed))  # type: ignore[misc]
@@ -170,20 +170,20 @@ class MultipathPlanner:
         )
         return fmean(steps) / 1e9
 
-    def moved(self, problem: PlanningProblem, solution: Solution, before: SeveralPaths, moves: int) -> PathedPlan:
+    def adapt_paths(self, problem: PlanningProblem, solution: Solution, before: SeveralPaths, moves: int) -> PathedPlan:
         """Keep the paths of ``before`` except for edges over changed or missing links; then make ``moves`` moves."""
         had = {(edge.source, edge.target): edge.path for edge in before.edges}
         changed = {link for link, rate in self.path_network.capacity.items() if before.links.get(link) != rate}
 
         def choose(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
             edges = zip(self.edges(problem, solution), flows, strict=True)
-            kept = [_named(network.living(flow.source, flow.target), had.get(edge)) for edge, flow in edges]
+            kept = [_path_with_id(network.living(flow.source, flow.target), had.get(edge)) for edge, flow in edges]
             chosen = replan_paths(flows, network, kept, changed)
             for _ in range(moves):
                 chosen = improve_paths(flows, network, chosen) or chosen
             return chosen
 
-        return self.routed(problem, solution, choose)
+        return self.route(problem, solution, choose)
 
     def with_paths(self, routed: PathedPlan) -> SeveralPaths:
         """Return the choice for a schedule, with the lower bound on any choice's largest load."""
@@ -202,5 +202,5 @@ class MultipathPlanner:
         )
 
 
-def _named(paths: Sequence[Path], name: str | None) -> Path | None:
+def _path_with_id(paths: Sequence[Path], name: str | None) -> Path | None:
     return next((path for path in paths if path.id == name), None)

@@ -133,11 +133,11 @@ class _Board:
 
     def improve(self) -> bool:
         """Make one move or swap that lowers loads, if there is any."""
-        return any(self._move(n) for n in self._hottest_first()) or self._swap()
+        return any(self._move_one(n) for n in self._hottest_first()) or self._swap_two()
 
     def improve_fully(self) -> None:
         """Make moves and swaps until none lowers loads."""
-        while sum([self._move(n) for n in self._hottest_first()]) or self._swap():
+        while sum([self._move_one(n) for n in self._hottest_first()]) or self._swap_two():
             pass
 
     def _hottest_first(self) -> list[int]:
@@ -148,11 +148,11 @@ class _Board:
         path = self.at[n]
         return 0.0 if path is None else max(map(self.load, path.links), default=0.0)
 
-    def _move(self, n: int) -> bool:
-        return any(self._lowers((n, path)) for path in self.candidates[n])
+    def _move_one(self, n: int) -> bool:
+        return any(self._lower_loads((n, path)) for path in self.candidates[n])
 
-    def _swap(self) -> bool:
-        return any(self._lowers(*pair) for pair in islice(self._pairs(), MAX_SWAPS))
+    def _swap_two(self) -> bool:
+        return any(self._lower_loads(*pair) for pair in islice(self._pairs(), MAX_SWAPS))
 
     def _pairs(self) -> Iterator[tuple[tuple[int, Path], tuple[int, Path]]]:
         """Yield moves of a flow with the largest load, each paired with a move of a flow on the target path."""
@@ -168,7 +168,7 @@ class _Board:
                 sharing = sorted(set[int]().union(*(users.get(link, ()) for link in links)) - {n})
                 yield from (((n, path), (m, to)) for m in sharing for to in self.candidates[m] if to != self.at[m])
 
-    def _lowers(self, *moves: tuple[int, Path]) -> bool:
+    def _lower_loads(self, *moves: tuple[int, Path]) -> bool:
         """Make these moves if they lower the affected loads, compared largest first."""
         back = [(n, self.at[n]) for n, _ in moves]
         touched = {link for _, path in (*moves, *back) if path is not None for link in path.links}
@@ -212,7 +212,7 @@ def tightest_cut(flows: Sequence[SiteFlow], network: PathNetwork) -> CutBound:
         sizes.setdefault((flow.source, flow.target), []).append(flow.size)
     paths = {pair: network.living(*pair) for pair in sizes}
     best = CutBound(0.0, ())
-    for group, links in _candidates(sizes, paths, network.capacity):
+    for group, links in _candidate_cuts(sizes, paths, network.capacity):
         crossed = {pair: min(len(links.intersection(path.links)) for path in paths[pair]) for pair in group}
         best = max(best, _bound(sizes, crossed, links, network.capacity), key=lambda cut: cut.seconds)
     return best
@@ -230,11 +230,12 @@ def _bound(
     room = sum(capacity[link] for link in links)
     if not across or room == math.inf:
         return CutBound(0.0, ())
-    whole = max(size * least for size, least in zip(across, _turns([capacity[link] for link in links]), strict=False))
+    unit_loads = _unit_loads([capacity[link] for link in links])
+    whole = max(size * least for size, least in zip(across, unit_loads, strict=False))
     return CutBound(max(demand / room, whole), tuple(sorted(links)))
 
 
-def _turns(capacities: Sequence[float]) -> Iterator[float]:
+def _unit_loads(capacities: Sequence[float]) -> Iterator[float]:
     """Yield k / capacity over all links and k ≥ 1, ascending: the j-th is the least maximum load of j unit flows."""
     heap = [(1 / capacity, 1, capacity) for capacity in capacities if capacity]
     heapq.heapify(heap)
@@ -244,7 +245,7 @@ def _turns(capacities: Sequence[float]) -> Iterator[float]:
         heapq.heapreplace(heap, ((k + 1) / capacity, k + 1, capacity))
 
 
-def _candidates(
+def _candidate_cuts(
     sizes: Mapping[SitePair, list[int]], paths: Mapping[SitePair, Sequence[Path]], capacity: Mapping[str, float]
 ) -> Iterator[tuple[Collection[SitePair], frozenset[str]]]:
     """Yield (pairs, links) to try; any links are a cut of some pairs."""
@@ -257,11 +258,11 @@ def _candidates(
         for site in {pair[end] for pair in paths}:
             group = [pair for pair in paths if pair[end] == site]
             yield group, frozenset[str]().union(*(narrowest[pair] for pair in group))
-    for links in _weighed(sizes, paths, capacity):
+    for links in _cuts_by_weight(sizes, paths, capacity):
         yield list(paths), links
 
 
-def _weighed(
+def _cuts_by_weight(
     sizes: Mapping[SitePair, list[int]], paths: Mapping[SitePair, Sequence[Path]], capacity: Mapping[str, float]
 ) -> Iterator[frozenset[str]]:
     """Yield sets of links in order of weights that grow with load while flows take the lightest path.

@@ -12,7 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from planaria.planner.all_routes import Bools, RouteSet
-from planaria.planner.limits import Floats, TimeLimits, VisitsElsewhere, elsewhere, filled, sides, too_long
+from planaria.planner.limits import (
+    Floats,
+    TimeLimits,
+    VisitsElsewhere,
+    both_sides,
+    max_route_lengths,
+    unused_slots_value,
+    workers_rule,
+)
 from planaria.planner.problem import BLOCK, ENTRY, PlanningProblem
 from planaria.planner.tables import Ints
 
@@ -67,11 +75,11 @@ def step_resources(
     before the end.
     """
     first, size = routes.kinds.first, routes.kinds.size
-    both, workers = sides(problem, routes, data_nodes, least), size - data_nodes
+    both, workers = both_sides(problem, routes, data_nodes, least), size - data_nodes
     held = np.minimum(problem.slots[first], problem.microbatches + (problem.additional_microbatches > 0))
     turn = problem.passes[ENTRY, first] / 1e9
     free: Bools = np.asarray((routes.uses <= workers).all(axis=1))
-    limits = too_long(problem, routes, free, data_nodes, most)
+    limits = max_route_lengths(problem, routes, free, data_nodes, most)
     ramp = [sum(min(k * each, least) for k in range(have)) for each, have in zip(turn, held.tolist(), strict=True)]
     return StepResources(
         data=data_nodes,
@@ -82,7 +90,7 @@ def step_resources(
         work=workers * (both[0].reach + both[1].reach),
         visits=workers * -(-problem.count * problem.visits // (len(problem.sizes) - 1)),
         sides=both,
-        elsewhere=elsewhere(problem, routes, workers),
+        elsewhere=workers_rule(problem, routes, workers),
         too_long=limits,
         possible=free & (routes.length < limits[:, :1]),
     )
@@ -120,5 +128,5 @@ def least_s(problem: PlanningProblem, routes: RouteSet, resources: StepResources
     paid += float(prices.away @ resources.elsewhere.needed)
     paid -= float(resources.data @ prices.long @ np.arange(problem.microbatches))
     missing = float(prices.origin @ resources.origin + prices.work @ resources.work)
-    missing += sum(filled(side, prices.slot, resources.workers, resources.data) for side in resources.sides)
+    missing += sum(unused_slots_value(side, prices.slot, resources.workers, resources.data) for side in resources.sides)
     return (paid + missing) / worth

@@ -155,29 +155,29 @@ def problem_of(config: RunConfig, topology: Topology) -> PlanningProblem:
     pipeline, routing, nodes = config.pipeline, config.routing, topology.nodes
     data_nodes, stages, size = routing.data_nodes, pipeline.stages, message_bytes(config.model, pipeline).larger
     sites = tuple(dict.fromkeys(node.site for node in nodes))
-    link = [[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites]
-    transmit = [[_ns(topology.transmit_s(a, b, size)) for b in sites] for a in sites]
+    link = [[_nanoseconds(topology.carry_s(a, b, size)) for b in sites] for a in sites]
+    transmit = [[_nanoseconds(topology.transmit_s(a, b, size)) for b in sites] for a in sites]
     return PlanningProblem(
         names=tuple(node.name for node in nodes),
         sites=sites,
         site=np.array([sites.index(node.site) for node in nodes], np.int64),
-        sizes=(data_nodes, *_even(len(nodes) - data_nodes, stages)),
+        sizes=(data_nodes, *_split_evenly(len(nodes) - data_nodes, stages)),
         microbatches=pipeline.microbatches // data_nodes,
         visits=visits_per_microbatch(stages, routing.skip),
         swaps=routing.swaps,
         jump=routing.max_jump,
-        forward=_times(config, topology, "forward"),
-        backward=_times(config, topology, "backward"),
+        forward=_pass_times(config, topology, "forward"),
+        backward=_pass_times(config, topology, "backward"),
         link=np.array(link, np.int64),
         transmit=np.array(transmit, np.int64) * topology.queueing,
         slots=np.array([node.memory for node in nodes], np.int64),
         role=np.array([ROLES.index(node.role) for node in nodes], np.int64),
-        sums=_sums(config, topology, sites) if routing.wait_for_gradient_sums else NO_SUMS,
-        latency=np.array([[_ns(topology.latency_s(a, b)) for b in sites] for a in sites], np.int64),
+        sums=_sum_times(config, topology, sites) if routing.wait_for_gradient_sums else NO_SUMS,
+        latency=np.array([[_nanoseconds(topology.latency_s(a, b)) for b in sites] for a in sites], np.int64),
     )
 
 
-def _sums(config: RunConfig, topology: Topology, sites: Sequence[str]) -> Ints:
+def _sum_times(config: RunConfig, topology: Topology, sites: Sequence[str]) -> Ints:
     """:raises UserError: when a message of gradients takes too long."""
     from planaria.models.families import stage_parameters  # needs torch
 
@@ -191,7 +191,7 @@ def _sums(config: RunConfig, topology: Topology, sites: Sequence[str]) -> Ints:
                     f"{seconds:.3g} s, more than "
                     f"{LONGEST_S:g} s; raise the link's bandwidth, or leave routing.wait_for_gradient_sums out"
                 )
-        tables.append([[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites])
+        tables.append([[_nanoseconds(topology.carry_s(a, b, size)) for b in sites] for a in sites])
     return np.array(tables, np.int64)
 
 
@@ -222,19 +222,19 @@ def _require_fit(config: RunConfig, topology: Topology) -> None:
             )
 
 
-def central_first(problem: PlanningProblem, solution: Solution, stage: int) -> list[int]:
+def by_centrality(problem: PlanningProblem, solution: Solution, stage: int) -> list[int]:
     """Return the nodes of a stage, ordered by how soon each could sum all gradients of the stage and send them back."""
     carry = problem.sums[min(stage, 1)] if problem.summed else problem.link
     nodes = np.flatnonzero(solution.stage == stage)
     return sorted(nodes.tolist(), key=lambda hub: (round_trip(carry, problem.site, nodes, hub), hub))
 
 
-def broken_order(problem: PlanningProblem, solution: Solution, microbatch: int) -> str:
+def order_violation(problem: PlanningProblem, solution: Solution, microbatch: int) -> str:
     """Return how a microbatch's route violates CC3; empty if it does not."""
     return cc3_violation(solution.stage[solution.path[microbatch]].tolist(), problem.swaps, problem.jump)
 
 
-def _times(config: RunConfig, topology: Topology, kind: str) -> Ints:
+def _pass_times(config: RunConfig, topology: Topology, kind: str) -> Ints:
     network = config.network
     given: list[float] = getattr(network, f"{kind}_s")
     if config.pipeline.has_uneven_stages:
@@ -255,13 +255,13 @@ def _times(config: RunConfig, topology: Topology, kind: str) -> Ints:
             "lower it, or raise the node's speed"
         )
     rows = [entry, given[-1] if given else 0.0, given[0] if given else 0.0]
-    return np.array([[_ns(seconds / node.speed) for node in topology.nodes] for seconds in rows], np.int64)
+    return np.array([[_nanoseconds(seconds / node.speed) for node in topology.nodes] for seconds in rows], np.int64)
 
 
-def _even(whole: int, count: int) -> Sequence[int]:
+def _split_evenly(whole: int, count: int) -> Sequence[int]:
     """Split ``whole`` into ``count`` numbers that differ by at most one."""
     return [whole // count + (index < whole % count) for index in range(count)]
 
 
-def _ns(seconds: float) -> int:
+def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)

@@ -32,7 +32,7 @@ DEAR = 1e3
 def relaxed_bound(problem: PlanningProblem, routes: RouteSet, resources: StepResources) -> tuple[float, Prices]:
     """Return a lower bound on the step, seconds, with these data nodes, and the prices that prove it."""
     rules = resources.elsewhere
-    prices = _no_prices(problem, resources)
+    prices = _zero_prices(problem, resources)
     prices.origin[:] = 1.0
     best = (least_s(problem, routes, resources, prices), prices)
     chosen: list[Ints] = [np.empty(0, np.int64)] * len(resources.data)
@@ -63,7 +63,7 @@ def _solve(
     origins = np.flatnonzero(resources.data)
     origin = np.repeat(origins, [len(chosen[o]) for o in origins])
     route = np.concatenate([chosen[o] for o in origins])
-    columns = zip(*_rules(problem, routes, resources, origin, route, requested), strict=True)
+    columns = zip(*_column_rules(problem, routes, resources, origin, route, requested), strict=True)
     used, per_step, limit = (np.concatenate(column) for column in columns)
     count, few = len(resources.data), len(origins)
     timed = np.arange(len(used)) < 3 * count
@@ -78,7 +78,7 @@ def _solve(
         b_eq=problem.microbatches * resources.data[origins],
         method="highs",
     )
-    uses, prices = np.zeros(len(routes.visits)), _no_prices(problem, resources)
+    uses, prices = np.zeros(len(routes.visits)), _zero_prices(problem, resources)
     if optimum.x is None:
         return 0.0, prices, uses
     np.add.at(uses, route, optimum.x[: len(route)])
@@ -90,7 +90,7 @@ def _solve(
     return float(optimum.fun) * unit / 1e9, prices, uses
 
 
-def _no_prices(problem: PlanningProblem, resources: StepResources) -> Prices:
+def _zero_prices(problem: PlanningProblem, resources: StepResources) -> Prices:
     count = len(resources.data)
     long, away = np.zeros((count, problem.microbatches)), np.zeros(len(resources.elsewhere.needed))
     origin, slot, work, visit = np.zeros((4, count))
@@ -101,7 +101,7 @@ Rule = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 """[rows, columns] use by each column, [rows] supply per step, [rows] fixed supply"""
 
 
-def _rules(
+def _column_rules(
     problem: PlanningProblem, routes: RouteSet, resources: StepResources, origin: Ints, route: Ints, requested: Ints
 ) -> Iterator[Rule]:
     """Yield the rules of columns from ``origin`` on ``route``: times (nanoseconds), then visits, lengths and sets."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from planaria.common.compiled import COMPILED
-from planaria.planner.cells import remaining
+from planaria.planner.cells import restrict_problem
 from planaria.planner.evaluate import NEVER
 from planaria.planner.problem import BLOCK, PlanningProblem, Solution
 from planaria.planner.search import improve, step_ns
@@ -43,14 +43,14 @@ def replan(
     """Return routes over ``nodes`` (some of every stage, old numbers), their simulated step and that of the repaired
     old routes, in seconds."""
     kept = sorted(nodes)
-    left, repaired = remaining(problem, solution, kept), _repaired(problem, solution, kept)
+    left, repaired = restrict_problem(problem, solution, kept), _replace_missing(problem, solution, kept)
     improved = improve(left, repaired, seed, max(1, WORK // problem.work))
     old = np.array(kept)
     better = Solution(solution.stage, old[improved.solution.origin], old[improved.solution.path])
     return better, improved.step_s, step_ns(left, repaired) / 1e9
 
 
-def _repaired(problem: PlanningProblem, solution: Solution, kept: list[int]) -> Solution:
+def _replace_missing(problem: PlanningProblem, solution: Solution, kept: list[int]) -> Solution:
     """Replace each missing node by a near, little used node of its stage; renumber the nodes."""
     new = {node: index for index, node in enumerate(kept)}
     load = np.bincount(np.concatenate([solution.path.ravel(), solution.origin]), minlength=problem.nodes).astype(float)
@@ -74,11 +74,11 @@ def _repaired(problem: PlanningProblem, solution: Solution, kept: list[int]) -> 
                 path[i, k] = replacement(int(path[i, k]), int(path[i, k - 1] if k else origin[i]))
     renumber = np.vectorize(new.__getitem__, otypes=[np.int64])
     repaired = Solution(solution.stage[kept], renumber(origin), renumber(path))
-    left = remaining(problem, solution, kept)
-    return repaired if step_ns(left, repaired) != NEVER else _reordered(repaired)
+    left = restrict_problem(problem, solution, kept)
+    return repaired if step_ns(left, repaired) != NEVER else _sort_walks(repaired)
 
 
-def _reordered(solution: Solution) -> Solution:
+def _sort_walks(solution: Solution) -> Solution:
     """Put every walk in natural order, which cannot deadlock."""
     order = np.argsort(solution.stage[solution.path], axis=1, kind="stable")
     return solution._replace(path=np.take_along_axis(solution.path, order, axis=1))

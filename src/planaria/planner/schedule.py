@@ -19,7 +19,7 @@ from planaria.common import atomic, documents
 from planaria.common.errors import UserError
 from planaria.config.bounds import Natural, Positive, Seconds
 from planaria.config.schema import Section
-from planaria.planner.problem import LONGEST_S, ROLES, PlanningProblem, Solution, central_first, stage_of
+from planaria.planner.problem import LONGEST_S, ROLES, PlanningProblem, Solution, by_centrality, stage_of
 from planaria.planner.tables import NO_SUMS, Ints
 
 MAX_BYTES = 256 << 20
@@ -27,7 +27,7 @@ ExactSeconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
 """seconds that are exact in whole nanoseconds"""
 
 
-def _ns(seconds: ArrayLike) -> Ints:
+def _nanoseconds(seconds: ArrayLike) -> Ints:
     return np.rint(np.array(seconds) * 1e9).astype(np.int64)
 
 
@@ -140,13 +140,13 @@ class Schedule(Section):
             visits=self.rules.visits,
             swaps=self.rules.swaps,
             jump=self.rules.jump,
-            forward=_ns([machine.forward_s for machine in self.nodes]).T,
-            backward=_ns([machine.backward_s for machine in self.nodes]).T,
-            link=_ns(self.link_s),
-            transmit=_ns(self.transmit_s) if self.transmit_s else np.zeros_like(self.link_s, np.int64),
+            forward=_nanoseconds([machine.forward_s for machine in self.nodes]).T,
+            backward=_nanoseconds([machine.backward_s for machine in self.nodes]).T,
+            link=_nanoseconds(self.link_s),
+            transmit=_nanoseconds(self.transmit_s) if self.transmit_s else np.zeros_like(self.link_s, np.int64),
             slots=np.array([machine.slots for machine in self.nodes], np.int64),
             role=np.array([ROLES.index(machine.role) for machine in self.nodes], np.int64),
-            sums=_ns(self.sums_s) if self.sums_s else NO_SUMS,
+            sums=_nanoseconds(self.sums_s) if self.sums_s else NO_SUMS,
         )
 
     @property
@@ -155,7 +155,7 @@ class Schedule(Section):
         return Solution(stage_of(self.stages, len(self.nodes)), routes[:, 0], routes[:, 1:-1])
 
 
-def schedule_of(
+def make_schedule(
     problem: PlanningProblem,
     solution: Solution,
     step_s: float,
@@ -187,7 +187,7 @@ def schedule_of(
             swaps=problem.swaps,
             jump=problem.jump,
         ),
-        stages=[central_first(problem, solution, stage) for stage in range(len(problem.sizes))],
+        stages=[by_centrality(problem, solution, stage) for stage in range(len(problem.sizes))],
         routes=[list(route) for route in solution.routes],
         step_s=step_s,
         bound=bound,

@@ -15,11 +15,11 @@ from typing import Protocol
 import numpy as np
 
 from planaria.planner.anneal import RANDOMS, Floats, anneal
-from planaria.planner.cells import by_cells
+from planaria.planner.cells import search_by_cells
 from planaria.planner.evaluate import NEVER, makespan
-from planaria.planner.initial_plans import greedy
+from planaria.planner.initial_plans import greedy_plan
 from planaria.planner.problem import PlanningProblem, Solution
-from planaria.planner.tables import summed
+from planaria.planner.tables import gradient_sum_times
 
 HOT, COLD = 0.1, 0.001
 """temperatures at the start and the end of a round, in initial step times per data node (most moves affect one)"""
@@ -62,16 +62,16 @@ class Find(Protocol):
 
 def search(problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda _: None) -> SearchResult:
     """Return the best plan found within ``budget``; call ``watch`` regularly, with step times that never grow."""
-    _warm(problem)
+    _compile_kernels(problem)
     run = _Run(problem, seed, budget, watch)
-    plans = by_cells(problem, random.Random(f"{seed} cells"), np.random.default_rng([seed, 0]), run.annealed)
+    plans = search_by_cells(problem, random.Random(f"{seed} cells"), np.random.default_rng([seed, 0]), run.anneal_part)
     if plans is not None:
         for plan in plans:
             run.report(plan)
             if run.over:
                 return run.found
-    for number, length in enumerate(rounds()):
-        run.round(number, length)
+    for number, length in enumerate(round_lengths()):
+        run.run_round(number, length)
         if run.over:
             break
     return run.found
@@ -85,7 +85,7 @@ class _Run:
         self.began, self.spent = time.monotonic(), 0
         self._visits = 1.0
         """Microbatch visits to simulate between two checks of the clock."""
-        self.best = greedy(problem, random.Random(seed))
+        self.best = greedy_plan(problem, random.Random(seed))
         self.best_ns = step_ns(problem, self.best)
 
     @property
@@ -106,27 +106,27 @@ class _Run:
             self.best, self.best_ns = plan.copy(), step
         self.watch(self.found)
 
-    def annealed(
+    def anneal_part(
         self, problem: PlanningProblem, solution: Solution, moves: int, rng: np.random.Generator
     ) -> tuple[Solution, int]:
         """Return a part's solution after a short round, and its step in nanoseconds."""
         best, now, moves = solution.copy(), solution.copy(), int(min(moves, self.budget.moves - self.spent))
         least = step_ns(problem, solution)
         temperature = least / problem.sizes[0] * HOT * (COLD / HOT) ** (np.arange(moves) / max(1, moves))
-        *_, least = least, *self._pieces(problem, now, temperature, rng, best, least)
+        *_, least = least, *self._anneal_in_pieces(problem, now, temperature, rng, best, least)
         return best, least
 
-    def round(self, number: int, length: int) -> None:
+    def run_round(self, number: int, length: int) -> None:
         """Run one round of ``length`` moves over the whole problem, or fewer if the budget ends."""
         problem, rng = self.problem, np.random.default_rng([self.seed, number])
-        now = greedy(problem, random.Random(f"{self.seed} {number}"))
+        now = greedy_plan(problem, random.Random(f"{self.seed} {number}"))
         scale, moves = float(step_ns(problem, now)) / problem.sizes[0], int(min(length, self.budget.moves - self.spent))
         temperature = scale * HOT * (COLD / HOT) ** (np.arange(moves) / length)
-        for least in self._pieces(problem, now, temperature, rng, self.best, self.best_ns):
+        for least in self._anneal_in_pieces(problem, now, temperature, rng, self.best, self.best_ns):
             self.best_ns = least
             self.watch(self.found)
 
-    def _pieces(
+    def _anneal_in_pieces(
         self,
         problem: PlanningProblem,
         now: Solution,
@@ -177,9 +177,9 @@ def improve(problem: PlanningProblem, solution: Solution, seed: int, moves: int)
     return SearchResult(best, least / 1e9, moves, time.monotonic() - began)
 
 
-def _warm(problem: PlanningProblem) -> None:
+def _compile_kernels(problem: PlanningProblem) -> None:
     """Compile before the budget starts: the first call takes seconds."""
-    now = greedy(problem, random.Random(0))
+    now = greedy_plan(problem, random.Random(0))
     _anneal(problem, now, np.zeros((1, RANDOMS)), np.ones(1), now.copy(), NEVER, True)
 
 
@@ -187,10 +187,10 @@ def step_ns(problem: PlanningProblem, solution: Solution) -> int:
     """Return the simulated step of a plan in nanoseconds: its passes and, if planned, its gradient sums."""
     done, over, tables = np.zeros(problem.count, np.int64), np.zeros(problem.nodes, np.int64), problem.tables
     passes = int(makespan(tables, solution.origin, solution.path, done, over))
-    return passes if passes == NEVER else int(summed(tables, solution.stage, over)[0])
+    return passes if passes == NEVER else int(gradient_sum_times(tables, solution.stage, over)[0])
 
 
-def rounds() -> Iterator[int]:
+def round_lengths() -> Iterator[int]:
     """Yield the rounds' lengths in moves, short ones first."""
     length = ROUND
     while True:

@@ -47,7 +47,7 @@ def round_trip(carry: Ints, site: Ints, nodes: Ints, hub: int) -> int:
 
 
 @compiled
-def summed(tables: CostTables, stage: Ints, over: Ints) -> tuple[int, float]:
+def gradient_sum_times(tables: CostTables, stage: Ints, over: Ints) -> tuple[int, float]:
     """Return when the last node has its stage's sum, and the mean over stages, which gives a search a slope.
 
     ``over`` [nodes] is the end of each node's last pass. Without sums, return the end of the last pass, and 0.

@@ -21,7 +21,7 @@ from planaria.lab.experts.experts_results import ArmResult, DomainScore, Results
 from planaria.lab.report import comparison, experts_report
 from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import PlanningProblem
-from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, schedule_of
+from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, make_schedule
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.audit.leakage import estimate
@@ -102,7 +102,7 @@ def planned(microbatches: int = 3, sizes: tuple[int, ...] = (2, 2, 2, 2)) -> Sch
     stages = [own.tolist() for own in np.split(np.arange(nodes), np.cumsum(sizes)[:-1])]
     solution = random_routes(problem, stages, random.Random(0), 0)
     found, bound = SearchRecord(seed=7, moves=1, seconds=3.25), ProvedBound(step_s=6.0, binds="busiest node")
-    return schedule_of(problem, solution, 8.0, bound, {"rows": 20.0, "columns": 16.0}, found)
+    return make_schedule(problem, solution, 8.0, bound, {"rows": 20.0, "columns": 16.0}, found)
 
 
 def swarmed(

@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.planner.guidelines import planned_passes
 from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import PlanningProblem, Solution
-from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, schedule_of
+from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, make_schedule
 from planaria.report.run.schedule_figures import (
     DRAWN,
     PlannedStep,
@@ -65,7 +65,7 @@ def schedule_with(problem: PlanningProblem, routes: list[list[int]] | None = Non
         way = np.array(routes, np.int64)
         solution = Solution(stage, way[:, 0], way[:, 1:-1])
     bound, found = ProvedBound(step_s=6.0, binds="busiest <node>"), SearchRecord(seed=7, moves=12345, seconds=3.25)
-    return schedule_of(problem, solution, 8.0, bound, OTHERS, found)
+    return make_schedule(problem, solution, 8.0, bound, OTHERS, found)
 
 
 def two_meet(slots: int = 3) -> Schedule:

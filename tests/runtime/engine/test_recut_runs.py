@@ -187,10 +187,10 @@ def test_a_learning_rate_that_jumps_is_reported(config: Recipe, tmp_path: Path) 
 
 def test_parameters_of_a_rebuilt_stage_keep_their_clock_and_scale(config: Recipe, tmp_path: Path) -> None:
     """CheckFree rebuilds stage 2 of 4; at 2 stages its layers live in stage 1, beside those of the old stage 1."""
-    from planaria.faults.trace import Fault, Trace, text
+    from planaria.faults.trace import Fault, Trace, trace_text
 
     trace = tmp_path / "trace.json"
-    trace.write_text(text(Trace(faults=(Fault(step=3, stage=2),))))
+    trace.write_text(trace_text(Trace(faults=(Fault(step=3, stage=2),))))
     folder = begin(recipe(config, tmp_path, steps=8, chaos={"trace": str(trace)}))
     rebuilt = read_stage(newest(folder), 2, 8)
     assert (set(rebuilt.clocks.values()), rebuilt.lr_scale) == ({5}, 1.1)

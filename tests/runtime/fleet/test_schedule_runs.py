@@ -15,7 +15,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
-from planaria.planner.cells import remaining
+from planaria.planner.cells import restrict_problem
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import Schedule, read
@@ -143,7 +143,7 @@ def test_a_schedule_may_number_its_nodes_in_any_order(tmp_path: Path) -> None:
 
 def _sub(schedule: Schedule, plan: e.Replanned) -> tuple[PlanningProblem, Solution]:
     """Return the plan's problem and solution, with nodes renumbered."""
-    problem, kept = remaining(schedule.problem, schedule.solution, plan.nodes), sorted(plan.nodes)
+    problem, kept = restrict_problem(schedule.problem, schedule.solution, plan.nodes), sorted(plan.nodes)
     new = {node: place for place, node in enumerate(kept)}
     routes = np.array([[new[node] for node in route] for route in plan.routes])
     return problem, Solution(schedule.solution.stage[kept], routes[:, 0], routes[:, 1:-1])

@@ -9,10 +9,10 @@ from planaria.cli.commands.schedule import topology_of
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import message_bytes
-from planaria.planner.certificate import certificate
+from planaria.planner.certificate import certify
 from planaria.planner.over_paths import HASHED, MultipathPlanner
 from planaria.planner.problem import PlanningProblem, problem_of
-from planaria.planner.schedule import ProvedBound, Schedule, SeveralPaths, read, schedule_of, write
+from planaria.planner.schedule import ProvedBound, Schedule, SeveralPaths, make_schedule, read, write
 from planaria.planner.search import step_ns
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_page import write_page
@@ -37,13 +37,13 @@ def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | No
     problem, solution = problem_of(config, topology), schedule.solution
     _require_same(problem, schedule)
     over = MultipathPlanner(topology, message_bytes(config.model, config.pipeline).larger)
-    routed = over.moved(problem, solution, before, moves)
-    priced, paths = over.priced(problem, routed), over.with_paths(routed)
-    bound = ProvedBound(**certificate(problem, exact=False)._asdict())
+    routed = over.adapt_paths(problem, solution, before, moves)
+    priced, paths = over.with_path_costs(problem, routed), over.with_paths(routed)
+    bound = ProvedBound(**certify(problem, exact=False)._asdict())
     # Other arrangements were simulated on the old links: compare only new results.
-    hashed = {HASHED: over.hashed_s(problem, solution)}
+    hashed = {HASHED: over.mean_hashed_s(problem, solution)}
     step_s = step_ns(priced, solution) / 1e9
-    moved = schedule_of(priced, solution, step_s, bound, hashed, schedule.search, paths)
+    moved = make_schedule(priced, solution, step_s, bound, hashed, schedule.search, paths)
     was = {(edge.source, edge.target): edge.path for edge in before.edges}
     show([table(moved, paths, was)])
     changed = sum(edge.path != was[edge.source, edge.target] for edge in paths.edges)

@@ -15,12 +15,12 @@ from planaria.config.durations import seconds
 from planaria.config.schema import RoutingConfig, RunConfig
 from planaria.pipeline.network.costs import message_bytes
 from planaria.pipeline.network.topology import Topology, read
-from planaria.planner.baselines import baselines
-from planaria.planner.certificate import ALL, RELAXED, SOLVER, certificate
+from planaria.planner.baselines import compare_baselines
+from planaria.planner.certificate import ALL, RELAXED, SOLVER, certify
 from planaria.planner.flows import search_flows
 from planaria.planner.over_paths import HASHED, MultipathPlanner
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
-from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, schedule_of, write
+from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, make_schedule, write
 from planaria.planner.search import Find, SearchBudget, search, step_ns
 from planaria.report.observe.bars import SearchProgress
 from planaria.report.run.path_table import summary, table
@@ -48,14 +48,14 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
         find, step = over.search, over.step_ns
     until, share = time.monotonic() + spend.seconds, BASELINE_SHARE
     # Paths are not part of the problem, so an exhaustive search would not cover them.
-    bound = certificate(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)
+    bound = certify(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)
     with SearchProgress(
         spend, bound.step_s if problem.forward.any() or problem.backward.any() else None, quiet
     ) as progress:
         first = SearchBudget((until - time.monotonic()) * (1 - share), spend.moves * (1 - share))
         found = find(problem, config.seed, first, progress.update)
     rest = SearchBudget(until - time.monotonic(), spend.moves * share)
-    compared = baselines(problem, found.solution, config.seed, rest, step, find)
+    compared = compare_baselines(problem, found.solution, config.seed, rest, step, find)
     record = SearchRecord(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
     schedule = _schedule(problem, found.solution, found.step_s, ProvedBound(**bound._asdict()), compared, record, over)
     file = to or Path(config.out) / f"{config.name}.schedule.json"
@@ -86,11 +86,11 @@ def _schedule(
 ) -> Schedule:
     """Return the schedule of a plan; with several paths between sites, with the times of its edges on their paths."""
     if over is None:
-        return schedule_of(problem, solution, step_s, bound, compared, record)
-    routed = over.routed(problem, solution)
-    priced = over.priced(problem, routed)
-    others = compared | {HASHED: over.hashed_s(problem, solution)}
-    return schedule_of(
+        return make_schedule(problem, solution, step_s, bound, compared, record)
+    routed = over.route(problem, solution)
+    priced = over.with_path_costs(problem, routed)
+    others = compared | {HASHED: over.mean_hashed_s(problem, solution)}
+    return make_schedule(
         priced, solution, step_ns(priced, solution) / 1e9, bound, others, record, over.with_paths(routed)
     )
 

@@ -20,8 +20,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.log.logs import EVENTS, not_a_run
 from planaria.data.dialogues import learned_template
 from planaria.data.shards import Data
-from planaria.faults.trace import Trace
-from planaria.faults.trace import text as trace_text
+from planaria.faults.trace import Trace, trace_text
 from planaria.models.model_metadata import ModelMetadata
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
