@@ -324,13 +324,13 @@ class Campaign:
         verdict: Plain | None = json.loads(path.read_text()) if path.exists() else None
         return verdict if verdict is not None and verdict["plan"] == digest(self.plan(number)) else None
 
-    def judged(self) -> list[Plain]:
+    def weigh_members(self) -> list[Plain]:
         """Return all verdicts so far, by number."""
         numbers = sorted(int(path.parent.name[4:]) for path in self.folder.glob("run-*/verdict.json"))
         return [verdict for number in numbers if (verdict := self.verdict(number)) is not None]
 
     def struck(self) -> int:
-        return sum(map(faults_of, self.judged()))
+        return sum(map(faults_of, self.weigh_members()))
 
     def sit(self) -> float:
         """Make runs until there are enough faults or the time is over; return the seconds."""
@@ -460,7 +460,7 @@ def main(given: Namespace) -> Measurement:
     before = json.loads(sittings.read_text()) if sittings.exists() else []
     before.append(campaign.sit() / 60)
     write(sittings, json.dumps(before))
-    verdicts = campaign.judged()
+    verdicts = campaign.weigh_members()
     return Result(rows_of(given, verdicts, sum(before)), notes_of(verdicts, campaign.folder))
 
 

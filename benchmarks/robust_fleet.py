@@ -25,8 +25,8 @@ from planaria.exchange.attacks import ATTACKS
 from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.monna import MoNNA
 from planaria.exchange.registry import exchange
-from planaria.exchange.robust.combining import weighted
-from planaria.exchange.robust.products import chunks
+from planaria.exchange.robust.combining import sum_rows
+from planaria.exchange.robust.products import iter_chunks
 from planaria.faults.trace import Fault
 from planaria.runtime.transport.edge import Edge
 from planaria.runtime.transport.wire import Label, UpdatePart
@@ -254,8 +254,8 @@ def sides(given: Namespace) -> dict[str, Callable[[], object]]:
         return lambda: made.aggregate_with_rule(StageOuterState(), said)
 
     def read() -> None:
-        for _, rows in chunks([list(weights.values()) for weights in said.values()]):
-            weighted(rows, [1.0] * len(rows))
+        for _, rows in iter_chunks([list(weights.values()) for weights in said.values()]):
+            sum_rows(rows, [1.0] * len(rows))
 
     return {"mean": side(None), "read once": read, **{name: side(robust) for name, (robust, _) in RULES.items()}}
 

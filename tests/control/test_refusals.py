@@ -17,7 +17,7 @@ def after(rounds: Rounds, byzantine: int) -> MemberRejections:
     found = MemberRejections()
     for round, by in enumerate(rounds):
         if by:
-            found = found.refused(round, by, byzantine)
+            found = found.with_rejections(round, by, byzantine)
     return found
 
 
@@ -50,6 +50,8 @@ def test_strikes_accumulate_over_pairwise_rounds() -> None:
 
 
 def test_several_reports_of_one_round_count_once() -> None:
-    found = MemberRejections().refused(4, {1}, 1).refused(4, {2}, 1).refused(4, {3, 0}, 1)
+    found = MemberRejections().with_rejections(4, {1}, 1).with_rejections(4, {2}, 1).with_rejections(4, {3, 0}, 1)
     assert found.strikes(1) == 1
-    assert found.refused(5, {1, 2}, 1).refused(4, {5}, 1).strikes(1) == 2, "late reports of an older round do not count"
+    assert found.with_rejections(5, {1, 2}, 1).with_rejections(4, {5}, 1).strikes(1) == 2, (
+        "late reports of an older round do not count"
+    )

@@ -19,7 +19,7 @@ def after(strikes: int, *steps: dict[int, set[int]], byzantine: int = 1) -> Excl
     robust = Options({"rule": "median", "byzantine": byzantine, "strikes": strikes})
     made, suspicion = exchange(ExchangeConfig(replicas=5, robust=robust)), NOTHING
     for step, refused in enumerate(steps):
-        suspicion = suspicion.ended(step, refused, made)
+        suspicion = suspicion.end_round(step, refused, made)
     return suspicion.exclusions(made)
 
 
@@ -62,7 +62,7 @@ class Steps(RuleBasedStateMachine):
         for byzantine_member in self.byzantine:
             heard[byzantine_member] = {o: data.draw(st.sampled_from(["True", "False", f"{o}"])) for o in all_of}
         while (found := self.suspicion.examine(heard, self.rule)).min_byzantine:
-            self.suspicion = self.suspicion.raised(found.all)
+            self.suspicion = self.suspicion.with_findings(found.all)
         without = self.suspicion.exclusions(self.rule).left_out
         refused = {m: {o for o in self.byzantine if m in flawed[o]} | without.keys() for m in all_of}
         for byzantine_member in self.byzantine:
@@ -71,7 +71,7 @@ class Steps(RuleBasedStateMachine):
             self.proved[byzantine_member] += (
                 len([m for m in refused if byzantine_member in refused[m]]) > self.rule.tolerated
             )
-        self.suspicion = self.suspicion.ended(self.steps, refused, self.rule)
+        self.suspicion = self.suspicion.end_round(self.steps, refused, self.rule)
         self.steps += 1
 
     @invariant()

@@ -16,7 +16,7 @@ from planaria.exchange import weight_message
 from planaria.exchange.base import StageOuterState
 from planaria.exchange.compress import chunks
 from planaria.exchange.compress.base import Compressor, measured_delta
-from planaria.exchange.compress.compression import COMPRESSORS, compression_of
+from planaria.exchange.compress.compression import COMPRESSORS, compression_from
 from planaria.exchange.compress.dct import DCT, basis
 from planaria.exchange.compress.sparse import RandK, TopK
 from planaria.exchange.compress.topk2 import TopK2
@@ -48,7 +48,7 @@ COUNTS = [1, 7, 128, 129, 1000, chunks.CHUNK - 1, chunks.CHUNK, chunks.CHUNK + 3
 
 
 def made(spec: str) -> Compressor:
-    return compression_of(TABLES.get(spec, spec)).compressor
+    return compression_from(TABLES.get(spec, spec)).compressor
 
 
 def vector(count: int, seed: int = 0) -> Tensor:
@@ -143,7 +143,7 @@ def test_invalid_messages_are_recognised(spec: str) -> None:
         with pytest.raises(ValueError, match="1000 numbers"):
             codec.decode(other, count)
     if spec not in ("8bits", "4bits", "2bits"):
-        renumbered = torch.cat([chunks.header(999), like[chunks.COUNT_BYTES :]])
+        renumbered = torch.cat([chunks.encode_count(999), like[chunks.COUNT_BYTES :]])
         assert "999" in codec.invalid_reason(renumbered, like)
     for worst in (math.nan, math.inf):
         spoilt = torch.full((count,), worst) if isinstance(codec, RandK) else vector(count)
@@ -172,7 +172,7 @@ def test_changed_and_random_messages_are_refused_or_harmless(codec: Compressor, 
         generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9999)))
         message = torch.randint(0, 256, (length,), generator=generator, dtype=torch.uint8)
         if data.draw(st.booleans()):
-            message = torch.cat([chunks.header(count), message[chunks.COUNT_BYTES :]])
+            message = torch.cat([chunks.encode_count(count), message[chunks.COUNT_BYTES :]])
     if not codec.invalid_reason(message, like):
         assert torch.isfinite(codec.decode(message, count)).all()
 
@@ -244,7 +244,7 @@ def test_released_levels_by_hand() -> None:
 )
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e30])
 def test_the_sender_subtracts_what_others_decode(chosen: dict[str, object], scale: float) -> None:
-    made = compression_of({"feedback": "decayed", **chosen})
+    made = compression_from({"feedback": "decayed", **chosen})
     exact = {"w": vector(6000) * scale, "b": vector(100, 1) * scale}
     update = made.update(StageOuterState(), exact)
     received = weight_message.unpack(update.blocking.clone(), exact, made.compressor)
@@ -388,7 +388,7 @@ def test_a_dct_message_is_6_bits_and_a_value_for_each_coefficient(kind: str, bit
     ],
 )
 def test_compression_is_short_or_a_table(spec: object, kind: str, options: dict[str, float], feedback: str) -> None:
-    found = compression_of(spec)
+    found = compression_from(spec)
     assert type(found.compressor) is COMPRESSORS.find(kind) and type(found.feedback).__name__ == feedback
     assert {name: getattr(found.compressor, name) for name in options} == pytest.approx(options)
 
@@ -420,6 +420,6 @@ def test_compression_is_short_or_a_table(spec: object, kind: str, options: dict[
 )
 def test_invalid_settings_are_refused_by_name(spec: object, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        compression_of(spec)
+        compression_from(spec)
     forced = {"kind": "topk", "feedback": "econtrol", "eta": 0.1, "force": True}
-    assert compression_of(forced).feedback.eta == 0.1, "above delta"
+    assert compression_from(forced).feedback.eta == 0.1, "above delta"

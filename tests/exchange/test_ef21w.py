@@ -17,8 +17,8 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compress.compression import compression_of
-from planaria.exchange.compress.estimates import MIN_SMOOTHNESS, estimated, member_scales, member_weights
+from planaria.exchange.compress.compression import compression_from
+from planaria.exchange.compress.estimates import MIN_SMOOTHNESS, estimate_smoothness, member_scales, member_weights
 from planaria.exchange.registry import exchange
 
 SMOOTH = [1.0, 3.0, 20.0]
@@ -85,7 +85,7 @@ def test_weights_are_shares_of_the_sum() -> None:
 def test_steps_equal_the_algorithms(spec: tuple[str, dict[str, Any]]) -> None:
     kind, options = spec
     by = made(given_ones(kind, **options))
-    codec = compression_of({"kind": kind, **options}).compressor
+    codec = compression_from({"kind": kind, **options}).compressor
     gamma = new_rule(sum(SMOOTH) / 3, SMOOTH, min(0.1, codec.delta(D)))
     found, _ = descended(by, False, gamma, 40)
     for one, other in zip(found, written_out(codec, member_weights(SMOOTH), False, gamma, 40), strict=True):
@@ -108,7 +108,7 @@ def test_training_converges_with_the_step_size_of_its_rule() -> None:
 
 def test_weights_scale_messages_into_a_compressors_range() -> None:
     """fp16 holds numbers up to 65,504: a difference above that arrives over several steps, unless it is scaled."""
-    codec, by, plain = compression_of("16bits").compressor, made(given_ones("plain", bits=16)), made("ef21:16bits")
+    codec, by, plain = compression_from("16bits").compressor, made(given_ones("plain", bits=16)), made("ef21:16bits")
     large = {"x": torch.full((D,), 1e5)}
     begun = StageOuterState({part: {"x": torch.zeros(D)} for part in ("estimate", "mean_estimate")}, 1)
     scaled, unscaled = (each.for_sender(2).update(begun, large).kept["estimate"]["x"] for each in (by, plain))
@@ -124,12 +124,14 @@ def test_a_warm_up_finds_the_weights() -> None:
     states = {(r.outer.secants, r.outer.measured) for r in of.values()}
     assert len(states) == 1, "equal at all, to the last bit"
     ((secants, measured),) = states
-    assert measured == warmup and member_weights(estimated(secants)) == pytest.approx(member_weights(SMOOTH), rel=1e-4)
+    assert measured == warmup and member_weights(estimate_smoothness(secants)) == pytest.approx(
+        member_weights(SMOOTH), rel=1e-4
+    )
     g = {"x": torch.randn(D)}
     message = by.for_sender(2).update(of[2].outer, g)
-    assert message.blocking is not None and message.blocking.nbytes == compression_of("top10%").compressor.bytes(D)
-    ahead = (g["x"] - of[2].outer["estimate"]["x"]) / member_scales(estimated(secants))[2]
-    assert torch.equal(message.blocking, compression_of("top10%").compressor.encode(ahead, of[2].outer.rounds))
+    assert message.blocking is not None and message.blocking.nbytes == compression_from("top10%").compressor.bytes(D)
+    ahead = (g["x"] - of[2].outer["estimate"]["x"]) / member_scales(estimate_smoothness(secants))[2]
+    assert torch.equal(message.blocking, compression_from("top10%").compressor.encode(ahead, of[2].outer.rounds))
     early, _ = descended(by, True, 0.02, 1 + warmup)
     exact, _ = descended(made("32bits"), True, 0.02, 1 + warmup)
     assert all(torch.allclose(one, other, rtol=1e-5) for one, other in zip(early, exact, strict=True))
@@ -157,7 +159,7 @@ def test_a_warm_up_restarts_with_another_number_of_members() -> None:
 
 @given(st.lists(st.floats(0, 1e30), min_size=1, max_size=8))
 def test_estimates_are_positive_and_within_a_thousandth_of_their_mean(secants: list[float]) -> None:
-    found = estimated(tuple(secants))
+    found = estimate_smoothness(tuple(secants))
     assert all(each > 0 and math.isfinite(each) for each in found) and all(map(math.isfinite, member_scales(found)))
     assert min(found) >= 0.99 * MIN_SMOOTHNESS * sum(map(math.sqrt, secants)) / len(secants)
 

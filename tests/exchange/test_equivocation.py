@@ -12,7 +12,7 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Update
 from planaria.exchange.registry import exchange
-from planaria.exchange.robust.equivocation import Exclusions, digest, findings, joined
+from planaria.exchange.robust.equivocation import Exclusions, digest, find_equivocations, join_digests
 from planaria.exchange.robust.rules import robust_of
 from planaria.exchange.robust.suspicion import Suspicion
 
@@ -25,21 +25,23 @@ def honest(members: int) -> dict[int, dict[int, str]]:
 
 def test_agreement_yields_no_findings() -> None:
     for members in range(2, 9):
-        assert findings(honest(members), range(members), 1) == Exclusions()
+        assert find_equivocations(honest(members), range(members), 1) == Exclusions()
 
 
 def test_equivocation_towards_all_is_proved_and_towards_one_is_a_dispute() -> None:
     received = honest(5)
     for member in (0, 1, 3, 4):
         received[member][2] = f"for {member}"
-    assert findings(received, range(5), 1) == Exclusions(byzantine=(2,))
+    assert find_equivocations(received, range(5), 1) == Exclusions(byzantine=(2,))
     received = honest(5)
     received[4][2] = "for 4"
-    assert findings(received, range(5), 1) == Exclusions(disputes=((2, 4),)), "one of the two, unknown which"
-    assert findings(received, range(5), 0) == Exclusions(byzantine=(2,)), "impossible with honest members alone"
+    assert find_equivocations(received, range(5), 1) == Exclusions(disputes=((2, 4),)), "one of the two, unknown which"
+    assert find_equivocations(received, range(5), 0) == Exclusions(byzantine=(2,)), (
+        "impossible with honest members alone"
+    )
     received[4][2] = TRUE[2]
     del received[2][2]
-    assert findings(received, range(5), 1) == Exclusions(byzantine=(2,)), "it does not report its own update"
+    assert find_equivocations(received, range(5), 1) == Exclusions(byzantine=(2,)), "it does not report its own update"
 
 
 @st.composite
@@ -62,7 +64,7 @@ def scenes(draw: st.DrawFn) -> tuple[dict[int, dict[int, str]], int, frozenset[i
 @given(scenes())
 def test_only_byzantine_members_are_convicted_and_each_dispute_has_one(scene) -> None:
     received, f, byzantine = scene
-    found = findings(received, received.keys(), f)
+    found = find_equivocations(received, received.keys(), f)
     assert set(found.byzantine) <= byzantine
     assert all(set(pair) & byzantine for pair in found.disputes)
     assert found.min_byzantine <= len(byzantine), "each finding is another Byzantine member"
@@ -95,22 +97,22 @@ def test_a_digest_covers_all_parts_with_types_and_sizes() -> None:
         Update(torch.empty(0), part),
     ]
     assert len({digest(update) for update in different} | {same}) == len(different) + 1
-    assert joined([{0: "a", 1: "b"}, {0: "c", 1: "d"}]) == {0: " a c", 1: " b d"}, "of all stages"
+    assert join_digests([{0: "a", 1: "b"}, {0: "c", 1: "d"}]) == {0: " a c", 1: " b d"}, "of all stages"
 
 
 def test_members_are_left_out_permanently_after_enough_strikes() -> None:
     rule, never, once = (
         exchange(ExchangeConfig(replicas=5, robust=Options({"rule": "median", "strikes": n}))) for n in (2, 0, 1)
     )
-    suspicion = Suspicion().raised([(2,)])
+    suspicion = Suspicion().with_findings([(2,)])
     assert suspicion.exclusions(rule).byzantine == (2,), "in the step under way"
-    suspicion = suspicion.ended(0, {}, rule)
+    suspicion = suspicion.end_round(0, {}, rule)
     assert suspicion.exclusions(rule) == suspicion.exclusions(never) == Exclusions()
     assert suspicion.exclusions(once).byzantine == (2,)
-    suspicion = suspicion.raised([(2,), (1, 3)]).ended(1, {}, rule)
+    suspicion = suspicion.with_findings([(2,), (1, 3)]).end_round(1, {}, rule)
     assert suspicion.exclusions(rule) == Exclusions(byzantine=(2,))
     assert suspicion.exclusions(never) == Exclusions()
-    again = suspicion.raised([(2, 3)])
+    again = suspicion.with_findings([(2, 3)])
     assert again.exclusions(rule) == Exclusions(byzantine=(2,)), "a dispute with a convicted member convicts no other"
 
 

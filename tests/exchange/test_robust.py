@@ -21,10 +21,10 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.registry import exchange
-from planaria.exchange.robust.base import GramRule, distances
-from planaria.exchange.robust.combining import combine, low_weight_members, mixing, rival_coefficients
-from planaria.exchange.robust.coordinate import network, trimmed_mean
-from planaria.exchange.robust.products import chunks, inner_products, products
+from planaria.exchange.robust.base import GramRule, squared_distances
+from planaria.exchange.robust.combining import combine, low_weight_members, mixing_matrix, rival_coefficients
+from planaria.exchange.robust.coordinate import sorting_network, trimmed_mean
+from planaria.exchange.robust.products import inner_products, iter_chunks, products
 from planaria.exchange.robust.rules import RULES, robust_of
 
 ALL = sorted(RULES.shipped)
@@ -280,14 +280,14 @@ def test_krum_selects_a_member_and_multi_krum_a_mean() -> None:
 def test_mixing_takes_means_of_neighbours_or_of_buckets(seed: int, n: int, draw: int) -> None:
     x = vectors(n, 6, seed)
     gram, f = x @ x.T, 1
-    near = mixing("nnm", gram, f, draw)
+    near = mixing_matrix("nnm", gram, f, draw)
     assert near.shape == (n, n) and bool(((near > 0).sum(dim=1) == n - f).all())
     for i, row in enumerate(near):
         apart = (x - x[i]).norm(dim=1)
         assert float(apart[row > 0].max()) <= float(apart[row == 0].min()) + 1e-9, "the nearest"
-    buckets = mixing("bucketing", gram, f, draw)
+    buckets = mixing_matrix("bucketing", gram, f, draw)
     assert buckets.shape == (-(-n // 2), n) and bool(((buckets > 0).sum(dim=0) == 1).all()), "each in one"
-    assert torch.equal(buckets, mixing("bucketing", gram, f, draw))
+    assert torch.equal(buckets, mixing_matrix("bucketing", gram, f, draw))
     assert all(float(m.sum()) == pytest.approx(1) for m in (*near, *buckets))
 
 
@@ -323,7 +323,7 @@ def test_suspects_are_at_most_the_tolerated_number() -> None:
 def test_mixing_precedes_the_rule() -> None:
     x = vectors(N, 12, 5)
     for mix, rule in itertools.product(("nnm", "bucketing"), ("multikrum", "geometric_median", "median")):
-        matrix = mixing(mix, x @ x.T, 1, 7)
+        matrix = mixing_matrix(mix, x @ x.T, 1, 7)
         expected = value(rule, matrix @ x, byzantine=1)
         assert float((value(rule, x, byzantine=1, mix=mix, draw=7) - expected).norm()) < 1e-9
 
@@ -332,8 +332,8 @@ def test_chunks_change_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     x = vectors(N, 100, 8)
     whole = {rule: value(rule, x) for rule in ALL}
     mixed = value("median", x, mix="nnm")
-    monkeypatch.setattr("planaria.exchange.robust.combining.chunks", lambda vectors, size: chunks(vectors, 7))
-    monkeypatch.setattr("planaria.exchange.robust.products.chunks", partial(chunks, size=7))
+    monkeypatch.setattr("planaria.exchange.robust.combining.chunks", lambda vectors, size: iter_chunks(vectors, 7))
+    monkeypatch.setattr("planaria.exchange.robust.products.iter_chunks", partial(iter_chunks, size=7))
     assert all(float((value(rule, x) - whole[rule]).norm()) < 1e-9 for rule in ALL)
     assert float((value("median", x, mix="nnm") - mixed).norm()) < 1e-9
 
@@ -346,7 +346,7 @@ def test_chunks_change_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(seed=st.integers(0, 10**6), rounds=st.integers(1, 3), tau=st.sampled_from(["auto", 0.5, 3.0, 100.0]))
 def test_clipping_continues_from_the_last_value(mix: str, seed: int, rounds: int, tau: float | str) -> None:
     x, v = vectors(N, 20, seed), vectors(1, 20, seed + 1)[0]
-    matrix = mixing(mix, (x - v) @ (x - v).T, 1, 7)
+    matrix = mixing_matrix(mix, (x - v) @ (x - v).T, 1, 7)
     made = RULES.make("clipping", {"byzantine": 1, "rounds": rounds, "tau": tau})
     found = combine(made, list(x), mix, 7, v)
     expected = v.clone()
@@ -416,8 +416,8 @@ def test_the_middle_equals_that_of_sorted_numbers(n: int, data: st.DataObject, s
 
 
 def test_a_median_needs_fewer_comparisons_than_a_sort() -> None:
-    assert len(network(16, 7)) < 63, "a sort by Batcher's network has 63"
-    assert len(network(16, 1)) < len(network(16, 3)) < 63
+    assert len(sorting_network(16, 7)) < 63, "a sort by Batcher's network has 63"
+    assert len(sorting_network(16, 1)) < len(sorting_network(16, 3)) < 63
 
 
 @pytest.mark.parametrize("apart", [1.0, 1e-3, 1e-6])
@@ -428,7 +428,7 @@ def test_distances_of_fp32_vectors_are_exact(apart: float, byzantine_member: int
     if byzantine_member is not None:
         x[byzantine_member] = 1000.0 * vectors(1, 5000, 2)[0].float()
     exact = x.double()
-    found = distances(inner_products(products(list(x)), torch.ones(N, dtype=torch.float64), origin=False))
+    found = squared_distances(inner_products(products(list(x)), torch.ones(N, dtype=torch.float64), origin=False))
     expected = torch.stack([(exact - row).square().sum(dim=1) for row in exact])
     honest = [i for i in range(N) if i != byzantine_member]
     wrong = (found - expected)[honest][:, honest].abs() / expected[honest][:, honest].clamp(min=1e-30)
@@ -450,7 +450,7 @@ def test_an_outlier_does_not_affect_distances_of_others(where: str) -> None:
     x = vectors(N, 40, 4).float()
     x[0] = 1e12 if where == "far" else x[1] * (1 + 1e-6)
     x[5] = x[4]
-    found = distances(inner_products(products(list(x)), torch.ones(N, dtype=torch.float64), origin=False))
+    found = squared_distances(inner_products(products(list(x)), torch.ones(N, dtype=torch.float64), origin=False))
     expected = torch.stack([(x.double() - row.double()).square().sum(dim=1) for row in x])
     assert torch.allclose(found[1:, 1:], expected[1:, 1:], rtol=1e-5, atol=1e-9)
 

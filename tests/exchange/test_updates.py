@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
 
 from planaria.exchange.base import StageOuterState, Update
-from planaria.exchange.compress.compression import compression_of
+from planaria.exchange.compress.compression import compression_from
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.weight_message import pack, unpack
 
 BITS = pytest.mark.parametrize("bits", [32, 16, 8, 4])
-CODECS = {bits: compression_of(f"{bits}bits").compressor for bits in (32, 16, 8, 4)}
+CODECS = {bits: compression_from(f"{bits}bits").compressor for bits in (32, 16, 8, 4)}
 
 
 @BITS

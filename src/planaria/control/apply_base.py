@@ -135,7 +135,7 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
     """
     before, allotment, undecided = run.replicas[replica.number], run.allotment, run.undecided
     if before.phase == "commit" and replica.step > before.step and (before.refused or run.suspicion.now):
-        run = fast_replace(run, suspicion=run.suspicion.ended(before.step, before.refused, run.exchange))
+        run = fast_replace(run, suspicion=run.suspicion.end_round(before.step, before.refused, run.exchange))
     if before.phase == "commit" and replica.step > before.step:
         memory = replica.memory
         allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)

@@ -70,7 +70,7 @@ def on_run_step(fact: d.RunStep, run: RunState) -> RunState:
 @handles
 def on_leave_out(fact: d.LeaveOut, run: RunState) -> RunState:
     findings = [*((byzantine_member,) for byzantine_member in fact.byzantine), *fact.disputes]
-    run = replace(run, suspicion=run.suspicion.raised(findings))
+    run = replace(run, suspicion=run.suspicion.with_findings(findings))
     return with_replica(run, updated(run.replicas[fact.replica], phase="idle"))
 
 
@@ -119,7 +119,7 @@ def on_settle(fact: d.Settle, run: RunState) -> RunState:
     }
     refused = {number: {sender for _, sender in m.refused} | {*fact.byzantine} for number, m in open_rounds.items()}
     run = replace(
-        run, suspicion=run.suspicion.ended(fact.round, {n: of for n, of in refused.items() if of}, run.exchange)
+        run, suspicion=run.suspicion.end_round(fact.round, {n: of for n, of in refused.items() if of}, run.exchange)
     )
     participants = {n for open_round in open_rounds.values() for n in open_round.members}
     # Remaining members may continue, possibly alone.
@@ -266,7 +266,7 @@ def on_exclude_member(fact: d.ExcludeMember, run: RunState) -> RunState:
     for host in sorted({workers[worker].host for worker in fact.workers} - {""}):
         run = set_host(run, host, replace(run.hosts[host], failure=fact.reason))
     run = set_workers(run, {worker: replace(workers[worker], status="released") for worker in fact.workers})
-    return replace(run, suspicion=run.suspicion.forgotten(fact.member))
+    return replace(run, suspicion=run.suspicion.without_reports_about(fact.member))
 
 
 @handles

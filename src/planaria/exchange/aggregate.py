@@ -29,7 +29,7 @@ from planaria.exchange.base import (
     meeting_cost,
 )
 from planaria.exchange.compress.base import Compressor, squared_norm
-from planaria.exchange.compress.compression import Compression, compression_of
+from planaria.exchange.compress.compression import Compression, compression_from
 from planaria.exchange.robust.rules import RobustAggregator
 from planaria.exchange.robust.weighing import Weighing
 
@@ -158,7 +158,7 @@ class AggregatingExchange(Exchange, ABC):
     @cached_property
     def compression(self) -> Compression:
         """Compression of blocking messages."""
-        return self._compressed or compression_of(f"{self.bits}bits")
+        return self._compressed or compression_from(f"{self.bits}bits")
 
     def compressed(self, by: Compression) -> Self:
         """Return the exchange with compressed blocking messages.

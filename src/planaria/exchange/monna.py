@@ -14,7 +14,7 @@ from planaria.config.bounds import Fraction, Natural
 from planaria.exchange import weight_message
 from planaria.exchange.base import OnWeights, Parts, Settled, StageOuterState, Updates, UpdateWeights, Weights
 from planaria.exchange.gossip import SlowWeightExchange
-from planaria.exchange.robust.products import Vector, chunks
+from planaria.exchange.robust.products import Vector, iter_chunks
 from planaria.exchange.robust.rules import RobustAggregator
 
 
@@ -113,4 +113,4 @@ def nearest(values: Mapping[int, Vector], me: int, count: int) -> list[int]:
 
 def squared_distance(vector: Vector, other: Vector) -> float:
     """Return ‖x − y‖²: differences in the vectors' precision, sums in fp64."""
-    return sum(float((a - b).double().square_().sum()) for _, (a, b) in chunks([vector, other]))
+    return sum(float((a - b).double().square_().sum()) for _, (a, b) in iter_chunks([vector, other]))

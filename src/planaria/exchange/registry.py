@@ -12,7 +12,7 @@ from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.allreduce import AllReduce, NoExchange
 from planaria.exchange.base import Exchange
 from planaria.exchange.coded.schemes import coded_of
-from planaria.exchange.compress.compression import compression_of
+from planaria.exchange.compress.compression import compression_from
 from planaria.exchange.decoupled import Decoupled
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.eager import Eager
@@ -52,7 +52,7 @@ def exchange(config: ExchangeConfig) -> Exchange:
     if config.compress:
         if not isinstance(rule, AggregatingExchange):
             raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
-        rule = rule.compressed(compression_of(config.compress))
+        rule = rule.compressed(compression_from(config.compress))
         if config.has_several_replicas and (
             wrong := rule.compression.feedback.why_members_unsupported(config.replicas)
         ):
@@ -80,7 +80,7 @@ def chosen_classes(config: ExchangeConfig) -> Iterator[type[Choice]]:
     """Yield the classes that ``[exchange]`` names: kind, compressor and feedback, robust rule, coding scheme."""
     yield EXCHANGES.find(config.kind)
     if config.compress:
-        compression = compression_of(config.compress)
+        compression = compression_from(config.compress)
         yield from (type(compression.compressor), type(compression.feedback))
     if config.robust:
         yield type(robust_of(config.robust, config.replicas).rule)

@@ -55,12 +55,12 @@ def require_same_feedback(before: RunConfig, config: RunConfig, folder: Path) ->
     was = compression_in(old)
     if was is not None and was.parts and was != compression_in(new):
         raise UserError(
-            f"{folder}: {_setting(new)} (was {_setting(old)}): the replicas' error feedback belongs to the old "
+            f"{folder}: {_compression_setting(new)} (was {_compression_setting(old)}): the replicas' error feedback belongs to the old "
             f"compressor; restore the setting, or start a run with its weights: --train.start {folder}"
         )
 
 
-def _setting(config: ExchangeConfig) -> str:
+def _compression_setting(config: ExchangeConfig) -> str:
     if config.compress:
         return f"exchange.compress = {config.compress!r}"
     return f"exchange.options.bits = {config.options.get('bits', 32)}"

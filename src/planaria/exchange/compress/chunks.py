@@ -23,27 +23,27 @@ COUNT_BYTES = 8
 SCALE_BYTES = 4
 
 
-def sizes(count: int, chunk: int = CHUNK) -> list[tuple[int, int]]:
+def chunk_sizes(count: int, chunk: int = CHUNK) -> list[tuple[int, int]]:
     """Return (chunks, numbers in each) for ``count`` numbers: the full ones, then the last if it is shorter."""
     full, rest = divmod(count, chunk)
     return [*([(full, chunk)] if full else []), *([(1, rest)] if rest else [])]
 
 
 def split(vector: Tensor, chunk: int = CHUNK) -> list[Tensor]:
-    """Return ``vector`` [n] as views [chunks, numbers], as in :func:`sizes`."""
+    """Return ``vector`` [n] as views [chunks, numbers], as in :func:`chunk_sizes`."""
     views, start = [], 0
-    for chunks, size in sizes(len(vector), chunk):
+    for chunks, size in chunk_sizes(len(vector), chunk):
         views.append(vector[start : start + chunks * size].view(chunks, size))
         start += chunks * size
     return views
 
 
-def header(count: int) -> Tensor:
+def encode_count(count: int) -> Tensor:
     """Return the count of numbers as bytes."""
     return torch.tensor([count], dtype=torch.int64).view(torch.uint8)
 
 
-def header_count(message: Tensor) -> int:
+def decode_count(message: Tensor) -> int:
     """Return the count of numbers in a message's header; 0 if the message is too short."""
     return int(message[:COUNT_BYTES].clone().view(torch.int64)) if len(message) >= COUNT_BYTES else 0
 
@@ -55,8 +55,8 @@ class ArrayReader:
         """:raises ValueError: if the message does not have ``size`` bytes, or another ``count`` in its header."""
         if message.dtype != torch.uint8 or message.shape != (size,):
             raise ValueError(f"{count} numbers are {size} bytes, not {message.dtype} {list(message.shape)}")
-        if header_count(message) != count:
-            raise ValueError(f"a message of {header_count(message)} numbers in place of one of {count}")
+        if decode_count(message) != count:
+            raise ValueError(f"a message of {decode_count(message)} numbers in place of one of {count}")
         self._message, self._at = message, COUNT_BYTES
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -67,24 +67,24 @@ class ArrayReader:
         return piece
 
 
-def raw(numbers: Tensor) -> Tensor:
+def as_bytes(numbers: Tensor) -> Tensor:
     """Return numbers as flat bytes."""
     return numbers.contiguous().view(-1).view(torch.uint8)
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Return the bytes of a row of ``count`` numbers in :func:`packed`."""
+    """Return the bytes of a row of ``count`` numbers in :func:`pack_bits`."""
     return math.ceil(count * bits / 8)
 
 
-def packed(numbers: Tensor, bits: int) -> Tensor:
+def pack_bits(numbers: Tensor, bits: int) -> Tensor:
     """Return the low ``bits`` of each number, most significant first, each row padded to whole bytes: flat uint8."""
     wide = np.unpackbits(numbers.numpy().astype(">u2").view(np.uint8), axis=1).reshape(*numbers.shape, 16)
-    return raw(torch.from_numpy(np.packbits(wide[..., -bits:].reshape(len(numbers), -1), axis=1)))
+    return as_bytes(torch.from_numpy(np.packbits(wide[..., -bits:].reshape(len(numbers), -1), axis=1)))
 
 
-def unpacked(rows: Tensor, count: int, bits: int) -> Tensor:
-    """Invert :func:`packed`, given its rows: int64 [n, count]."""
+def unpack_bits(rows: Tensor, count: int, bits: int) -> Tensor:
+    """Invert :func:`pack_bits`, given its rows: int64 [n, count]."""
     narrow = np.unpackbits(rows.numpy(), axis=1, count=count * bits).reshape(len(rows), count, bits)
     wide = np.pad(narrow, ((0, 0), (0, 0), (16 - bits, 0)))
     return torch.from_numpy(np.packbits(wide, axis=2).view(">u2").squeeze(2).astype(np.int64))
@@ -101,7 +101,7 @@ class Chunked(Compressor, ABC):
         """Return the bytes of a chunk of ``size`` numbers in a message."""
 
     @abstractmethod
-    def _encoded(self, rows: Tensor, draw: int) -> Sequence[Tensor]:
+    def _encode_rows(self, rows: Tensor, draw: int) -> Sequence[Tensor]:
         """Return the bytes of ``rows`` [chunks, numbers], in pieces."""
 
     @abstractmethod
@@ -112,11 +112,11 @@ class Chunked(Compressor, ABC):
         """
 
     def bytes(self, count: int) -> int:
-        return COUNT_BYTES + sum(n * self.chunk_bytes(size) for n, size in sizes(count, self.chunk))
+        return COUNT_BYTES + sum(n * self.chunk_bytes(size) for n, size in chunk_sizes(count, self.chunk))
 
     def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
-        encoded = (self._encoded(rows, draw) for rows in split(vector, self.chunk))
-        return torch.cat([header(len(vector)), *(piece for pieces in encoded for piece in pieces)])
+        encoded = (self._encode_rows(rows, draw) for rows in split(vector, self.chunk))
+        return torch.cat([encode_count(len(vector)), *(piece for pieces in encoded for piece in pieces)])
 
     def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
         vector = torch.zeros(count)
@@ -126,7 +126,7 @@ class Chunked(Compressor, ABC):
         return vector
 
     def count(self, message: Tensor) -> int:
-        return header_count(message)
+        return decode_count(message)
 
     def damage(self, message: Tensor, count: int) -> str:
         try:
@@ -134,7 +134,7 @@ class Chunked(Compressor, ABC):
         except ValueError as error:
             return str(error)
         return next(
-            (problem for n, size in sizes(count, self.chunk) if (problem := self._why_invalid(reader, n, size))), ""
+            (why for n, size in chunk_sizes(count, self.chunk) if (why := self._why_invalid(reader, n, size))), ""
         )
 
     @abstractmethod

@@ -84,9 +84,9 @@ class Compression:
 
     def codec(self, outer: StageOuterState) -> Compressor:
         """Return the codec of the round's messages: uncompressed until estimates are initialised."""
-        return self.compressor if self._begun(outer) and not self.feedback.measuring(outer) else PLAIN
+        return self.compressor if self._carries_vectors(outer) and not self.feedback.measuring(outer) else PLAIN
 
-    def _begun(self, outer: StageOuterState) -> bool:
+    def _carries_vectors(self, outer: StageOuterState) -> bool:
         """Whether messages carry the feedback's vectors instead of the exact ones."""
         return all(outer[part] for part, sharing in self.parts.items() if sharing != "own")
 
@@ -95,19 +95,19 @@ class Compression:
         codec = self.codec(outer)
         if self.exact:
             return Update(weight_message.pack(exact), prefetched)
-        if not self._begun(outer):
+        if not self._carries_vectors(outer):
             blocking, kept = weight_message.pack(exact), self.feedback.parts_after_start(exact)
-            return Update(blocking, prefetched, kept, _measured(blocking, exact, {**outer.parts, **kept}))
+            return Update(blocking, prefetched, kept, _measure_message(blocking, exact, {**outer.parts, **kept}))
         count = sum(tensor.numel() for tensor in exact.values())
-        meant = self.feedback.target(outer, exact, self._delta(outer, exact, count))
+        meant = self.feedback.target(outer, exact, self._delta_of(outer, exact, count))
         scale = self._scale(outer, self.me)
         vector = weight_message.flat(meant)
         blocking = codec.encode(vector if scale == 1.0 else vector / scale, outer.rounds)
-        sent = _scaled(weight_message.unflatten(codec.decode(blocking, count, outer.rounds), meant), scale)
+        sent = _scale_weights(weight_message.unflatten(codec.decode(blocking, count, outer.rounds), meant), scale)
         kept = self.feedback.next_parts(outer, exact, meant, sent)
-        return Update(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent), codec.exact))
+        return Update(blocking, prefetched, kept, _measure_message(blocking, exact, kept, (meant, sent), codec.exact))
 
-    def _delta(self, outer: StageOuterState, exact: Weights, count: int) -> float:
+    def _delta_of(self, outer: StageOuterState, exact: Weights, count: int) -> float:
         """Return the compressor's δ for the message of ``exact``."""
         if self.compressor.guaranteed:
             return self.compressor.delta(count)
@@ -127,7 +127,7 @@ class Compression:
         vectors = {}
         for member in sorted(updates):
             decoded = weight_message.unpack(updates[member].blocking, like, codec, outer.rounds)
-            vectors[member] = _scaled(decoded, self._scale(outer, member))
+            vectors[member] = _scale_weights(decoded, self._scale(outer, member))
         kept = updates[me].kept if me in updates else {}
         if len(updates) > 1 or not kept or codec.exact or not exact_alone:
             return vectors, kept
@@ -136,20 +136,20 @@ class Compression:
 
     def _scale(self, outer: StageOuterState, member: int | None) -> float:
         """Return the divisor of the member's vector; 1 for exact vectors."""
-        if member is None or self.exact or not self._begun(outer):
+        if member is None or self.exact or not self._carries_vectors(outer):
             return 1.0
         return self.feedback.scale(outer, member)
 
     def learned(self, outer: StageOuterState, sent: Mapping[int, Weights]) -> StageOuterState:
         """Return ``outer`` with what the differences that members have ``sent`` reveal about their smoothness."""
-        measuring = self._begun(outer) and not self.exact and self.feedback.measuring(outer)
+        measuring = self._carries_vectors(outer) and not self.exact and self.feedback.measuring(outer)
         return self.feedback.measure(outer, sent) if measuring else outer
 
     def reached(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, Mapping[str, Weights]]:
         """Return the value with which members continue, given the aggregate ``joined``, and the new shared parts."""
         if self.exact:
             return joined, {}
-        if not self._begun(outer):
+        if not self._carries_vectors(outer):
             return joined, self.feedback.shared(joined)
         return self.feedback.result(outer, joined)
 
@@ -162,7 +162,7 @@ class Compression:
         return self.compressor.bytes(sum(shape.numel() for shape in shapes.values()))
 
 
-def _measured(
+def _measure_message(
     blocking: Tensor,
     exact: Weights,
     kept: Mapping[str, Weights],
@@ -185,7 +185,7 @@ def _measured(
     return effect if all(math.isfinite(each or 0.0) for each in (effect.norm, lost, pending, off)) else None
 
 
-def _scaled(weights: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+def _scale_weights(weights: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
     return weights if scale == 1.0 else {name: tensor * scale for name, tensor in weights.items()}
 
 
@@ -198,12 +198,12 @@ def _norm(vector: Weights, other: Weights | None = None) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in each))
 
 
-def compression_of(setting: str | Mapping[str, Any]) -> Compression:
+def compression_from(setting: str | Mapping[str, Any]) -> Compression:
     """Return the compression that ``exchange.compress`` configures.
 
     :raises UserError: naming unknown names or incompatible settings.
     """
-    options = _parsed(setting) if isinstance(setting, str) else dict(setting)
+    options = _parse_short_form(setting) if isinstance(setting, str) else dict(setting)
     kind, name = options.pop("kind", None), options.pop("feedback", "ef14")
     if not isinstance(kind, str) or not isinstance(name, str):
         raise UserError(f"exchange.compress = {setting!r}: give kind, a name: {', '.join(COMPRESSORS.names)}")
@@ -220,7 +220,7 @@ def compression_of(setting: str | Mapping[str, Any]) -> Compression:
     return compression
 
 
-def _parsed(setting: str) -> dict[str, Any]:
+def _parse_short_form(setting: str) -> dict[str, Any]:
     """Return the table of a short form."""
     match = _SHORT.fullmatch(setting)
     if match is None:

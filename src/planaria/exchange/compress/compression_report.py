@@ -33,7 +33,7 @@ class MessageTotals:
     reported: dict[int, dict[int, MessageCompressed]] = field(default_factory=lambda: defaultdict(dict))
     """stage → round → message"""
 
-    def shortened(self, stage: int) -> list[MessageCompressed]:
+    def lossy_messages(self, stage: int) -> list[MessageCompressed]:
         """Return the compressed messages of a stage, in order of round."""
         return [fact for _, fact in sorted(self.reported[stage].items()) if fact.full is None]
 
@@ -81,12 +81,12 @@ def section(record: RunRecord) -> Iterator[str]:
     messages = messages_of(record)
     if not messages.reported:
         return
-    when, chosen = _when(record), record.config.exchange.compress
+    when, chosen = _x_axis(record), record.config.exchange.compress
     how = f"exchange.compress = {chosen!r}" if chosen else "exchange.options.bits"
     parts = [
         page.table("messages", [head.format(when) for head in HEAD], list(_rows(record, messages)), numbers_from=1)
     ]
-    if any(messages.shortened(stage) for stage in messages.reported):
+    if any(messages.lossy_messages(stage) for stage in messages.reported):
         parts += [page.subheading("Contraction"), page.chart(contraction_figure(messages, when), "contraction")]
     parts += [page.subheading("Norms"), page.chart(norms_figure(messages, when), "compression")]
     parts.append(page.note("Over all stages, after each message. A cross: some stage was sent in full."))
@@ -109,31 +109,31 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
     if not messages.reported:
         return
     line = f"compression   {messages.share:.1%} of dense bytes"
-    if deltas := [1.0 - fact.relative_error for stage in messages.reported for fact in messages.shortened(stage)]:
-        line += f"; delta {median(deltas):.3g}, median over stages and {_when(record)}s"
+    if deltas := [1.0 - fact.relative_error for stage in messages.reported for fact in messages.lossy_messages(stage)]:
+        line += f"; delta {median(deltas):.3g}, median over stages and {_x_axis(record)}s"
     if full := messages.full:
         rounds = {round for round, _ in full}
         whys = "; ".join(WHY[why] for why in dict.fromkeys(why for _, why in full))
-        line += f"; {counted(len(rounds), _when(record))} in full: {whys}"
+        line += f"; {counted(len(rounds), _x_axis(record))} in full: {whys}"
     yield line
 
 
-def _when(record: RunRecord) -> str:
+def _x_axis(record: RunRecord) -> str:
     return "step" if record.config.exchange.kind == "allreduce" else "round"
 
 
 def _rows(record: RunRecord, messages: MessageTotals) -> Iterator[list[str]]:
     for stage, facts in sorted(messages.reported.items()):
-        shortened = messages.shortened(stage)
+        shortened = messages.lossy_messages(stage)
         deltas = [1.0 - fact.relative_error for fact in shortened]
         each = [f"{of(deltas):.4f}" if shortened else "–" for of in (median, min, max)]
         steady = f"{share(shortened):.2%}" if shortened else "–"
-        stated = _stated(record, shortened[0].dense_bytes // 4) if shortened else "–"
+        stated = _guaranteed_delta(record, shortened[0].dense_bytes // 4) if shortened else "–"
         whole = f"{share(facts.values()):.2%}"
         yield [str(stage), str(len(facts)), *each, stated, steady, whole, str(len(facts) - len(shortened))]
 
 
-def _stated(record: RunRecord, count: int) -> str:
+def _guaranteed_delta(record: RunRecord, count: int) -> str:
     """Return the δ that the compressor guarantees for ``count`` numbers, or "none"."""
     from planaria.exchange.aggregate import AggregatingExchange
     from planaria.exchange.registry import exchange  # compressors import torch
@@ -148,18 +148,18 @@ def contraction_figure(messages: MessageTotals, when: str) -> go.Figure:
     """Draw the measured δ, one line per stage."""
     fig = figure(260, x=when, y="contraction δ")
     for number, stage in enumerate(sorted(messages.reported)):
-        points = [(float(fact.round), 1.0 - fact.relative_error) for fact in messages.shortened(stage)]
+        points = [(float(fact.round), 1.0 - fact.relative_error) for fact in messages.lossy_messages(stage)]
         style = {"mode": "lines", "name": f"stage {stage}", "line": stroke(number, len(messages.reported))["line"]}
         add_curve(fig, points, f"stage {stage}, {when} %{{x}}: %{{y:.4f}}", **style)
     fig.update_yaxes(rangemode="tozero")
     fig.update_layout(showlegend=True)
-    return integer_x_axis(fig, [fact.round for stage in messages.reported for fact in messages.shortened(stage)])
+    return integer_x_axis(fig, [fact.round for stage in messages.reported for fact in messages.lossy_messages(stage)])
 
 
 def norms_figure(messages: MessageTotals, when: str) -> go.Figure:
     """Draw L2 norms over all stages: ‖g‖, accumulated error ‖e‖ and estimate error ‖g − h‖."""
     fig = figure(280, x=when, y="L2 norm")
-    norms = _norms(messages)
+    norms = _norms_by_round(messages)
     for name, label, colour, dash in (
         ("norm", "‖g‖", GREY, "solid"),
         ("residual", "residual, ‖e‖", ORANGE, "dash"),
@@ -179,7 +179,7 @@ def norms_figure(messages: MessageTotals, when: str) -> go.Figure:
     return integer_x_axis(fig, [round for norm in norms.values() for round in norm])
 
 
-def _norms(messages: MessageTotals) -> dict[str, dict[int, float]]:
+def _norms_by_round(messages: MessageTotals) -> dict[str, dict[int, float]]:
     """ "norm", "residual" or "estimate_error" → round → its L2 norm over the stages."""
     norms: dict[str, dict[int, float]] = {"norm": {}, "residual": {}, "estimate_error": {}}
     for facts in messages.reported.values():

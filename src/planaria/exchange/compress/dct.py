@@ -15,7 +15,7 @@ from planaria.common.tensors import all_finite
 from planaria.config.bounds import Natural
 from planaria.exchange.compress import chunks
 from planaria.exchange.compress.chunks import FixedCountChunks
-from planaria.exchange.compress.sparse import largest, misplaced, require_inside
+from planaria.exchange.compress.sparse import largest_indices, require_inside, why_invalid_indices
 
 PLACE_BITS = 6
 CHUNK = 1 << PLACE_BITS
@@ -50,14 +50,14 @@ class DCT(FixedCountChunks):
     def chunk_bytes(self, size: int) -> int:
         return chunks.packed_bytes(self.kept(size), PLACE_BITS) + self.kept(size) * self.bits // 8
 
-    def _encoded(self, rows: Tensor, draw: int) -> list[Tensor]:
+    def _encode_rows(self, rows: Tensor, draw: int) -> list[Tensor]:
         # einsum does not call BLAS, whose last bits depend on the number of threads
         vectors = basis(self.basis, rows.shape[1], self.seed).numpy()
         coefficients = torch.from_numpy(np.einsum("nd,kd->nk", rows.double().numpy(), vectors))
-        places = largest(coefficients, self.kept(rows.shape[1]))
+        places = largest_indices(coefficients, self.kept(rows.shape[1]))
         values, most = coefficients.gather(1, places), torch.finfo(_TYPES[self.bits]).max
         finite = torch.where(values.isfinite(), values.clamp(-most, most), values)
-        return [chunks.packed(places, PLACE_BITS), chunks.raw(finite.to(_TYPES[self.bits]))]
+        return [chunks.pack_bits(places, PLACE_BITS), chunks.as_bytes(finite.to(_TYPES[self.bits]))]
 
     def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
         places, numbers = self._read(reader, *rows.shape)
@@ -71,17 +71,17 @@ class DCT(FixedCountChunks):
 
     def delta(self, count: int) -> float:
         """Return the minimum over chunks of k/d: the basis keeps norms, so the error is what was not sent."""
-        return min((self.kept(size) / size for _, size in chunks.sizes(count, CHUNK)), default=1.0)
+        return min((self.kept(size) / size for _, size in chunks.chunk_sizes(count, CHUNK)), default=1.0)
 
     def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
         places, numbers = self._read(reader, n, size)
-        return misplaced(places, size) or ("" if all_finite(numbers) else "not all of its numbers are finite")
+        return why_invalid_indices(places, size) or ("" if all_finite(numbers) else "not all of its numbers are finite")
 
     def _read(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor]:
         """Return places [n, k] and values [n, k], fp64, of the next ``n`` chunks of ``size`` numbers."""
         k = self.kept(size)
         packed = reader.take((n, chunks.packed_bytes(k, PLACE_BITS)), torch.uint8)
-        return chunks.unpacked(packed, k, PLACE_BITS), reader.take((n, k), _TYPES[self.bits]).double()
+        return chunks.unpack_bits(packed, k, PLACE_BITS), reader.take((n, k), _TYPES[self.bits]).double()
 
 
 @cache

@@ -97,9 +97,9 @@ class Sign(Chunked):
     def chunk_bytes(self, size: int) -> int:
         return chunks.SCALE_BYTES + -(-size // 8)
 
-    def _encoded(self, rows: Tensor, draw: int) -> list[Tensor]:
+    def _encode_rows(self, rows: Tensor, draw: int) -> list[Tensor]:
         bits = torch.from_numpy(np.packbits((rows >= 0).numpy(), axis=1))
-        return [chunks.raw(rows.abs().mean(dim=1, keepdim=True)), chunks.raw(bits)]
+        return [chunks.as_bytes(rows.abs().mean(dim=1, keepdim=True)), chunks.as_bytes(bits)]
 
     def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
         scales, bits = self._read(reader, *rows.shape)

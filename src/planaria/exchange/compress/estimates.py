@@ -67,18 +67,18 @@ class EF21(Estimates):
         return {**super().parts, **({} if self.momentum == 1.0 else {"followed": "estimate"})}
 
     def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
-        return {name: v - outer["estimate"][name] for name, v in self._followed(outer, exact).items()}
+        return {name: v - outer["estimate"][name] for name, v in self._follow(outer, exact).items()}
 
     def next_parts(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         estimate = {name: outer["estimate"][name] + sent[name] for name in sent}
-        followed = {} if self.momentum == 1.0 else {"followed": self._followed(outer, exact)}
+        followed = {} if self.momentum == 1.0 else {"followed": self._follow(outer, exact)}
         return {"estimate": estimate, **followed}
 
     def parts_after_start(self, exact: Weights) -> dict[str, Weights]:
         parts = super().parts_after_start(exact)
         return parts if self.momentum == 1.0 else {**parts, "followed": parts["estimate"]}
 
-    def _followed(self, outer: StageOuterState, exact: Weights) -> dict[str, Tensor]:
+    def _follow(self, outer: StageOuterState, exact: Weights) -> dict[str, Tensor]:
         """v ← (1 − a)v + ag (arXiv 2305.15155, algorithm 1)."""
         a = self.momentum
         if a == 1.0:
@@ -117,7 +117,7 @@ class EF21W(EF21):
         same order, and NumPy's sums do not depend on the number of threads, so the weights are bit-identical at all
         replicas.
         """
-        squares = [_square(sent[member]) for member in sorted(sent)]
+        squares = [_squared_norm(sent[member]) for member in sorted(sent)]
         secants = outer.secants if len(outer.secants) == len(squares) else (0.0,) * len(squares)
         count = outer.measured if secants is outer.secants else 0
         total = tuple(secant + square for secant, square in zip(secants, squares, strict=True))
@@ -126,17 +126,18 @@ class EF21W(EF21):
     def scale(self, outer: StageOuterState, member: int) -> float:
         if self.measuring(outer):
             return 1.0
-        return member_scales(estimated(outer.secants) if self.smoothness == "auto" else self.smoothness)[member]
+        smoothness = estimate_smoothness(outer.secants) if self.smoothness == "auto" else self.smoothness
+        return member_scales(smoothness)[member]
 
 
-def estimated(secants: tuple[float, ...]) -> list[float]:
+def estimate_smoothness(secants: tuple[float, ...]) -> list[float]:
     """Return L_i up to a common factor, from Σ‖Δg_i‖²; all equal if no gradient has changed."""
     estimates = [math.sqrt(each) for each in secants]
     mean = sum(estimates) / len(estimates)
     return [max(each, MIN_SMOOTHNESS * mean) for each in estimates] if mean else [1.0] * len(estimates)
 
 
-def _square(weights: Weights) -> float:
+def _squared_norm(weights: Weights) -> float:
     """Return ‖v‖² in fp64."""
     return sum(squared_norm(at_least_fp32(weights[name])) for name in sorted(weights))
 

@@ -19,12 +19,12 @@ _STEPS = 127
 """positive levels of 8 bits; there are as many negative ones"""
 
 
-def largest(chunk: Tensor, k: int) -> Tensor:
+def largest_indices(chunk: Tensor, k: int) -> Tensor:
     """Return the indices of the k numbers of largest magnitude in each row of ``chunk``, ascending: int64 [n, k]."""
     return torch.topk(chunk.abs(), k, dim=1, sorted=False).indices.sort(dim=1).values
 
 
-def misplaced(places: Tensor, size: int) -> str:
+def why_invalid_indices(places: Tensor, size: int) -> str:
     """Return why these indices [n, k] in rows of ``size`` numbers are invalid; empty if they are valid."""
     ascending = int(places.max()) < size and not bool((places.diff(dim=1) <= 0).any())
     return "" if ascending else "its places are not ascending, or beyond their chunk"
@@ -56,18 +56,18 @@ class ChunkedTopK(Chunked, ABC):
 
     def delta(self, count: int) -> float:
         """Return the minimum over chunks of k/d."""
-        return min((self.kept(size) / size for _, size in chunks.sizes(count)), default=1.0)
+        return min((self.kept(size) / size for _, size in chunks.chunk_sizes(count)), default=1.0)
 
     def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
-        finite = all_finite(self._unscaled(*self._numbers(reader, n, size)))
+        finite = all_finite(self._unscale_values(*self._read_numbers(reader, n, size)))
         return "" if finite else "not all of its numbers are finite"
 
-    def _numbers(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor]:
+    def _read_numbers(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor]:
         """Return scales [n, 1] and numbers [n, k]."""
         scales = reader.take((n, 1), torch.float32)
         return scales, reader.take((n, self.kept(size)), torch.float16 if self.bits == 16 else torch.int8)
 
-    def _scaled(self, values: Tensor) -> list[Tensor]:
+    def _scale_values(self, values: Tensor) -> list[Tensor]:
         """Return ``values`` [n, k] as the bytes of scales (fp32, each chunk's largest) and of numbers in −1 … 1.
 
         Numbers are fp16, or int8 in steps of 1/127. A chunk with a number that is not finite gets a scale that is not
@@ -76,10 +76,10 @@ class ChunkedTopK(Chunked, ABC):
         scales = values.abs().amax(dim=1, keepdim=True)
         relative = values / scales.clamp(min=_TINY)
         numbers = relative.half() if self.bits == 16 else (relative * _STEPS).round_().to(torch.int8)
-        return [chunks.raw(scales), chunks.raw(numbers)]
+        return [chunks.as_bytes(scales), chunks.as_bytes(numbers)]
 
-    def _unscaled(self, scales: Tensor, numbers: Tensor) -> Tensor:
-        """Invert :meth:`_scaled` up to rounding: fp32 [n, k]."""
+    def _unscale_values(self, scales: Tensor, numbers: Tensor) -> Tensor:
+        """Invert :meth:`_scale_values` up to rounding: fp32 [n, k]."""
         return numbers.float() * (scales if self.bits == 16 else scales / _STEPS)
 
 
@@ -88,19 +88,19 @@ class TopK(ChunkedTopK):
 
     place_bytes: ClassVar[int] = 2
 
-    def _encoded(self, rows: Tensor, draw: int) -> list[Tensor]:
-        indices = largest(rows, self.kept(rows.shape[1]))
-        return [chunks.raw(indices.to(torch.uint16)), *self._scaled(rows.gather(1, indices))]
+    def _encode_rows(self, rows: Tensor, draw: int) -> list[Tensor]:
+        indices = largest_indices(rows, self.kept(rows.shape[1]))
+        return [chunks.as_bytes(indices.to(torch.uint16)), *self._scale_values(rows.gather(1, indices))]
 
     def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
-        indices = self._places(reader, *rows.shape)
+        indices = self._read_indices(reader, *rows.shape)
         require_inside(indices, rows)
-        rows.scatter_(1, indices, self._unscaled(*self._numbers(reader, *rows.shape)))
+        rows.scatter_(1, indices, self._unscale_values(*self._read_numbers(reader, *rows.shape)))
 
     def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
-        return misplaced(self._places(reader, n, size), size) or super()._why_invalid(reader, n, size)
+        return why_invalid_indices(self._read_indices(reader, n, size), size) or super()._why_invalid(reader, n, size)
 
-    def _places(self, reader: chunks.ArrayReader, n: int, size: int) -> Tensor:
+    def _read_indices(self, reader: chunks.ArrayReader, n: int, size: int) -> Tensor:
         """Return indices [n, k]."""
         return reader.take((n, self.kept(size)), torch.uint16).long()
 
@@ -110,13 +110,14 @@ class RandK(ChunkedTopK):
 
     place_bytes: ClassVar[int] = 0
 
-    def _encoded(self, rows: Tensor, draw: int) -> list[Tensor]:
-        return self._scaled(rows[:, self._places(rows.shape[1], draw)])
+    def _encode_rows(self, rows: Tensor, draw: int) -> list[Tensor]:
+        return self._scale_values(rows[:, self._draw_indices(rows.shape[1], draw)])
 
     def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
-        rows[:, self._places(rows.shape[1], draw)] = self._unscaled(*self._numbers(reader, *rows.shape))
+        numbers = self._unscale_values(*self._read_numbers(reader, *rows.shape))
+        rows[:, self._draw_indices(rows.shape[1], draw)] = numbers
 
-    def _places(self, size: int, draw: int) -> Tensor:
+    def _draw_indices(self, size: int, draw: int) -> Tensor:
         """Return indices in ascending order."""
         generator = torch.Generator().manual_seed(draw)
         return torch.randperm(size, generator=generator)[: self.kept(size)].sort().values

@@ -11,7 +11,7 @@ from torch import Tensor
 from planaria.common.tensors import all_finite
 from planaria.exchange.compress import chunks
 from planaria.exchange.compress.chunks import FixedCountChunks
-from planaria.exchange.compress.sparse import largest, misplaced, require_inside
+from planaria.exchange.compress.sparse import largest_indices, require_inside, why_invalid_indices
 
 PLACE_BITS, CODE_BITS = 12, 2
 CHUNK = 1 << PLACE_BITS
@@ -44,12 +44,16 @@ class TopK2(FixedCountChunks):
         packed = (chunks.packed_bytes(self.kept(size), bits) for bits in (PLACE_BITS, CODE_BITS))
         return sum(packed) + 2 * self._level_count
 
-    def _encoded(self, rows: Tensor, draw: int) -> list[Tensor]:
-        places = largest(rows, self.kept(rows.shape[1]))
+    def _encode_rows(self, rows: Tensor, draw: int) -> list[Tensor]:
+        places = largest_indices(rows, self.kept(rows.shape[1]))
         values = rows.gather(1, places).double()
-        codes, levels = _symmetric(values) if self.levels == "symmetric" else _released(values)
+        codes, levels = _symmetric_levels(values) if self.levels == "symmetric" else _released_levels(values)
         finite = torch.where(levels.isfinite(), levels.clamp(-_LARGEST, _LARGEST), levels)
-        return [chunks.packed(places, PLACE_BITS), chunks.packed(codes, CODE_BITS), chunks.raw(finite.bfloat16())]
+        return [
+            chunks.pack_bits(places, PLACE_BITS),
+            chunks.pack_bits(codes, CODE_BITS),
+            chunks.as_bytes(finite.bfloat16()),
+        ]
 
     def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
         places, codes, levels = self._read(reader, *rows.shape)
@@ -67,7 +71,7 @@ class TopK2(FixedCountChunks):
         Write the k largest magnitudes as t + a_i, where t is the smallest, with the mean t + ā. The message keeps at
         least k(t + ā)², and ‖v‖² at most d·t² + 2tkā + Σa_i², where Σa_i² ≤ k²ā². [derived here]
         """
-        kept = ((self.kept(size), size) for _, size in chunks.sizes(count, CHUNK))
+        kept = ((self.kept(size), size) for _, size in chunks.chunk_sizes(count, CHUNK))
         return min((min(k / size, 1 / k) for k, size in kept), default=1.0)
 
     @property
@@ -76,36 +80,36 @@ class TopK2(FixedCountChunks):
 
     def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
         places, _, levels = self._read(reader, n, size)
-        return misplaced(places, size) or ("" if all_finite(levels) else "not all of its numbers are finite")
+        return why_invalid_indices(places, size) or ("" if all_finite(levels) else "not all of its numbers are finite")
 
     def _read(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return indices [n, k], codes [n, k] and levels [n, 4] of the next ``n`` chunks of ``size`` numbers."""
         k = self.kept(size)
         places, codes = (
-            chunks.unpacked(reader.take((n, chunks.packed_bytes(k, bits)), torch.uint8), k, bits)
+            chunks.unpack_bits(reader.take((n, chunks.packed_bytes(k, bits)), torch.uint8), k, bits)
             for bits in (PLACE_BITS, CODE_BITS)
         )
         levels = reader.take((n, self._level_count), torch.bfloat16).float()
         return places, codes, torch.cat([-levels.flip(1), levels], 1) if self.levels == "symmetric" else levels
 
 
-def _symmetric(values: Tensor) -> tuple[Tensor, Tensor]:
+def _symmetric_levels(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return codes [n, k] of −b, −a, a, b, and a and b [n, 2]."""
     sizes = values.abs()
     high = (sizes > sizes.mean(dim=1, keepdim=True)).long()
-    return torch.where(values < 0, 1 - high, 2 + high), _means(sizes, high, 2)
+    return torch.where(values < 0, 1 - high, 2 + high), _code_means(sizes, high, 2)
 
 
-def _released(values: Tensor) -> tuple[Tensor, Tensor]:
+def _released_levels(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return codes [n, k] and levels [n, 4] of the four bins."""
     mean, sigma = values.mean(dim=1, keepdim=True), values.std(dim=1, keepdim=True, correction=0)
     codes = sum(
         ((values > mean + border * sigma).long() for border in _BIN_EDGES_IN_SIGMA), torch.zeros(1, dtype=torch.long)
     )
-    return codes, _means(values, codes, 4)
+    return codes, _code_means(values, codes, 4)
 
 
-def _means(values: Tensor, codes: Tensor, count: int) -> Tensor:
+def _code_means(values: Tensor, codes: Tensor, count: int) -> Tensor:
     """Return the mean of the values of each code, 0 if there are none: [n, count]."""
     members = [codes == code for code in range(count)]
     return torch.stack([(values * each).sum(1) / each.sum(1).clamp(min=1) for each in members], 1)

@@ -59,13 +59,13 @@ class CoordinateRule(RobustRule, ABC):
         """
 
 
-def distances(gram: Tensor) -> Tensor:
+def squared_distances(gram: Tensor) -> Tensor:
     """Return ‖x_i − x_j‖² [n, n] from K, at least zero; an infinite vector affects only its own pairs."""
     sizes = gram.diagonal()
     return (sizes.unsqueeze(0) + sizes.unsqueeze(1) - 2 * gram).clamp_(min=0.0).fill_diagonal_(0.0)
 
 
-def nearest(gram: Tensor, count: int) -> Tensor:
+def nearest_members(gram: Tensor, count: int) -> Tensor:
     """Return for each member the ``count`` nearest members, itself first: [n, count]."""
-    apart = distances(gram).fill_diagonal_(-1.0)
+    apart = squared_distances(gram).fill_diagonal_(-1.0)
     return torch.sort(apart, dim=1, stable=True).indices[:, :count]

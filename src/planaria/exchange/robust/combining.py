@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from planaria.common.compiled import COMPILED
-from planaria.exchange.robust.base import CoordinateRule, GramRule, RobustRule, nearest
+from planaria.exchange.robust.base import CoordinateRule, GramRule, RobustRule, nearest_members
 from planaria.exchange.robust.products import (
     CHUNK,
     Vector,
-    chunks,
     inner_products,
+    iter_chunks,
     multiply_rows,
-    pieces,
     products,
     shortening_factors,
+    split_pieces,
     zeros_like_vector,
 )
 
@@ -58,24 +58,24 @@ def combine(
     :raises ValueError: if there are too few vectors for the rule.
     """
     if isinstance(rule, CoordinateRule) and mix == "none":
-        _enough(rule, len(vectors))
-        return RobustValue(_by_chunks(vectors, rule.combine, LONG if COMPILED else CHUNK))
+        _require_members(rule, len(vectors))
+        return RobustValue(_combine_chunks(vectors, rule.combine, LONG if COMPILED else CHUNK))
     onward = isinstance(rule, GramRule) and rule.continues
     if onward and last is None:
         last = zeros_like_vector(vectors[0])
     gram = products(vectors, last if onward else None, isinstance(rule, GramRule) and rule.origin)
     if isinstance(rule, CoordinateRule):
-        combined, matrix = rule.combine, _mixed_by(rule, gram, mix, draw)
-        return RobustValue(_by_chunks(vectors, lambda rows: combined(multiply_rows(matrix, rows))))
+        combined, matrix = rule.combine, _mixing_matrix(rule, gram, mix, draw)
+        return RobustValue(_combine_chunks(vectors, lambda rows: combined(multiply_rows(matrix, rows))))
     assert isinstance(rule, GramRule)
     c = coefficients(rule, gram, mix, draw, onward)
-    return RobustValue(by_coefficients(vectors, c, last if onward else None), c, gram)
+    return RobustValue(weighted_sum(vectors, c, last if onward else None), c, gram)
 
 
-def by_coefficients(vectors: Sequence[Vector], c: Tensor, last: Vector | None) -> Tensor:
+def weighted_sum(vectors: Sequence[Vector], c: Tensor, last: Vector | None) -> Tensor:
     """Return Σ c_j x_j [d] for c [n], plus (1 − Σ c_j) v with a ``last`` value v."""
     factors = [*c.tolist(), *([1.0 - float(c.sum())] if last is not None else [])]
-    return _by_chunks([*vectors, *([] if last is None else [last])], lambda rows: weighted(rows, factors))
+    return _combine_chunks([*vectors, *([] if last is None else [last])], lambda rows: sum_rows(rows, factors))
 
 
 def coefficients(rule: GramRule, gram: Tensor, mix: Mix, draw: int, about_last: bool) -> Tensor:
@@ -83,21 +83,21 @@ def coefficients(rule: GramRule, gram: Tensor, mix: Mix, draw: int, about_last: 
 
     :raises ValueError: if there are too few vectors for the rule.
     """
-    matrix = _mixed_by(rule, gram, mix, draw)
+    matrix = _mixing_matrix(rule, gram, mix, draw)
     shorter = torch.ones(len(gram) - 1, dtype=gram.dtype) if about_last else shortening_factors(gram)
     seen = matrix @ inner_products(gram, shorter, rule.origin) @ matrix.T
     return matrix.T @ rule.coefficients(seen) * shorter
 
 
-def _mixed_by(rule: RobustRule, gram: Tensor, mix: Mix, draw: int) -> Tensor:
+def _mixing_matrix(rule: RobustRule, gram: Tensor, mix: Mix, draw: int) -> Tensor:
     """Return the mixing matrix by true lengths, since a shortened vector may be as near as an honest long one."""
     lengths = torch.ones(len(gram) - 1, dtype=gram.dtype)
-    matrix = mixing(mix, inner_products(gram, lengths, origin=False), rule.byzantine, draw)
-    _enough(rule, len(matrix))
+    matrix = mixing_matrix(mix, inner_products(gram, lengths, origin=False), rule.byzantine, draw)
+    _require_members(rule, len(matrix))
     return matrix
 
 
-def mixing(mix: Mix, gram: Tensor, byzantine: int, draw: int) -> Tensor:
+def mixing_matrix(mix: Mix, gram: Tensor, byzantine: int, draw: int) -> Tensor:
     """Return M for inner products K [n, n]: row i gives the members whose mean replaces the i-th vector.
 
     nnm: its n − f nearest (arXiv 2302.01772). bucketing: random buckets of two (arXiv 2006.09365), derived from
@@ -107,7 +107,7 @@ def mixing(mix: Mix, gram: Tensor, byzantine: int, draw: int) -> Tensor:
     if mix == "none":
         return torch.eye(n, dtype=gram.dtype)
     if mix == "nnm":
-        near = nearest(gram, n - byzantine)
+        near = nearest_members(gram, n - byzantine)
         return torch.zeros(n, n, dtype=gram.dtype).scatter_(1, near, 1.0 / near.shape[1])
     order = torch.randperm(n, generator=torch.Generator().manual_seed(draw))
     matrix = torch.zeros(-(-n // BUCKET), n, dtype=gram.dtype)
@@ -116,7 +116,7 @@ def mixing(mix: Mix, gram: Tensor, byzantine: int, draw: int) -> Tensor:
     return matrix
 
 
-def weighted(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+def sum_rows(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     """Return Σ c_j x_j, a new tensor, summed in order; zero coefficients are skipped."""
     total: Tensor | None = None
     for row, factor in zip(rows, factors, strict=True):
@@ -127,15 +127,15 @@ def weighted(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     return torch.zeros_like(rows[0]) if total is None else total
 
 
-def _by_chunks(vectors: Sequence[Vector], combined: Callable[[list[Tensor]], Tensor], size: int = CHUNK) -> Tensor:
-    like = pieces(vectors[0])
+def _combine_chunks(vectors: Sequence[Vector], combined: Callable[[list[Tensor]], Tensor], size: int = CHUNK) -> Tensor:
+    like = split_pieces(vectors[0])
     out = torch.empty(sum(map(len, like)), dtype=like[0].dtype)
-    for start, rows in chunks(vectors, size):
+    for start, rows in iter_chunks(vectors, size):
         out[start : start + len(rows[0])] = combined(rows)
     return out
 
 
-def _enough(rule: RobustRule, count: int) -> None:
+def _require_members(rule: RobustRule, count: int) -> None:
     if count < rule.min_members():
         raise ValueError(
             f"{count} vectors are too few for {rule.byzantine} Byzantine ones: give at least {rule.min_members()}"

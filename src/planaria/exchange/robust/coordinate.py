@@ -48,13 +48,13 @@ def trimmed_mean(rows: Sequence[Tensor], trim: int) -> Tensor:
     :raises NotFinite: if a number is not finite.
     """
     if COMPILED:
-        return _by_machine(rows, trim)
+        return _compiled_trimmed_mean(rows, trim)
     # 0 · x is NaN for infinities and NaN, found while the rows are cached
     total = torch.zeros_like(rows[0])
     if not math.isfinite(sum(float(torch.dot(row, total)) for row in rows)):
         raise NotFinite("a number is not finite")
     sorted_rows = list(rows)
-    for low, high, smaller, larger in network(len(rows), trim):
+    for low, high, smaller, larger in sorting_network(len(rows), trim):
         lower, upper = sorted_rows[low], sorted_rows[high]
         if smaller:
             sorted_rows[low] = torch.minimum(lower, upper)
@@ -65,7 +65,7 @@ def trimmed_mean(rows: Sequence[Tensor], trim: int) -> Tensor:
     return total.div_(len(rows) - 2 * trim)
 
 
-def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
+def _compiled_trimmed_mean(rows: Sequence[Tensor], trim: int) -> Tensor:
     """Return :func:`trimmed_mean` of ``rows``, bit for bit, with compiled code."""
     contiguous, means = [row.contiguous() for row in rows], torch.empty_like(rows[0])
     indices = [row.data_ptr() for row in contiguous]
@@ -75,19 +75,19 @@ def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
     first = contiguous[indices.index(lowest)].numpy()
     memory = as_strided(first, (int(starts.max()) + len(first),), writeable=False)
     share = memory.dtype.type(len(rows) - 2 * trim)
-    if not middles(memory, starts, _table(len(rows), trim), trim, share, means.numpy()):
+    if not mean_of_middle(memory, starts, _network_table(len(rows), trim), trim, share, means.numpy()):
         raise NotFinite("a number is not finite")
     return means
 
 
 @compiled
-def middles(memory: Numbers, starts: Numbers, comparisons: Numbers, trim: int, share: Any, out: Numbers) -> bool:
+def mean_of_middle(memory: Numbers, starts: Numbers, comparisons: Numbers, trim: int, share: Any, out: Numbers) -> bool:
     """Set ``out`` [d] to the means of the middle values of the vectors that start at ``starts`` [n] of ``memory``.
 
     Performs the operations of :func:`trimmed_mean` in the same order, so replicas with and without numba agree to the
     last bit.
 
-    :param comparisons: of a :func:`network`, [k, 4].
+    :param comparisons: of a :func:`sorting_network`, [k, 4].
     :param share: count of middle values, in their dtype.
     :return: whether all numbers are finite.
     """
@@ -119,13 +119,13 @@ def middles(memory: Numbers, starts: Numbers, comparisons: Numbers, trim: int, s
 
 
 @lru_cache
-def _table(count: int, trim: int) -> NDArray[np.int64]:
-    """The :func:`network` as an array [k, 4]."""
-    return np.array(network(count, trim), dtype=np.int64).reshape(-1, 4)
+def _network_table(count: int, trim: int) -> NDArray[np.int64]:
+    """The :func:`sorting_network` as an array [k, 4]."""
+    return np.array(sorting_network(count, trim), dtype=np.int64).reshape(-1, 4)
 
 
 @lru_cache
-def network(count: int, trim: int) -> tuple[tuple[int, int, bool, bool], ...]:
+def sorting_network(count: int, trim: int) -> tuple[tuple[int, int, bool, bool], ...]:
     """Return comparisons (i, j, smaller needed at i, larger needed at j) that move the ``trim`` smallest of ``count``
     numbers to the front and the ``trim`` largest to the end.
 
@@ -133,7 +133,7 @@ def network(count: int, trim: int) -> tuple[tuple[int, int, bool, bool], ...]:
     """
     kept: list[tuple[int, int, bool, bool]] = []
     ordered: set[int] = set()
-    for low, high in reversed(_batcher(count)):
+    for low, high in reversed(_full_sort(count)):
         inside = [trim <= index < count - trim for index in (low, high)]
         if inside[0] == inside[1] and not {low, high} & ordered:
             continue
@@ -142,7 +142,7 @@ def network(count: int, trim: int) -> tuple[tuple[int, int, bool, bool], ...]:
     return tuple(reversed(kept))
 
 
-def _batcher(count: int) -> list[tuple[int, int]]:
+def _full_sort(count: int) -> list[tuple[int, int]]:
     """Return the comparisons of a full sort, in order."""
     comparisons, width = [], 1
     while width < count:

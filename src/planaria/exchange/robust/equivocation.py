@@ -67,7 +67,7 @@ def digest(update: Update) -> str:
     return hashed.digest()[:_BYTES].hex()
 
 
-def findings(received: Received, members: Collection[int], byzantine: int) -> Exclusions:
+def find_equivocations(received: Received, members: Collection[int], byzantine: int) -> Exclusions:
     """Return the findings from the digests that ``members`` report, with at most ``byzantine`` Byzantine ones.
 
     Digests of other senders are ignored; a missing digest contradicts no one.
@@ -87,7 +87,7 @@ def findings(received: Received, members: Collection[int], byzantine: int) -> Ex
     return Exclusions(tuple(proved), tuple(disputes))
 
 
-def joined(stages: Iterable[Mapping[int, str]]) -> dict[int, str]:
+def join_digests(stages: Iterable[Mapping[int, str]]) -> dict[int, str]:
     """Return one member's digests of all stages, joined in order of stage."""
     digests: dict[int, str] = {}
     for of_stage in stages:

@@ -9,7 +9,7 @@ from planaria.control.facts.update_reports import rounded
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
 from planaria.exchange.base import UpdateWeights
-from planaria.exchange.robust.equivocation import Exclusions, Received, findings, joined
+from planaria.exchange.robust.equivocation import Exclusions, Received, find_equivocations, join_digests
 from planaria.exchange.robust.suspicion import byzantine_bound
 
 
@@ -30,7 +30,7 @@ def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish 
     exclusions = run.suspicion.examine(_received_in_step(replica), run.exchange)
     if not exclusions.min_byzantine:
         return None
-    if wrong := run.suspicion.raised(exclusions.all).why_impossible(run.exchange):
+    if wrong := run.suspicion.with_findings(exclusions.all).why_impossible(run.exchange):
         return d.Finish(outcome="failed", reason=wrong)
     return d.LeaveOut(
         replica=replica.number,
@@ -46,7 +46,7 @@ def _received_in_step(replica: ReplicaState) -> Received:
     nodes = replica.held
     columns = zip(*(nodes.nodes(stage) for stage in nodes.stages), strict=False)
     received = ((replica.received.get(replica.holders[node], {}) for node in column) for column in columns)
-    return {member: joined(of_stages) for member, of_stages in enumerate(received)}
+    return {member: join_digests(of_stages) for member, of_stages in enumerate(received)}
 
 
 def equivocating_replicas(run: RunState, members: Collection[int]) -> Exclusions:
@@ -60,8 +60,8 @@ def equivocating_replicas(run: RunState, members: Collection[int]) -> Exclusions
         for (node, member), digest in replica.open_round.received.items():
             by_node.setdefault(node, {})[member] = digest
         nodes = (replica.arrangement.nodes(stage)[0] for stage in replica.arrangement.stages)
-        received[number] = joined(by_node.get(node, {}) for node in nodes)
-    return findings(received, members, byzantine_bound(run.exchange))
+        received[number] = join_digests(by_node.get(node, {}) for node in nodes)
+    return find_equivocations(received, members, byzantine_bound(run.exchange))
 
 
 Coefficients = dict[int, dict[int, float]]

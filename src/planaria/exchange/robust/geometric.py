@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from planaria.config.bounds import Positive
-from planaria.exchange.robust.base import GramRule, distances
+from planaria.exchange.robust.base import GramRule, squared_distances
 
 Matrix = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ class GeometricMedian(GramRule):
     """Weiszfeld steps; auto: until F is provably within 1e-6 of its minimum, at most 1,000"""
 
     def coefficients(self, gram: Tensor) -> Tensor:
-        k, apart = gram.numpy(), distances(gram).sqrt().numpy()
+        k, apart = gram.numpy(), squared_distances(gram).sqrt().numpy()
         n, smallest = len(k), _SMALLEST * float(apart.mean())
         auto = self.rounds == "auto"
         w = np.full(n, 1.0 / n)
@@ -48,15 +48,15 @@ class GeometricMedian(GramRule):
             pull = 1.0 / np.maximum(near, smallest)
             step = pull / pull.sum() - w
             slope = pull.sum() * math.sqrt(max(step @ k @ step, 0.0))  # ‖∇F(z)‖
-            if auto and _certified(slope, n):
+            if auto and _is_close_enough(slope, n):
                 break
-            if auto and number == 0 and (median := _member(k, apart, smallest)) is not None:
+            if auto and number == 0 and (median := _minimising_member(k, apart, smallest)) is not None:
                 return torch.eye(n, dtype=gram.dtype)[median]
             w += step
         return torch.from_numpy(w)
 
 
-def _certified(slope: float, n: int) -> bool:
+def _is_close_enough(slope: float, n: int) -> bool:
     """Return whether F(z) − F* ≤ TOLERANCE · F(z) follows from the length of a subgradient at z.
 
     F(z) − F* ≤ slope · ‖z − z*‖ by convexity, and n‖z − z*‖ ≤ F(z) + F* ≤ 2F(z).
@@ -64,7 +64,7 @@ def _certified(slope: float, n: int) -> bool:
     return 2.0 * slope / n <= TOLERANCE
 
 
-def _member(gram: Matrix, apart: Matrix, smallest: float) -> int | None:
+def _minimising_member(gram: Matrix, apart: Matrix, smallest: float) -> int | None:
     """Return the member that minimises F, or None.
 
     Kuhn's condition: x_k does if the sum of unit vectors from the other members to it is no longer than the number of
@@ -75,4 +75,4 @@ def _member(gram: Matrix, apart: Matrix, smallest: float) -> int | None:
     away = np.diag(pull.sum(axis=1)) - pull
     slopes = np.sqrt(np.maximum(((away @ gram) * away).sum(axis=1), 0.0)) - same.sum(axis=1)
     best = int(slopes.argmin())
-    return best if _certified(float(slopes[best]), len(gram)) else None
+    return best if _is_close_enough(float(slopes[best]), len(gram)) else None

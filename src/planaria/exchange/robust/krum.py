@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from planaria.exchange.robust.base import GramRule, distances
+from planaria.exchange.robust.base import GramRule, squared_distances
 
 
 def scores(gram: Tensor, byzantine: int) -> Tensor:
     """Return s_i = Σ ‖x_i − x_j‖² over the n − f − 2 nearest others (arXiv 1703.02757, section 4): [n]."""
     nearest = len(gram) - byzantine - 2
-    return distances(gram).sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)
+    return squared_distances(gram).sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)
 
 
 class Krum(GramRule):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from planaria.common.tensors import all_finite
-from planaria.exchange.robust.base import distances
+from planaria.exchange.robust.base import squared_distances
 
 Vector = Tensor | Sequence[Tensor]
 """[d], or consecutive pieces of it anywhere in memory"""
@@ -28,27 +28,27 @@ BOUND = 10.0
 """median lengths; longer vectors are shortened to this length [chosen here]"""
 
 
-def chunks(vectors: Sequence[Vector], size: int = CHUNK) -> Iterator[tuple[int, list[Tensor]]]:
+def iter_chunks(vectors: Sequence[Vector], size: int = CHUNK) -> Iterator[tuple[int, list[Tensor]]]:
     """Yield (first coordinate, that part of each vector) in order; all vectors have equal pieces. Shares memory."""
     first = 0
-    for together in zip(*map(pieces, vectors), strict=True):
+    for together in zip(*map(split_pieces, vectors), strict=True):
         for parts in zip(*(piece.split(size) for piece in together), strict=True):
             if len(parts[0]):
                 yield first, list(parts)
                 first += len(parts[0])
 
 
-def pieces(vector: Vector) -> Sequence[Tensor]:
+def split_pieces(vector: Vector) -> Sequence[Tensor]:
     """Return a vector's pieces."""
     return [vector] if isinstance(vector, Tensor) else vector
 
 
 def zeros_like_vector(like: Vector) -> list[Tensor]:
     """Return a vector of zeros with the pieces of ``like``."""
-    return [torch.zeros_like(piece) for piece in pieces(like)]
+    return [torch.zeros_like(piece) for piece in split_pieces(like)]
 
 
-def blocks(buffer: Tensor, width: int) -> Tensor:
+def as_blocks(buffer: Tensor, width: int) -> Tensor:
     """Return [k, n, 1,024]: the first ``width`` columns of ``buffer`` [n, whole blocks], zero-padded; shares memory."""
     padded = -(-width // BLOCK) * BLOCK
     buffer[:, width:padded] = 0.0
@@ -59,7 +59,7 @@ def multiply_rows(matrix: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     """Return the rows of MX, for M [m, n] and the ``rows`` [d] of n members."""
     buffer = torch.empty(len(rows), CHUNK, dtype=rows[0].dtype)
     torch.stack(list(rows), out=buffer[:, : len(rows[0])])
-    cut = blocks(buffer, len(rows[0]))
+    cut = as_blocks(buffer, len(rows[0]))
     product = torch.bmm(matrix.to(cut.dtype).expand(len(cut), -1, -1), cut)
     return list(product.transpose(0, 1).reshape(len(matrix), -1)[:, : len(rows[0])])
 
@@ -80,9 +80,9 @@ def products(vectors: Sequence[Vector], about: Vector | None = None, origin: boo
     :raises NotFinite: if a number is not finite.
     """
     count, first = len(vectors), about is None and not origin
-    gram = _pass(vectors, about, None, first)
+    gram = _products_at(vectors, about, None, first)
     if not (_distinguishes(gram[1:, 1:], vectors[1:]) if first else _distinguishes(gram, vectors)):
-        gram, first = _pass(vectors, about, torch.float64, False), False
+        gram, first = _products_at(vectors, about, torch.float64, False), False
         if not all_finite(gram):
             raise NotFinite("a number is not finite")
     placed = torch.zeros(count + 1, count, dtype=gram.dtype)
@@ -94,25 +94,25 @@ def products(vectors: Sequence[Vector], about: Vector | None = None, origin: boo
 
 def _distinguishes(gram: Tensor, vectors: Sequence[Vector]) -> bool:
     """Return whether these inner products separate vectors by more than rounding, unless they are equal."""
-    sizes, apart = gram.diagonal(), distances(gram)
+    sizes, apart = gram.diagonal(), squared_distances(gram)
     near = apart < _NEAR * (sizes.unsqueeze(0) + sizes.unsqueeze(1))
     pairs = [(int(i), int(j)) for i, j in near.nonzero() if i < j]
     first_of = {j: i for i, j in reversed(pairs)}
     return all_finite(gram) and all(
-        float(apart[i, j]) == 0.0 and (first_of[j] != i or _equal(vectors[i], vectors[j])) for i, j in pairs
+        float(apart[i, j]) == 0.0 and (first_of[j] != i or _are_equal(vectors[i], vectors[j])) for i, j in pairs
     )
 
 
-def _equal(vector: Vector, other: Vector) -> bool:
-    return all(torch.equal(*parts) for _, parts in chunks([vector, other]))
+def _are_equal(vector: Vector, other: Vector) -> bool:
+    return all(torch.equal(*parts) for _, parts in iter_chunks([vector, other]))
 
 
-def _pass(vectors: Sequence[Vector], about: Vector | None, precision: torch.dtype | None, first: bool) -> Tensor:
+def _products_at(vectors: Sequence[Vector], about: Vector | None, precision: torch.dtype | None, first: bool) -> Tensor:
     """Return the inner products [n, n] of x_j − r; with r the ``first`` vector, that one stays unchanged."""
     count = len(vectors)
     total = torch.zeros(count, count, dtype=torch.float64)
     buffer: Tensor | None = None
-    for _, parts in chunks(vectors if about is None else [*vectors, about]):
+    for _, parts in iter_chunks(vectors if about is None else [*vectors, about]):
         width, dtype = len(parts[0]), precision or parts[0].dtype
         if buffer is None:
             buffer = torch.empty(count, CHUNK, dtype=dtype)
@@ -122,7 +122,7 @@ def _pass(vectors: Sequence[Vector], about: Vector | None, precision: torch.dtyp
                 row[:width] = parts[index]
             else:
                 torch.sub(parts[index].to(dtype), r.to(dtype), out=row[:width])
-        cut = blocks(buffer, width)
+        cut = as_blocks(buffer, width)
         total += torch.bmm(cut, cut.transpose(1, 2)).double().sum(dim=0)
     return total
 

@@ -79,10 +79,10 @@ class TrustHistory:
 
 def trust_of(record: RunRecord) -> TrustHistory:
     """Return the trust in a log; repeated rounds count again."""
-    return record.cached(_trust)
+    return record.cached(_fold_trust)
 
 
-def _trust(record: RunRecord) -> TrustHistory:
+def _fold_trust(record: RunRecord) -> TrustHistory:
     last = max(
         (fact.round for _, fact in record.history if isinstance(fact, UpdatesWeighted | UpdateRejected)), default=0
     )
@@ -137,7 +137,7 @@ def section(record: RunRecord) -> Iterator[str]:
         parts += [
             page.subheading("By other rules"),
             page.note(BY_OTHERS),
-            page.table("by-other-rules", *_by_others(trust), numbers_from=2),
+            page.table("by-other-rules", *_rival_table(trust), numbers_from=2),
         ]
     if trust.refused:
         head = ["replica", "stage", "reason", "rounds", "first", "last", "rejected by"]
@@ -148,7 +148,7 @@ def section(record: RunRecord) -> Iterator[str]:
     yield page.section("TrustHistory", text.strip(), *parts)
 
 
-def _by_others(trust: TrustHistory) -> tuple[list[str], list[list[str]]]:
+def _rival_table(trust: TrustHistory) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of mean coefficients by rule, the most frequently discounted updates first."""
     rules = [OWN, MEAN, *sorted({rule for little in trust.little.values() for rule in little.sums} - {OWN, MEAN})]
     rows = []

@@ -22,11 +22,11 @@ from planaria.exchange.robust.clipping import CenteredClipping
 from planaria.exchange.robust.combining import (
     BUCKET,
     Mix,
-    by_coefficients,
     coefficients,
     combine,
     low_weight_members,
     rival_coefficients,
+    weighted_sum,
 )
 from planaria.exchange.robust.coordinate import Median, TrimmedMean
 from planaria.exchange.robust.flag import Flag
@@ -123,9 +123,9 @@ class RobustAggregator:
         c = torch.tensor([self.known_weights.coefficients[member] for member in members], dtype=torch.float64)
         if self.continues and last is None:
             last = zeros_like_vector(vectors[0])
-        return by_coefficients(vectors, c, last if self.continues else None)
+        return weighted_sum(vectors, c, last if self.continues else None)
 
-    def judged(self, members: Sequence[int], gram: Tensor, draw: int) -> UpdateWeights:
+    def weigh_members(self, members: Sequence[int], gram: Tensor, draw: int) -> UpdateWeights:
         """Return the weights of ``members``, also by other rules, from inner products G [n + 1, n + 1]
         (``products.py``).
 
@@ -154,7 +154,7 @@ def robust_of(setting: str | Mapping[str, Any], members: int) -> RobustAggregato
 
     :raises UserError: naming unknown names or incompatible settings.
     """
-    options = _parsed(setting) if isinstance(setting, str) else dict(setting)
+    options = _parse_short_form(setting) if isinstance(setting, str) else dict(setting)
     rule, mix = options.pop("rule", None), options.pop("mix", "none")
     strikes, scope = options.pop("strikes", STRIKES), options.pop("scope", "stage")
     if not isinstance(rule, str):
@@ -179,7 +179,7 @@ def robust_of(setting: str | Mapping[str, Any], members: int) -> RobustAggregato
     return aggregator
 
 
-def _parsed(setting: str) -> dict[str, Any]:
+def _parse_short_form(setting: str) -> dict[str, Any]:
     """Return the table of the short form RULE or MIX:RULE."""
     mix, colon, rule = setting.partition(":")
     return {"rule": rule, "mix": mix} if colon and mix in get_args(Mix) else {"rule": setting}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from planaria.exchange.base import Exchange
-from planaria.exchange.robust.equivocation import Exclusions, Received, findings
+from planaria.exchange.robust.equivocation import Exclusions, Received, find_equivocations
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class MemberRejections:
     now: frozenset[int] = frozenset()
     """members that rejected in it"""
 
-    def refused(self, round: int, by: Collection[int], byzantine: int) -> MemberRejections:
+    def with_rejections(self, round: int, by: Collection[int], byzantine: int) -> MemberRejections:
         """Return the state after these members rejected in ``round``; reports about an older round are ignored.
 
         :param byzantine: the largest number of Byzantine members.
@@ -32,11 +32,11 @@ class MemberRejections:
             return self
         if round == self.round:
             return replace(self, now=self.now.union(by))
-        return replace(self._closed(byzantine), round=round, now=frozenset(by))
+        return replace(self._merge_newest(byzantine), round=round, now=frozenset(by))
 
     def strikes(self, byzantine: int) -> int:
         """Return the minimum number of rounds with an invalid update, given at most ``byzantine`` Byzantine members."""
-        closed = self._closed(byzantine)
+        closed = self._merge_newest(byzantine)
         most = sorted(closed.by.values(), reverse=True)
         return closed.proved + (most[byzantine] if len(most) > byzantine else 0)
 
@@ -45,7 +45,7 @@ class MemberRejections:
         by = MappingProxyType({other: rounds for other, rounds in self.by.items() if other != member})
         return replace(self, by=by, now=self.now - {member})
 
-    def _closed(self, byzantine: int) -> MemberRejections:
+    def _merge_newest(self, byzantine: int) -> MemberRejections:
         """Return the state with the newest round merged into the earlier ones."""
         if len(self.now) > byzantine:
             return replace(self, proved=self.proved + 1, now=frozenset())
@@ -71,12 +71,12 @@ class Suspicion:
     refusals: Mapping[int, MemberRejections] = field(default_factory=lambda: MappingProxyType({}))
     """replica → rejections of its updates"""
 
-    def raised(self, current: Iterable[Finding]) -> Suspicion:
+    def with_findings(self, current: Iterable[Finding]) -> Suspicion:
         """Return the state after these findings in the current step."""
         new = {finding: self.findings.get(finding, 0) + 1 for finding in current}
         return replace(self, findings=MappingProxyType({**self.findings, **new}), now=self.now | new.keys())
 
-    def ended(self, round: int, refused: Refused, rule: Exchange) -> Suspicion:
+    def end_round(self, round: int, refused: Refused, rule: Exchange) -> Suspicion:
         """Return the state after these members ended a round or a step.
 
         Members in dispute gain no rejections: all others reject them, and one may be honest.
@@ -88,14 +88,14 @@ class Suspicion:
         refusals = dict(self.refusals)
         for sender in sorted({other for rejected in refused.values() for other in rejected} - disputed):
             by = [member for member, rejected in refused.items() if sender in rejected]
-            refusals[sender] = refusals.get(sender, _NEVER).refused(round, by, byzantine_bound(rule))
+            refusals[sender] = refusals.get(sender, _NEVER).with_rejections(round, by, byzantine_bound(rule))
         return replace(self, now=frozenset(), refusals=MappingProxyType(refusals))
 
     def strikes(self, member: int, rule: Exchange) -> int:
         """Return the steps or rounds in which ``member``'s update was provably invalid or not the same to all."""
         return self.refusals.get(member, _NEVER).strikes(byzantine_bound(rule))
 
-    def forgotten(self, member: int) -> Suspicion:
+    def without_reports_about(self, member: int) -> Suspicion:
         """Return the state without reports by and about ``member``, which another machine replaces."""
         kept = {finding: steps for finding, steps in self.findings.items() if member not in finding}
         refusals = {other: rejections.without(member) for other, rejections in self.refusals.items() if other != member}
@@ -116,7 +116,7 @@ class Suspicion:
         """Return new findings from the digests in the current step, besides members already excluded."""
         excluded = self.exclusions(rule)
         members = received.keys() - excluded.left_out.keys()
-        return findings(received, members, max(0, rule.tolerated - excluded.min_byzantine))
+        return find_equivocations(received, members, max(0, rule.tolerated - excluded.min_byzantine))
 
     def why_impossible(self, rule: Exchange) -> str:
         """Return why the step is impossible without the excluded members; empty if it is possible."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planaria.exchange import weight_message
 from planaria.exchange.base import StageOuterState, Updates, UpdateWeights, Weights
-from planaria.exchange.robust.products import CHUNK, Vector, chunks
+from planaria.exchange.robust.products import CHUNK, Vector, iter_chunks
 from planaria.exchange.robust.rules import RobustAggregator
 
 Products = Mapping[int, Mapping[int, float]]
@@ -67,7 +67,7 @@ class Weighing:
         whole = torch.zeros(len(members) + 1, len(members) + 1, dtype=torch.float64)
         for node_products in stages:
             whole += gram(node_products, members, me if self.own else None)
-        return self.robust.judged(members, whole, draw)
+        return self.robust.weigh_members(members, whole, draw)
 
 
 def products(vectors: Mapping[int, Vector], new: Collection[int], about: Vector | None, own: int | None) -> Products:
@@ -80,7 +80,7 @@ def products(vectors: Mapping[int, Vector], new: Collection[int], about: Vector 
     members = list(vectors)
     inner_products: dict[int, dict[int, float]] = {j: dict.fromkeys(members[: members.index(j) + 1], 0.0) for j in new}
     scratch = torch.empty(CHUNK, dtype=torch.float64)
-    for _, parts in chunks([*vectors.values(), *([] if about is None else [about])]):
+    for _, parts in iter_chunks([*vectors.values(), *([] if about is None else [about])]):
         r = None if about is None else parts[-1].double()
         rows = {
             member: part.double() if r is None or member == own else part.double() - r

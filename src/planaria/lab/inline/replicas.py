@@ -15,7 +15,7 @@ from torch import Tensor
 from planaria.config.schema import RunConfig
 from planaria.data.stream import BatchReader
 from planaria.exchange.base import Update, UpdateWeights
-from planaria.exchange.robust.equivocation import Exclusions, digest, findings, joined
+from planaria.exchange.robust.equivocation import Exclusions, digest, find_equivocations, join_digests
 from planaria.exchange.robust.suspicion import Suspicion, byzantine_bound
 from planaria.exchange.robust.weighing import Products
 from planaria.exchange.update_publisher import UpdatePublisher, vectors
@@ -133,7 +133,7 @@ class InlineReplicas:
         if not self.exchange.detects_equivocation(self.count):
             return
         suspects = self._suspicion.examine(self._digests(received, range(self.count)), self.exchange)
-        raised = self._suspicion.raised(suspects.all)
+        raised = self._suspicion.with_findings(suspects.all)
         if suspects.min_byzantine and (wrong := raised.why_impossible(self.exchange)):
             raise NonFinite(wrong)
         left_out = raised.exclusions(self.exchange).left_out
@@ -147,20 +147,22 @@ class InlineReplicas:
         others = [replica for replica in party if replica not in useless]
         if not self.exchange.detects_equivocation(len(others)):
             return Exclusions(invalid=useless)
-        return findings(self._digests(received, others), others, byzantine_bound(self.exchange))._replace(
+        return find_equivocations(self._digests(received, others), others, byzantine_bound(self.exchange))._replace(
             invalid=useless
         )
 
     def _digests(self, received: Received, replicas: Iterable[int]) -> dict[int, dict[int, str]]:
         """Return receiver → sender → digest of the updates of all stages."""
         return {
-            replica: joined({r: digest(update) for r, update in received[node].items()} for node in self.nodes(replica))
+            replica: join_digests(
+                {r: digest(update) for r, update in received[node].items()} for node in self.nodes(replica)
+            )
             for replica in replicas
         }
 
     def commit(self) -> Verdicts:
         """Commit the step; return what each node reports of it."""
-        self._suspicion = self._suspicion.ended(self._steps, self._refused, self.exchange)
+        self._suspicion = self._suspicion.end_round(self._steps, self._refused, self.exchange)
         self._refused, self._steps = {}, self._steps + 1
         return {node: outer.commit() for node, outer in self.outer.items()}
 
@@ -264,7 +266,7 @@ class InlineReplicas:
             if replica not in rejected or not self.exchange.synchronised:
                 reports.setdefault(replica, set()).update(verdict.refused, proved - {replica})
         refused = {replica: others for replica, others in reports.items() if others}
-        self._suspicion = self._suspicion.ended(number, refused, self.exchange)
+        self._suspicion = self._suspicion.end_round(number, refused, self.exchange)
 
     def _copy(self, giver: int, taker: int) -> None:
         """Make one replica a copy of another."""
