@@ -48,7 +48,7 @@ from planaria.models.families import build_stage
 from planaria.models.llama_stages import parameter_count
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.checkpoint.stage_file import write_stage
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint, stage_name
 from planaria.runtime.transport.wire import as_bytes
@@ -178,11 +178,11 @@ def loading(folder: Path, cuts: list[RunConfig], repeats: int) -> list[Row]:
     """Loading at the saved cut and at another, and the memory of one stage of the other."""
 
     def load(config: RunConfig) -> float:
-        return timed(lambda: [stage_for(folder, config, stage) for stage in range(config.pipeline.stages + 1)])
+        return timed(lambda: [load_stage(folder, config, stage) for stage in range(config.pipeline.stages + 1)])
 
     took: list[float] = []
     with peak(took):  # before others leave memory behind
-        merged = stage_for(folder, cuts[1], 1)
+        merged = load_stage(folder, cuts[1], 1)
     same, cut = interleaved([lambda config=config: load(config) for config in cuts], repeats)
     share = took[0] / (merged.nbytes + max(weight.nbytes for weight in merged.weights.values()))
     return [
@@ -222,7 +222,7 @@ def large(place: Path, layers: int, dim: int, vocab: int) -> list[Row]:
         ours, theirs = folder / f"stage-{stage:04d}.safetensors", place / "plain" / str(stage)
         forget([ours, theirs])
         with peak(loading):
-            loaded.append(timed(lambda s=stage: stage_for(folder, config, s)))
+            loaded.append(timed(lambda s=stage: load_stage(folder, config, s)))
         read.append(timed(lambda t=theirs: read_plainly(t)))
     largest, every = max(sizes), sum(sizes)
     name = f"{parameter_count(config.model) / 1e9:.2f}B parameters, {every / 1e9:.1f} GB"

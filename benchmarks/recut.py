@@ -24,7 +24,7 @@ from planaria.control.log.logs import read_run
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.watch import RunWatch
 from planaria.report.run.ledger import prove_exactly_once
-from planaria.runtime.checkpoint.loading import atoms_of, cut_of
+from planaria.runtime.checkpoint.loading import atoms_of_model, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import process_engine, run_folders
 from planaria.runtime.engine.prepare import prepare
@@ -271,7 +271,7 @@ def atoms(folder: Path, step: int, shape: Shape) -> Atoms:
         raise RunStopped(f"{saved.folder}: of {cut.stages} stages and {cut.replicas} replicas, not of {shape}")
     return {
         (atom.name, kind): (atom.clock, atom.scale, hashlib.sha256(atom.read(kind).numpy().tobytes()).hexdigest())
-        for atom in atoms_of(saved)
+        for atom in atoms_of_model(saved)
         for kind in atom.how
     }
 

@@ -9,11 +9,11 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import documents
+from planaria.data.corpus import iter_documents
 
 
 def texts(source: Path | str, field: str = "text", **options: Any) -> list[str]:
-    return list(documents(DataConfig(source=str(source), field=field, **options)))
+    return list(iter_documents(DataConfig(source=str(source), field=field, **options)))
 
 
 def refusal(source: Path | str, field: str = "text") -> str:

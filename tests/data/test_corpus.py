@@ -22,7 +22,7 @@ from source_texts import refusal, texts
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data import corpus, records
-from planaria.data.corpus import documents, fingerprint
+from planaria.data.corpus import fingerprint, iter_documents
 
 
 def write_records(path: Path, *records: object) -> Path:
@@ -31,9 +31,9 @@ def write_records(path: Path, *records: object) -> Path:
 
 
 def test_the_standard_library_is_read_without_its_tests() -> None:
-    found = documents(DataConfig())
+    found = iter_documents(DataConfig())
     first = [next(found) for _ in range(40)]
-    assert first == [text for text, _ in zip(documents(DataConfig()), range(40), strict=False)]
+    assert first == [text for text, _ in zip(iter_documents(DataConfig()), range(40), strict=False)]
     root = Path(sysconfig.get_paths()["stdlib"])
     assert (root / "abc.py").read_text() in first
     assert all("import pytest" not in text for text in first)
@@ -58,7 +58,7 @@ def test_a_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "d.jsonl.gz", "wt") as packed:
         packed.write('{"text": "fifth"}\n')
     reports: list[str] = []
-    found = list(documents(DataConfig(source=str(tmp_path)), reports.append))
+    found = list(iter_documents(DataConfig(source=str(tmp_path)), reports.append))
     assert found == ["first", "second", "third", "fourth", "fifth"]
     assert reports == ["skipped .git: hidden", "skipped latin.txt, picture.png: not UTF-8 text"]
 
@@ -103,7 +103,7 @@ def test_json_without_records_is_refused_alone_and_skipped_in_a_folder(
     assert f"data.source: {tmp_path / 'a.json'}: {reason}" in refusal(tmp_path / "a.json")
     (tmp_path / "b.txt").write_text("text")
     reports: list[str] = []
-    assert list(documents(DataConfig(source=str(tmp_path)), reports.append)) == ["text"]
+    assert list(iter_documents(DataConfig(source=str(tmp_path)), reports.append)) == ["text"]
     assert len(reports) == 1 and reports[0].startswith(f"skipped a.json: {reason}")
 
 
@@ -159,7 +159,7 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     (root / "self").symlink_to("self")
     os.mkfifo(root / "pipe")
     reports: list[str] = []
-    assert list(documents(DataConfig(source=str(root)), reports.append)) == ["deep", "other", "real"]
+    assert list(iter_documents(DataConfig(source=str(root)), reports.append)) == ["deep", "other", "real"]
     assert "skipped nowhere, self: a broken link" in reports
     assert "skipped pipe: not a regular file" in reports
     (seen,) = [line for line in reports if line.endswith("a link to a folder that is read already")]
@@ -216,7 +216,7 @@ def test_a_cache_inside_the_source_is_skipped(tmp_path: Path) -> None:
     config = DataConfig(source=str(tmp_path), cache=str(tmp_path / "cache"))
     before = fingerprint(config)
     (tmp_path / "cache" / "tokenizer.json").write_text("{}")
-    assert list(documents(config)) == ["text"]
+    assert list(iter_documents(config)) == ["text"]
     assert fingerprint(config) == before
 
 
@@ -391,7 +391,7 @@ def test_hub_datasets_are_streamed_and_may_fail_midway(hub: dict[tuple[str, str 
     hub["owner/large", None, "train"] = Streamed(rows)
     assert texts("hf:owner/large") == [row["text"] for row in rows]
     taken.clear()
-    first = documents(DataConfig(source="hf:owner/large", max_chars=15))
+    first = iter_documents(DataConfig(source="hf:owner/large", max_chars=15))
     assert list(first) == ["document 0", "docum"] and taken == [0, 1]
     hub["owner/broken", None, "train"] = Streamed([rows[0], {"text": None}])
     assert "cannot load it (connection reset); check" in refusal("hf:owner/broken")

@@ -155,8 +155,8 @@ def test_the_librarys_exceptions_become_user_errors(tmp_path: Path) -> None:
     for error in (PanicException("index out of bounds\nat line 3"), Exception("WordLevel error: Missing [UNK]")):
         with (
             pytest.raises(UserError, match=r"^t\.json: fails on a text \(.*\); give another tokenizer$"),
-            foreign_tokenizers.failing("t.json"),
+            foreign_tokenizers.tokenizer_errors("t.json"),
         ):
             raise error
-    with pytest.raises(KeyboardInterrupt), foreign_tokenizers.failing("t.json"):
+    with pytest.raises(KeyboardInterrupt), foreign_tokenizers.tokenizer_errors("t.json"):
         raise KeyboardInterrupt

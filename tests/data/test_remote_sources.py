@@ -23,7 +23,7 @@ from source_texts import refusal, texts
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data import records, remote
-from planaria.data.corpus import documents, fingerprint
+from planaria.data.corpus import fingerprint, iter_documents
 from planaria.data.shards import tokenise_corpus
 
 
@@ -93,7 +93,7 @@ def test_a_folder_at_a_url_is_read_like_a_local_one(tmp_path: Path) -> None:
         put(f"memory://corpus/{name}", content)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    found = list(documents(DataConfig(source="memory://corpus"), reports.append))
+    found = list(iter_documents(DataConfig(source="memory://corpus"), reports.append))
     assert found == ["first", "second", "third", "fourth", "fifth"] == texts(str(tmp_path))
     assert [line.replace(":///", "://") for line in reports] == ["skipped memory://corpus/picture.png: not UTF-8 text"]
     assert texts("memory://corpus/c.jsonl") == ["third", "fourth"]

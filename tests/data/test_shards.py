@@ -18,7 +18,7 @@ from planaria.config.schema import DataConfig
 from planaria.data import shards
 from planaria.data.dataset import LEARNED, START
 from planaria.data.dialogues import Dialogue
-from planaria.data.rows import DialogueCounts, Packer, learnable_dialogues, padded_row, split
+from planaria.data.rows import DialogueCounts, Packer, learnable_dialogues, pad_row, split
 from planaria.data.shards import CorruptDataset, Dataset, tokenise_corpus
 from planaria.data.tokenizer import Tokenizer
 
@@ -205,7 +205,7 @@ def test_every_dialogue_is_in_one_row_whole_or_cut(sizes: list[int], length: int
     assert placed == [*range(len(sizes))] and count.taken == len(sizes)
     assert count.longer == sum(size > length for size in sizes)
     for content in rows:
-        ids, marks = padded_row(content, length, padding=999)
+        ids, marks = pad_row(content, length, padding=999)
         used = sum(len(one.ids) for one in content)
         assert (ids[used:] == 999).all() and not (marks[used:] & LEARNED).any()
         assert int((marks & START > 0).sum()) == len(content) + (used < length)

@@ -25,7 +25,7 @@ from torch import Tensor
 from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint
 from planaria.runtime.worker.outer_state import OuterState
@@ -140,7 +140,7 @@ class Life(RuleBasedStateMachine):
         count = min(MOST, max(2, len(self.held) + more))
         with tempfile.TemporaryDirectory() as folder:
             saved = self.saved(Path(folder))
-            states = [stage_for(saved.folder, self.config(count), STAGE, place) for place in range(count)]
+            states = [load_stage(saved.folder, self.config(count), STAGE, place) for place in range(count)]
         self.held = [
             self.stood(count, {name: t for name, t in state.outer.items() if name != "rounds"}) for state in states
         ]

@@ -23,7 +23,7 @@ from examples import examples
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.data.foreign_tokenizers import of_gguf
+from planaria.data.foreign_tokenizers import gguf_as_json
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import template_of
 from planaria.models.generate import generate
@@ -232,7 +232,7 @@ def weights(file: Path) -> None:
 def read_all(file: Path) -> list[str]:
     """Read weights, tokenizer and chat template from a file; return the error if it is refused."""
     refused = []
-    for read in (weights, of_gguf, template_of):
+    for read in (weights, gguf_as_json, template_of):
         try:
             read(file)
         except UserError as error:

@@ -19,7 +19,7 @@ from planaria.lab.inline.engine import InlineEngine
 from planaria.models.families import build_stage
 from planaria.models.llama_stages import Llama, parameter_count, stage_parameters
 from planaria.models.subspace import Subspace
-from planaria.runtime.checkpoint.loading import atoms_of
+from planaria.runtime.checkpoint.loading import atoms_of_model
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.starting_weights import starting_weights
@@ -90,7 +90,7 @@ def test_an_exported_model_has_whole_matrices_and_the_same_logits(tmp_path: Path
     saved = run_folders.newest_whole(run.folder)
     exported, _ = open_model(export_run(run.folder, tmp_path / "hf"))
     factored = Llama(saved.manifest.model, stages=4, initialise=False)
-    factored.load_global_state({atom.name: atom.read("weights") for atom in atoms_of(saved)})
+    factored.load_global_state({atom.name: atom.read("weights") for atom in atoms_of_model(saved)})
     assert factored.ends.embed_tokens.weight.shape == (257, 8) and exported.config.subspace is None
     tokens = torch.arange(12)[None]
     assert torch.allclose(factored(tokens), exported(tokens), rtol=0, atol=1e-4)

@@ -68,7 +68,7 @@ class DisguisedTokenizer:
 
     def segments(self, texts: Sequence[str], mark: str = "") -> list[tuple[int, int]]:
         """Return the ids of consecutive texts, encoded as one; each id with the number of the text it begins in."""
-        written = [self._written(text, mark) for text in texts]
+        written = [self._write_text(text, mark) for text in texts]
         encoding, ends = self.plain("".join(written)), list(accumulate(map(len, written)))
         last = len(texts) - 1
         return [
@@ -76,7 +76,7 @@ class DisguisedTokenizer:
             for number, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)
         ]
 
-    def _written(self, text: str, mark: str) -> str:
+    def _write_text(self, text: str, mark: str) -> str:
         """Return a text with the random names, without ``mark``."""
         behind = f"(?<!{re.escape(mark)})" if mark else ""
         if self._pattern:

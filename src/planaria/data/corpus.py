@@ -18,17 +18,17 @@ from planaria.common.filesystems import is_url
 from planaria.config.data_config import Format
 from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
-from planaria.data.listing import LOCAL, STDLIB, Passed, listing
+from planaria.data.listing import LOCAL, STDLIB, Passed, list_files
 from planaria.data.records import (
     KEYS,
     REQUIRED,
     PassedOver,
     Record,
-    dialogue_records,
-    kind_of,
+    format_of,
+    iter_dialogue_records,
+    iter_records,
     read_records,
-    records,
-    text_of,
+    record_text,
     without_surrogates,
 )
 from planaria.data.remote import RemoteFile, remote_files
@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 
 
 @contextmanager
-def of_source(name: str) -> Iterator[None]:
+def naming_source(name: str) -> Iterator[None]:
     """Rename the source in errors to that of the mixture; "" is a single source."""
     try:
         yield
@@ -52,7 +52,7 @@ def of_source(name: str) -> Iterator[None]:
         ) from error
 
 
-def documents(config: DataConfig, on_progress: Callable[[str], None] | None = None) -> Iterator[str]:
+def iter_documents(config: DataConfig, on_progress: Callable[[str], None] | None = None) -> Iterator[str]:
     """Yield the texts of ``config.source``; files by name, records in file order.
 
     Yield at most ``config.max_chars`` characters; the last text is cut there, and nothing is read beyond it. Blank
@@ -65,14 +65,14 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
     characters = 0
     most = config.max_chars
     passed = defaultdict[str, list[str]](list)
-    for text in _texts(config, passed):
+    for text in _iter_texts(config, passed):
         if text and not text.isspace():
             piece = text if most is None else text[: most - characters]
             characters += len(piece)
             yield piece
         if characters == most:
             return
-    lines = _lines(passed)
+    lines = _skip_notes(passed)
     if not characters:
         why = "".join(f"; {line}" for line in lines)
         raise UserError(f"data.source = {config.source!r} holds no UTF-8 text; name a file or folder that does{why}")
@@ -81,7 +81,9 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
             on_progress(line)
 
 
-def records_of(config: DataConfig, on_progress: Callable[[str], None] | None = None) -> Iterator[tuple[Record, str]]:
+def iter_source_records(
+    config: DataConfig, on_progress: Callable[[str], None] | None = None
+) -> Iterator[tuple[Record, str]]:
     """Yield the records of a source of dialogues with their places; files by name, records in file order.
 
     Records end with the one that exceeds ``config.max_chars`` characters. In a folder, files without records are
@@ -92,14 +94,14 @@ def records_of(config: DataConfig, on_progress: Callable[[str], None] | None = N
     characters = 0
     passed = defaultdict[str, list[str]](list)
     empty = True
-    for record, location in _records(config, passed):
+    for record, location in _iter_records(config, passed):
         yield record, location
         empty = False
         if config.max_chars is not None:
-            characters += sum(map(len, _strings(record, KEYS[config.format])))
+            characters += sum(map(len, _iter_strings(record, KEYS[config.format])))
             if characters >= config.max_chars:
                 return
-    lines = _lines(passed)
+    lines = _skip_notes(passed)
     if empty:
         why = "".join(f"; {line}" for line in lines)
         raise UserError(f"data.source = {config.source!r} holds no records; name a file or folder that does{why}")
@@ -108,7 +110,7 @@ def records_of(config: DataConfig, on_progress: Callable[[str], None] | None = N
             on_progress(line)
 
 
-def resolved(config: DataConfig) -> DataConfig:
+def resolve_formats(config: DataConfig) -> DataConfig:
     """Return ``config`` with the formats that 'auto' means for local files: dialogues, if their first record is one.
 
     Packed dialogues are masked from each other.
@@ -132,10 +134,10 @@ def _format(config: DataConfig) -> Format:
     if not expanded(config.source.removeprefix(LOCAL)).exists():
         return "auto"
     try:
-        root, names = listing(config, {})
-        for file in (root / name for name in names if kind_of(root / name) is not None):
+        root, names = list_files(config, {})
+        for file in (root / name for name in names if format_of(root / name) is not None):
             with suppress(PassedOver):
-                first, _ = next(records(file, KEYS["messages"]), ({}, ""))
+                first, _ = next(iter_records(file, KEYS["messages"]), ({}, ""))
                 if isinstance(first.get("messages"), list):
                     return "messages"
                 if config.field in first:
@@ -147,12 +149,12 @@ def _format(config: DataConfig) -> Format:
     return "auto"
 
 
-def file_documents(path: Path, field: str) -> Iterator[str]:
+def iter_file_documents(path: Path, field: str) -> Iterator[str]:
     """Yield the texts of one file without the empty ones.
 
     :raises UserError: naming the file, if it is unreadable or not text.
     """
-    yield from (text for text in _of_file(path, field) if text and not text.isspace())
+    yield from (text for text in _read_texts(path, field) if text and not text.isspace())
 
 
 def fingerprint(config: DataConfig) -> str:
@@ -165,21 +167,21 @@ def fingerprint(config: DataConfig) -> str:
     """
     facts: list[object] = [config.source, config.field]
     if _is_remote(config.source):
-        facts += [[file.url, *file.version, *_how(file)] for file in remote_files(config.source)]
+        facts += [[file.url, *file.version, *_legacy_format(file)] for file in remote_files(config.source)]
     elif not config.source.startswith(PREFIX):
-        root, names = listing(config, {})
+        root, names = list_files(config, {})
         facts = [str(root.resolve()), config.field, platform.python_version() if config.source == STDLIB else ""]
         for name in names:
             status = (root / name).stat()
-            facts.append([name, status.st_size, status.st_mtime_ns, *_how(root / name)])
+            facts.append([name, status.st_size, status.st_mtime_ns, *_legacy_format(root / name)])
     if config.max_chars is not None:
         facts.append(config.max_chars)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _how(path: Path | RemoteFile) -> list[str]:
+def _legacy_format(path: Path | RemoteFile) -> list[str]:
     """Return the format of files that earlier versions read as text, so that they are prepared again."""
-    kind = kind_of(path)
+    kind = format_of(path)
     return [] if kind is None or path.name.endswith((".jsonl", ".jsonl.gz")) else [kind]
 
 
@@ -192,23 +194,23 @@ def may_exceed(config: DataConfig, characters: int) -> bool:
         return False
     if _is_remote(config.source) or config.source.startswith(PREFIX):
         return True
-    root, names = listing(config, {})
+    root, names = list_files(config, {})
     return any((root / name).stat().st_size > characters or name.endswith((".gz", ".parquet")) for name in names)
 
 
-def _texts(config: DataConfig, passed: Passed) -> Iterator[str]:
+def _iter_texts(config: DataConfig, passed: Passed) -> Iterator[str]:
     """Yield all texts, empty ones included; record skipped files in ``passed``."""
     if config.dialogues:
-        for record, _ in _records(config, passed):
-            yield "\n".join(_strings(record, KEYS[config.format]))
+        for record, _ in _iter_records(config, passed):
+            yield "\n".join(_iter_strings(record, KEYS[config.format]))
     elif not _is_remote(config.source) and config.source.startswith(PREFIX):
         for record, location in read_hub(config.source, [config.field]):
-            yield text_of(record, config.field, location)
+            yield record_text(record, config.field, location)
     else:
-        yield from _of_files(config, passed, lambda file: _of_file(file, config.field))
+        yield from _read_files(config, passed, lambda file: _read_texts(file, config.field))
 
 
-def _records(config: DataConfig, passed: Passed) -> Iterator[tuple[Record, str]]:
+def _iter_records(config: DataConfig, passed: Passed) -> Iterator[tuple[Record, str]]:
     """Yield all records with their places; record skipped files in ``passed``."""
     keys = KEYS[config.format]
     if not _is_remote(config.source) and config.source.startswith(PREFIX):
@@ -216,12 +218,12 @@ def _records(config: DataConfig, passed: Passed) -> Iterator[tuple[Record, str]]
         return
 
     def of_file(file: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
-        if kind_of(file) is None:
+        if format_of(file) is None:
             raise PassedOver(file, "no file of records", "name a .jsonl, .json or .parquet file")
-        rows = dialogue_records(file, keys)
-        return _without_nulls(rows) if kind_of(file) == "parquet" else rows
+        rows = iter_dialogue_records(file, keys)
+        return _without_nulls(rows) if format_of(file) == "parquet" else rows
 
-    yield from _of_files(config, passed, of_file)
+    yield from _read_files(config, passed, of_file)
 
 
 def _without_nulls(rows: Iterator[tuple[Record, str]]) -> Iterator[tuple[Record, str]]:
@@ -236,11 +238,11 @@ def _without_nulls(rows: Iterator[tuple[Record, str]]) -> Iterator[tuple[Record,
         yield {key: dense(value) for key, value in record.items()}, location
 
 
-def _of_files(
+def _read_files(
     config: DataConfig, passed: Passed, read: Callable[[Path | RemoteFile], Iterator[Item]]
 ) -> Iterator[Item]:
     """Yield what ``read`` yields of each file of the corpus."""
-    files = _files(config, passed)
+    files = _corpus_files(config, passed)
     for name, file in files.items():
         try:
             yield from read(file)
@@ -250,7 +252,7 @@ def _of_files(
             passed[error.reason].append(name)
 
 
-def _strings(record: Record, keys: Sequence[str]) -> Iterator[str]:
+def _iter_strings(record: Record, keys: Sequence[str]) -> Iterator[str]:
     """Yield all texts in the values of a record's ``keys``, without the keys and roles of messages."""
     left = [record[key] for key in reversed(keys) if key in record]
     while left:
@@ -263,7 +265,7 @@ def _strings(record: Record, keys: Sequence[str]) -> Iterator[str]:
             left += reversed(value)
 
 
-def _lines(passed: Mapping[str, list[str]]) -> list[str]:
+def _skip_notes(passed: Mapping[str, list[str]]) -> list[str]:
     """Return one line per reason, with the first names."""
     lines = []
     for reason, names in passed.items():
@@ -277,17 +279,17 @@ def _is_remote(source: str) -> bool:
     return is_url(source) and not source.startswith(LOCAL)
 
 
-def _files(config: DataConfig, passed: Passed) -> Mapping[str, Path | RemoteFile]:
+def _corpus_files(config: DataConfig, passed: Passed) -> Mapping[str, Path | RemoteFile]:
     """Return the files of the corpus by name, in order."""
     if _is_remote(config.source):
         return {str(file): file for file in remote_files(config.source)}
-    root, names = listing(config, passed)
+    root, names = list_files(config, passed)
     return {name: root / name for name in names}
 
 
-def _of_file(path: Path | RemoteFile, field: str) -> Iterator[str]:
+def _read_texts(path: Path | RemoteFile, field: str) -> Iterator[str]:
     """Yield a file's texts, empty ones included."""
-    if kind_of(path) is None:
+    if format_of(path) is None:
         yield _read(path)
     else:
         yield from read_records(path, field)
@@ -324,17 +326,17 @@ def read_hub(source: str, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
         import datasets
     except ImportError as error:
         raise missing_package(f"data.source = {source!r}", "datasets", "hub") from error
-    with _loaded(source):
+    with _load_remote(source):
         rows = datasets.load_dataset(name, configuration or None, split="train", streaming=True)
         columns = rows.column_names  # None if only the rows have them
     if columns is not None and keys[0] not in columns:
         fix = "set data.field, or data.format for dialogues"
         raise UserError(f"data.source = {source!r}: no field {keys[0]!r} ({nearest(keys[0], columns)}); {fix}")
-    with _loaded(source):
+    with _load_remote(source):
         wanted = None if columns is None else [key for key in keys if key in columns]
         left = iter(rows if wanted is None else rows.select_columns(wanted))
     for number in count():
-        with _loaded(source):
+        with _load_remote(source):
             row = next(left, None)
         if row is None:
             return
@@ -342,7 +344,7 @@ def read_hub(source: str, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
 
 
 @contextmanager
-def _loaded(source: str) -> Iterator[None]:
+def _load_remote(source: str) -> Iterator[None]:
     """Turn any failure of the package, or of those that it uses, into a UserError."""
     try:
         yield

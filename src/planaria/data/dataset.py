@@ -109,8 +109,10 @@ class Dataset:
         self.folder = folder
         self.meta = meta
         splits: tuple[Split, Split] = ("train", "validation")
-        self._ids = {split: self._mapped(split, split, _dtype(meta)) for split in splits}
-        self._marks = {split: self._mapped(split, marks_of(split), np.dtype(np.uint8)) for split in splits if meta.row}
+        self._ids = {split: self._map_files(split, split, _dtype(meta)) for split in splits}
+        self._marks = {
+            split: self._map_files(split, marks_of(split), np.dtype(np.uint8)) for split in splits if meta.row
+        }
 
     @property
     def parts(self) -> Mapping[str, Dataset]:
@@ -134,7 +136,7 @@ class Dataset:
         """
         folder = Path(folder)
         try:
-            meta = CorpusMetadata.model_validate_json(_small(folder / "meta.json"))
+            meta = CorpusMetadata.model_validate_json(_read_description(folder / "meta.json"))
             dataset = cls(folder, meta)
             digest = hashlib.sha256(dataset.tokenizer_file.read_bytes()).hexdigest()
         except OSError as error:
@@ -191,7 +193,7 @@ class Dataset:
             to[done : done + len(piece)] = piece
             done += len(piece)
 
-    def _mapped(self, split: Split, name: str, dtype: np.dtype[Any]) -> list[Ids]:
+    def _map_files(self, split: Split, name: str, dtype: np.dtype[Any]) -> list[Ids]:
         """Map the files of a split."""
         total, shard = self.meta.tokens(split), self.meta.shard
         return [
@@ -260,7 +262,7 @@ def parts_of(folder: Path) -> list[str]:
     return [source.folder for source in _mixture_meta(folder).parts.values()] if (folder / MIXTURE).exists() else []
 
 
-def _small(path: Path) -> bytes:
+def _read_description(path: Path) -> bytes:
     """Read a description, truncated at the maximum size of a document."""
     with path.open("rb") as file:
         return documents.read_bounded(file, documents.MAX_BYTES)
@@ -268,7 +270,7 @@ def _small(path: Path) -> bytes:
 
 def _mixture_meta(folder: Path) -> MixtureMeta:
     try:
-        return MixtureMeta.model_validate_json(_small(folder / MIXTURE))
+        return MixtureMeta.model_validate_json(_read_description(folder / MIXTURE))
     except OSError as error:
         raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
     except ValidationError as error:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from planaria.common.errors import UserError, nearest
 from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import records_of
+from planaria.data.corpus import iter_source_records
 from planaria.data.records import REQUIRED, Record
 from planaria.data.tokenizer import END, Tokenizer
 from planaria.models.chat import Conversation, DialogueSegments, Template, read_template, template_of
@@ -46,7 +46,7 @@ def dialogues(
         if there is no template.
     """
     template = None if config.format == "prompt" else chat_template(config)
-    for record, location in records_of(config, on_progress):
+    for record, location in iter_source_records(config, on_progress):
         messages, first, texts = _read(record, config.format, location)
         if texts is not None:
             learned, (plain, mark) = (config.learn == "all", True), Conversation(texts).guard(tokenizer)
@@ -55,7 +55,7 @@ def dialogues(
             marks = [*(False for _ in tokenizer.before), *(learned[segment] for _, segment in pairs), True]
         else:
             template = template or chat_template(config)
-            segments = _segments(config, template, tokenizer, record, messages, first, location)
+            segments = _learned_segments(config, template, tokenizer, record, messages, first, location)
             pairs = tokenizer.encode_segments([text for text, _ in segments.parts], segments.mark)
             ids, marks = [i for i, _ in pairs], [segments.parts[segment][1] for _, segment in pairs]
         yield Dialogue(np.array(ids, np.uint32), np.array(marks, np.bool_))
@@ -105,18 +105,18 @@ def _read(record: Record, kind: str, location: str) -> tuple[list[Message], int,
         if key not in record:
             raise UserError(f"{location}: no {key!r} ({nearest(key, record)}); fix the record, or set data.format")
     if kind == "messages":
-        return _messages(record["messages"], f"{location}: messages"), 0, None
+        return _require_messages(record["messages"], f"{location}: messages"), 0, None
     prompt, completion = record["prompt"], record["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         return [], 0, (prompt, completion)
-    requested = _messages(prompt, f"{location}: prompt")
-    return [*requested, *_messages(completion, f"{location}: completion")], len(requested), None
+    requested = _require_messages(prompt, f"{location}: prompt")
+    return [*requested, *_require_messages(completion, f"{location}: completion")], len(requested), None
 
 
-def _messages(value: object, location: str) -> list[Message]:
+def _require_messages(value: object, location: str) -> list[Message]:
     """:raises UserError: if the value is not a list of messages."""
     if not isinstance(value, list) or not value:
-        raise UserError(f"{location}: {_kind(value)}, not a list of messages; fix or remove the record")
+        raise UserError(f"{location}: {_type_name(value)}, not a list of messages; fix or remove the record")
     for number, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise UserError(f"{location}[{number}]: no object with 'role' and 'content'; fix or remove the record")
@@ -130,11 +130,11 @@ def _messages(value: object, location: str) -> list[Message]:
     return [{key: inner for key, inner in each.items() if inner is not None or key == "content"} for each in value]
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return "an empty list" if value == [] else f"a value of type {type(value).__name__}"
 
 
-def _segments(
+def _learned_segments(
     config: DataConfig,
     template: Template,
     tokenizer: Tokenizer,
@@ -146,7 +146,9 @@ def _segments(
     """Return the parts of a dialogue's text, each with whether it is learned."""
     settings = record.get("chat_template_kwargs") or {}
     if not isinstance(settings, Mapping):
-        raise UserError(f"{location}: chat_template_kwargs: {_kind(settings)}, not an object; fix or remove the record")
+        raise UserError(
+            f"{location}: chat_template_kwargs: {_type_name(settings)}, not an object; fix or remove the record"
+        )
     answers = [n for n, message in enumerate(messages) if n >= first and message["role"] == "assistant"]
     variables = {"tools": record.get("tools"), "documents": None, **settings}
     conversation = Conversation(messages, variables)

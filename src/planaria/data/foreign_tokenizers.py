@@ -22,7 +22,7 @@ SECONDS, SLOWEST = 60.0, 1e5
 
 
 @contextmanager
-def failing(location: object) -> Iterator[None]:
+def tokenizer_errors(location: object) -> Iterator[None]:
     """Turn the library's failures on a text, a plain ``Exception`` or a panic, into one line.
 
     :raises UserError: naming ``location``.
@@ -36,7 +36,7 @@ def failing(location: object) -> Iterator[None]:
         raise UserError(f"{location}: fails on a text ({reason}); {FIX}") from None
 
 
-def opened(source: bytes, location: str) -> tuple[tokenizers.Tokenizer, float]:
+def open_tokenizer(source: bytes, location: str) -> tuple[tokenizers.Tokenizer, float]:
     """Return the tokenizer of a tokenizer.json, and the maximum growth of a text by its normalizers.
 
     All but plain byte-level BPE is first tried in a child process.
@@ -48,8 +48,8 @@ def opened(source: bytes, location: str) -> tuple[tokenizers.Tokenizer, float]:
     try:
         tree = json.loads(source)
         source = json.dumps(tree).encode()  # without repeated keys: tried as loaded
-        growth = 1.0 if is_plain(tree) else _tried(source, location)
-        with failing(location):
+        growth = 1.0 if is_plain(tree) else _check_tokenizer(source, location)
+        with tokenizer_errors(location):
             return tokenizers.Tokenizer.from_buffer(source), growth
     except RecursionError:
         raise UserError(f"{location} is not a tokenizer.json (nested too deep); give one, or 'bpe'") from None
@@ -57,17 +57,17 @@ def opened(source: bytes, location: str) -> tuple[tokenizers.Tokenizer, float]:
         raise UserError(f"{location} is not a tokenizer.json ({error}); give one, or 'bpe'") from error
 
 
-def of_gguf(path: Path) -> bytes:
+def gguf_as_json(path: Path) -> bytes:
     """Return the tokenizer in a GGUF file, as a tokenizer.json.
 
     :raises UserError: if there is none, or it is of another kind.
     """
-    with failing(path):
+    with tokenizer_errors(path):
         return gguf_tokenizer(path).to_str().encode()
 
 
 @functools.lru_cache(maxsize=8)
-def _tried(source: bytes, location: str) -> float:
+def _check_tokenizer(source: bytes, location: str) -> float:
     memory, seconds = MEMORY + PER_BYTE * len(source), SECONDS + len(source) / SLOWEST
     request = location.encode(errors="replace").replace(b"\0", b"?") + b"\0" + source
     answer = child_process.call(

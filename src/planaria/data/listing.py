@@ -22,7 +22,7 @@ Passed = dict[str, list[str]]
 """reason → skipped files and folders"""
 
 
-def listing(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
+def list_files(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
     """Return the corpus's folder and the sorted names of the files below it."""
     path, cache = expanded(config.source.removeprefix(LOCAL)), cache_folder(config.cache).resolve()
     try:
@@ -35,7 +35,7 @@ def listing(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
         if path.is_file():
             return path.parent, [path.name]
         if not path.exists():
-            _missing(config.source, path)
+            _raise_missing(config.source, path)
     except OSError as error:
         raise UserError(
             f"data.source = {config.source!r}: cannot read {error.filename} ({error.strerror}); change its permissions"
@@ -78,14 +78,14 @@ def _walk(root: Path, leave_out: Callable[[Path], bool], passed: Passed | None =
                 elif passed is not None and path.is_symlink():
                     waiting.append(path)
             for path in [current / name for name in files]:
-                if why := _unread(path):
+                if why := _why_skipped(path):
                     skip(path, why)
                 else:
                     names.append(path.relative_to(root).as_posix())
     return sorted(names)
 
 
-def _unread(path: Path) -> str:
+def _why_skipped(path: Path) -> str:
     """Return why a file of a folder is skipped; empty if it is read."""
     if path.name.startswith("."):
         return "hidden"
@@ -94,7 +94,7 @@ def _unread(path: Path) -> str:
     return "a broken link" if path.is_symlink() else "not a regular file"
 
 
-def _missing(source: str, path: Path) -> NoReturn:
+def _raise_missing(source: str, path: Path) -> NoReturn:
     """Refuse a missing path, suggesting existing names."""
     while not path.parent.is_dir():
         path = path.parent

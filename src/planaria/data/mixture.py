@@ -55,7 +55,7 @@ class SourceOrder:
         if len(self._quotas) == 1:
             return 0, n
         block, index = divmod(n, self._size)
-        order = _order(self._quotas, self._seed, block)
+        order = _source_order(self._quotas, self._seed, block)
         source = int(order[index])
         return source, block * self._quotas[source] + int(np.count_nonzero(order[:index] == source))
 
@@ -64,12 +64,12 @@ class SourceOrder:
         if len(self._quotas) == 1:
             return [n]
         block, index = divmod(n, self._size)
-        begun = np.bincount(_order(self._quotas, self._seed, block)[:index], minlength=len(self._quotas))
+        begun = np.bincount(_source_order(self._quotas, self._seed, block)[:index], minlength=len(self._quotas))
         return [block * quota + int(more) for quota, more in zip(self._quotas, begun, strict=True)]
 
 
 @lru_cache(maxsize=8)
-def _order(counts: Quotas, seed: int, block: int) -> npt.NDArray[np.intp]:
+def _source_order(counts: Quotas, seed: int, block: int) -> npt.NDArray[np.intp]:
     """Return the source of each sample of a block."""
     drawn = hashlib.shake_256(f"{seed} mixture {block}".encode()).digest(8 * sum(counts))
     uniform = (np.frombuffer(drawn, "<u8") >> 11) * 2.0**-53

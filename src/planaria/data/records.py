@@ -40,7 +40,7 @@ class PassedOver(UserError):
         self.reason = reason
 
 
-def kind_of(path: Path | RemoteFile) -> RecordFormat | None:
+def format_of(path: Path | RemoteFile) -> RecordFormat | None:
     """Return the record format of a file name; None for other files."""
     name = path.name.lower()
     return next((kind for ending, kind in KINDS.items() if name.removesuffix(".gz").endswith(ending)), None)
@@ -48,7 +48,7 @@ def kind_of(path: Path | RemoteFile) -> RecordFormat | None:
 
 def is_jsonl(path: Path | RemoteFile) -> bool:
     """Return whether a file name is of JSON Lines."""
-    return kind_of(path) == "lines"
+    return format_of(path) == "lines"
 
 
 Record = Mapping[str, object]
@@ -60,17 +60,17 @@ def read_records(path: Path | RemoteFile, field: str, where: Mapping[str, str] =
     :raises PassedOver: before the first text, if a ``.json`` file does not begin with a record that has the field.
     :raises UserError: naming file and record, for damaged files, damaged records and records without text.
     """
-    first = not where and kind_of(path) == "json"
-    for record, location in records(path, (field, *where)):
+    first = not where and format_of(path) == "json"
+    for record, location in iter_records(path, (field, *where)):
         if first and field not in record:
             missing = f"no records with a field {field!r} ({nearest(field, record)})"
             raise PassedOver(path, missing, "set data.field, or convert the file to JSON Lines")
         first = False
         if all(str(record.get(key)) == value for key, value in where.items()):
-            yield text_of(record, field, location)
+            yield record_text(record, field, location)
 
 
-def records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
+def iter_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
     """Yield every record of a file with its place, in the file's order.
 
     Of a Parquet file that has the first of ``keys``, only these are read.
@@ -78,20 +78,20 @@ def records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Reco
     :raises PassedOver: before the first record, if a ``.json`` file does not begin with one.
     :raises UserError: naming file and record, for damaged files and damaged records.
     """
-    kind = kind_of(path)
+    kind = format_of(path)
     if kind == "parquet":
         return _read_parquet(path, keys)
     return _read_json(path) if kind == "json" else _read_lines(path)
 
 
-def dialogue_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
-    """Yield :func:`records` of a file of dialogues.
+def iter_dialogue_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
+    """Yield :func:`iter_records` of a file of dialogues.
 
     :raises PassedOver: before the first record, if a ``.json`` file does not begin with one that has the first of
         ``keys``.
     """
-    first = kind_of(path) == "json"
-    for record, location in records(path, keys):
+    first = format_of(path) == "json"
+    for record, location in iter_records(path, keys):
         if first and keys[0] not in record:
             missing = f"no records with {keys[0]!r} ({nearest(keys[0], record)})"
             raise PassedOver(path, missing, "fix the records, or set data.format")
@@ -99,7 +99,7 @@ def dialogue_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[t
         yield record, location
 
 
-def text_of(record: Record, field: str, location: str) -> str:
+def record_text(record: Record, field: str, location: str) -> str:
     """Return the text of one record; ``location`` is its location in errors.
 
     :raises UserError: if there is none.
@@ -141,7 +141,7 @@ def _read_json(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
     number = 0
     try:
         with _open(path) as file:
-            for number, record in enumerate(_values(file), start=1):
+            for number, record in enumerate(_iter_values(file), start=1):
                 location = f"{path}, record {number}"
                 if not isinstance(record, dict):
                     reason = f"a JSON {type(record).__name__}, not an object with the field of data.field"
@@ -158,7 +158,7 @@ def _read_json(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
         raise UserError(f"{path}, record {number + 1}: unreadable ({error}); repair or remove the file") from error
 
 
-def _values(file: BinaryIO) -> Iterator[object]:
+def _iter_values(file: BinaryIO) -> Iterator[object]:
     """Yield the elements of a JSON array, or concatenated values, with one value in memory at a time."""
     text = _Ahead(file)
     in_array = text.next() == "["
@@ -200,7 +200,7 @@ class _Ahead:
                 self.at += 1
             if self.at < len(self.held) or self._ended:
                 return self.held[self.at : self.at + 1]
-            self._more()
+            self._read_more()
 
     def value(self) -> object:
         """Return the JSON value at the current position."""
@@ -213,9 +213,9 @@ class _Ahead:
                     raise
                 if len(self.held) - self.at > MAX_LINE:
                     raise ValueError(f"more than {MAX_LINE >> 20} MiB, too many for a record") from None
-                self._more()
+                self._read_more()
 
-    def _more(self) -> None:
+    def _read_more(self) -> None:
         left = self.held[self.at :]
         piece = self._file.read(max(PIECE, len(left)))
         self.held = left + piece

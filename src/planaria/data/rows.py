@@ -91,7 +91,7 @@ class Packer:
             yield content
 
 
-def padded_row(content: Sequence[Dialogue], length: int, padding: int) -> Row:
+def pad_row(content: Sequence[Dialogue], length: int, padding: int) -> Row:
     """Return a row with these dialogues, and the id ``padding`` behind them as one more document."""
     ids, marks = np.full(length, padding, np.uint32), np.zeros(length, np.uint8)
     at = 0

@@ -21,7 +21,7 @@ from planaria.common.cache import cache_folder, locked
 from planaria.common.errors import UserError
 from planaria.common.memory_pool import trim
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import documents, fingerprint, may_exceed, of_source
+from planaria.data.corpus import fingerprint, iter_documents, may_exceed, naming_source
 from planaria.data.dataset import MIXTURE, Ids, Mixture, MixtureMeta, MixtureSource, marks_of, shard_file
 from planaria.data.dataset import CorpusMetadata as CorpusMetadata
 from planaria.data.dataset import CorruptDataset as CorruptDataset
@@ -30,7 +30,7 @@ from planaria.data.dataset import Dataset as Dataset
 from planaria.data.dataset import Split as Split
 from planaria.data.dialogues import Dialogue, dialogues, learned_template
 from planaria.data.mixture import quotas
-from planaria.data.rows import DialogueCounts, Packer, learnable_dialogues, padded_row, split
+from planaria.data.rows import DialogueCounts, Packer, learnable_dialogues, pad_row, split
 from planaria.data.tokenizer import PIECE, Tokenizer, load_tokenizer
 from planaria.models.chat import Template
 
@@ -51,16 +51,16 @@ def tokenise_corpus(data: DataConfig, vocab: int, on_progress: Progress | None =
 
     :raises UserError: for an invalid source, tokenizer or cache folder.
     """
-    report = on_progress or _silent
+    report = on_progress or _ignore_message
     cache = cache_folder(data.cache)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         tokenizer = load_tokenizer(data, vocab, cache, report)
         datasets: dict[str, Dataset] = {}
         for name, source in data.sources.items():
-            with of_source(name):
-                datasets[name] = _prepared(source, tokenizer, cache, context, report)
-        return _mixed(datasets, quotas(data), cache) if data.mixture else datasets[""]
+            with naming_source(name):
+                datasets[name] = _prepare_source(source, tokenizer, cache, context, report)
+        return _write_mixture(datasets, quotas(data), cache) if data.mixture else datasets[""]
     except OSError as error:
         raise UserError(
             f"cannot use the data cache {cache} ({error}); "
@@ -68,7 +68,7 @@ def tokenise_corpus(data: DataConfig, vocab: int, on_progress: Progress | None =
         ) from error
 
 
-def _prepared(source: DataConfig, tokenizer: Tokenizer, cache: Path, context: int, report: Progress) -> Dataset:
+def _prepare_source(source: DataConfig, tokenizer: Tokenizer, cache: Path, context: int, report: Progress) -> Dataset:
     """Return one source, from the cache or tokenised into it."""
     made_from = fingerprint(source)
     facts = f"{FORMAT} {made_from} {source.validation!r} {tokenizer.to_json()}"
@@ -81,14 +81,14 @@ def _prepared(source: DataConfig, tokenizer: Tokenizer, cache: Path, context: in
     folder = cache / hashlib.sha256(facts.encode()).hexdigest()[:24]
     length = context + 1 if source.dialogues else 0
     with locked(cache / f".{folder.name}.lock", lambda: report("waiting for another process that prepares this data")):
-        return _kept(folder, report) or _build(folder, source, tokenizer, made_from, length, report)
+        return _open_intact(folder, report) or _build(folder, source, tokenizer, made_from, length, report)
 
 
 def _text_of(template: Template | None) -> object:
     return template and (template.text, template.names)
 
 
-def _mixed(datasets: dict[str, Dataset], shares: tuple[int, ...], cache: Path) -> Mixture:
+def _write_mixture(datasets: dict[str, Dataset], shares: tuple[int, ...], cache: Path) -> Mixture:
     """Write a folder for a mixture of prepared sources. Concurrent writers write the same."""
     of = zip(datasets.items(), shares, strict=True)
     sources = {name: MixtureSource(folder=d.folder.name, quota=quota, meta=d.meta) for (name, d), quota in of}
@@ -99,7 +99,7 @@ def _mixed(datasets: dict[str, Dataset], shares: tuple[int, ...], cache: Path) -
     return Mixture.open(folder)
 
 
-def _kept(folder: Path, report: Progress) -> Dataset | None:
+def _open_intact(folder: Path, report: Progress) -> Dataset | None:
     """Return a previously prepared folder if it is intact."""
     if not folder.exists():
         return None
@@ -174,8 +174,8 @@ def _write_texts(
     total = 0
     pending = 0
     reported = 0
-    before, after = _around(tokenizer, legacy)
-    texts = documents(data, report)
+    before, after = _boundary_tokens(tokenizer, legacy)
+    texts = iter_documents(data, report)
     for count, ids in enumerate(tokenizer.encode_all(texts, legacy), start=1):
         # The share is of all documents so far, so that very short documents count too.
         total, withheld = total + len(ids), pending
@@ -207,7 +207,7 @@ def _write_rows(
 
     def write(side: int, content: Sequence[Dialogue]) -> None:
         if content:
-            ids, marks = padded_row(content, length, tokenizer.end)
+            ids, marks = pad_row(content, length, tokenizer.end)
             for writer, column in zip(splits[side], (ids.astype(dtype), marks), strict=True):
                 writer.append(column)
 
@@ -233,7 +233,7 @@ def _write_rows(
     return count.taken
 
 
-def _around(tokenizer: Tokenizer, legacy: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _boundary_tokens(tokenizer: Tokenizer, legacy: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tokens before and after each document; add the separator unless the template ends with it."""
     if legacy:
         return (), (tokenizer.end,)
@@ -275,5 +275,5 @@ class _Writer:
         self._close()
 
 
-def _silent(message: str) -> None:
+def _ignore_message(message: str) -> None:
     del message

@@ -19,8 +19,8 @@ from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
 from planaria.data import control_tokens, foreign_tokenizers, windows
 from planaria.data.control_tokens import DisguisedTokenizer
-from planaria.data.corpus import documents as texts_of
-from planaria.data.corpus import fingerprint, of_source
+from planaria.data.corpus import fingerprint, naming_source
+from planaria.data.corpus import iter_documents as texts_of
 from planaria.data.mixture import quotas
 from planaria.models.gguf_file import is_gguf
 
@@ -65,8 +65,8 @@ class Tokenizer:
         self._growth = growth
         self.end = end
         self.vocab = max(inner.get_vocab(with_added_tokens=True).values()) + 1
-        with foreign_tokenizers.failing(location):
-            self.before, self.after = _around(inner, location)
+        with foreign_tokenizers.tokenizer_errors(location):
+            self.before, self.after = _template_ids(inner, location)
 
     @classmethod
     def open(cls, path: Path, end: int | None = None, bare: bool = False) -> Tokenizer:
@@ -78,10 +78,10 @@ class Tokenizer:
         """
         name, fix = f"data.tokenizer: {path}", "give 'bpe', 'bytes' or the path of a tokenizer.json"
         try:
-            source = foreign_tokenizers.of_gguf(path) if is_gguf(path) else documents.data(path, fix=fix)
+            source = foreign_tokenizers.gguf_as_json(path) if is_gguf(path) else documents.data(path, fix=fix)
         except UserError as error:
             raise UserError(f"data.tokenizer: {error}") from None
-        inner, growth = foreign_tokenizers.opened(source, name)
+        inner, growth = foreign_tokenizers.open_tokenizer(source, name)
         if bare:
             inner.post_processor = None
         if end is not None:
@@ -116,7 +116,7 @@ class Tokenizer:
 
         A name after the character ``mark``, or with it inside, is plain text. ``mark`` itself is removed.
         """
-        with foreign_tokenizers.failing(self._location):
+        with foreign_tokenizers.tokenizer_errors(self._location):
             self._require_bounded(text)
             ids: list[int] = self._disguised.encode(text, mark)
             return ids
@@ -124,7 +124,7 @@ class Tokenizer:
     def encode_segments(self, texts: Sequence[str], mark: str = "") -> list[tuple[int, int]]:
         """Return the ids of consecutive parts of one trusted text, as :meth:`encode_marked` does for the whole; each id
         with the number of the part in which it begins."""
-        with foreign_tokenizers.failing(self._location):
+        with foreign_tokenizers.tokenizer_errors(self._location):
             self._require_bounded("".join(texts))
             return self._disguised.segments(texts, mark)
 
@@ -142,17 +142,21 @@ class Tokenizer:
         """
         for batch in _batches(texts):
             short = [text for text in batch if len(text) <= PIECE]
-            with foreign_tokenizers.failing(self._location):
+            with foreign_tokenizers.tokenizer_errors(self._location):
                 for text in batch:
                     self._require_bounded(text)
                 encodings = iter(self._inner.encode_batch_fast(short, add_special_tokens=False))
                 for text in batch:
-                    ids = np.array(next(encodings).ids, np.uint32) if len(text) <= PIECE else self._long(text, legacy)
-                    yield ids if legacy else self._as_text(text, ids)
+                    ids = (
+                        np.array(next(encodings).ids, np.uint32)
+                        if len(text) <= PIECE
+                        else self._encode_long(text, legacy)
+                    )
+                    yield ids if legacy else self._ids_as_text(text, ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids. Separators and ids beyond ``vocab`` are skipped; invalid UTF-8 becomes U+FFFD."""
-        with foreign_tokenizers.failing(self._location):
+        with foreign_tokenizers.tokenizer_errors(self._location):
             return self._inner.decode([i for i in ids if 0 <= i < self.vocab], skip_special_tokens=True)
 
     def to_json(self) -> str:
@@ -172,19 +176,19 @@ class Tokenizer:
         """The ids that no text may yield."""
         return sorted({*self.control_tokens.values()} - {control_tokens.unknown_token(self._inner)})
 
-    def _as_text(self, text: str, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    def _ids_as_text(self, text: str, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         """Return ``ids``; re-encode ``text`` if the model's own vocabulary yielded control tokens."""
         if not np.isin(ids, self._barred).any():
             return ids
-        return np.array([i for piece in self._joined(self._disguised.plain, text) for i in piece], np.uint32)
+        return np.array([i for piece in self._join_windows(self._disguised.plain, text) for i in piece], np.uint32)
 
-    def _long(self, text: str, legacy: bool) -> npt.NDArray[np.uint32]:
+    def _encode_long(self, text: str, legacy: bool) -> npt.NDArray[np.uint32]:
         if not legacy:
-            return np.concatenate([np.array(piece, np.uint32) for piece in self._joined(self._plain, text)])
+            return np.concatenate([np.array(piece, np.uint32) for piece in self._join_windows(self._plain, text)])
         encodings = self._inner.encode_batch_fast([*pieces(text, PIECE)], add_special_tokens=False)
         return np.concatenate([np.array(encoding.ids, np.uint32) for encoding in encodings])
 
-    def _joined(self, encode: windows.Encode, text: str) -> Iterator[list[int]]:
+    def _join_windows(self, encode: windows.Encode, text: str) -> Iterator[list[int]]:
         try:
             yield from windows.encode_in_windows(encode, text, PIECE)
         except UserError as error:
@@ -220,7 +224,7 @@ def load_tokenizer(
     """
     trained = data.tokenizer in ("bpe", "bytes")
     if data.tokenizer == "bpe" and vocab >= MIN_OWN_VOCAB:
-        return _trained(data, vocab, cache, on_progress)
+        return _train_cached(data, vocab, cache, on_progress)
     tokenizer = _byte_tokenizer() if trained else Tokenizer.open(expanded(data.tokenizer))
     if tokenizer.vocab > vocab:
         raise UserError(
@@ -254,7 +258,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _around(inner: tokenizers.Tokenizer, location: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _template_ids(inner: tokenizers.Tokenizer, location: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids that a tokenizer's template adds before and after a text."""
     if inner.post_processor is None or not inner.post_processor.num_special_tokens_to_add(False):
         return (), ()
@@ -292,7 +296,7 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
 
     Source: Sennrich et al. 2016, Radford et al. 2019.
     """
-    inner = _byte_level(models.BPE())
+    inner = _convert_to_byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
         min_frequency=2,
@@ -304,7 +308,7 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
     return Tokenizer(inner, inner.get_vocab()[END])
 
 
-def _trained(data: DataConfig, vocab: int, cache: Path, on_progress: Callable[[str], None] | None) -> Tokenizer:
+def _train_cached(data: DataConfig, vocab: int, cache: Path, on_progress: Callable[[str], None] | None) -> Tokenizer:
     facts = [fingerprint(source) for source in data.sources.values()]
     if len(facts) > 1:
         facts += map(str, quotas(data))
@@ -318,19 +322,19 @@ def _trained(data: DataConfig, vocab: int, cache: Path, on_progress: Callable[[s
     if on_progress:
         read = ", ".join(source.source for source in data.sources.values())
         on_progress(f"training a tokenizer of {vocab} ids on {read}")
-    tokenizer = train_bpe(_by_weight(data), vocab)
+    tokenizer = train_bpe(_weighted_texts(data), vocab)
     cache.mkdir(parents=True, exist_ok=True)
     tokenizer.save(file)
     return tokenizer
 
 
-def _by_weight(data: DataConfig) -> Iterator[str]:
+def _weighted_texts(data: DataConfig) -> Iterator[str]:
     """Yield the training texts of a tokenizer: a mixture's sources by their shares, with repetitions of short ones."""
     weights = quotas(data)
     shares = dict(zip(data.sources, (quota / sum(weights) for quota in weights), strict=True))
     kept: dict[str, list[str]] = {}
     for name, source in data.sources.items():
-        with of_source(name):
+        with naming_source(name):
             kept[name] = spread_sample(texts_of(source), int(TRAINING * shares[name]))
     sizes = {name: sum(map(len, texts)) for name, texts in kept.items()}
     whole = max(sizes[name] / share for name, share in shares.items())
@@ -341,12 +345,14 @@ def _by_weight(data: DataConfig) -> Iterator[str]:
 
 def _byte_tokenizer() -> Tokenizer:
     """Return a tokenizer with bytes as ids 0..255 and the separator as 256."""
-    inner = _byte_level(models.BPE(vocab={letter: byte for byte, letter in enumerate(_byte_letters())}, merges=[]))
+    inner = _convert_to_byte_level(
+        models.BPE(vocab={letter: byte for byte, letter in enumerate(_byte_letters())}, merges=[])
+    )
     inner.add_special_tokens([END])
     return Tokenizer(inner, inner.get_vocab()[END])
 
 
-def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:
+def _convert_to_byte_level(model: models.BPE) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

@@ -61,50 +61,50 @@ def check_tokenizer(argument: bytes) -> bytes:
     """
     location, _, source = argument.partition(b"\0")
     try:
-        return json.dumps({"growth": _checked(source)}).encode()
+        return json.dumps({"growth": _check_cached(source)}).encode()
     except UserError as error:
         raise UserError(f"{location.decode(errors='replace')}: {error}; {FIX}") from None
     except ValueError as error:
         raise UserError(f"{location.decode(errors='replace')} is not a tokenizer.json ({error}); {FIX}") from None
 
 
-def _checked(source: bytes) -> float:
+def _check_cached(source: bytes) -> float:
     inner = tokenizers.Tokenizer.from_buffer(source)
     tree = json.loads(inner.to_str())
-    growth = _growth(tree["normalizer"], _normalizer)
+    growth = _max_growth(tree["normalizer"], _normalizer_growth)
     for part, most, growth_of in (
-        ("normalizer", MAX_GROWTH, _normalizer),
-        ("pre_tokenizer", MAX_AFTER, lambda part: _known(part, _PRE)),
-        ("decoder", MAX_AFTER, lambda part: _known(part, _DECODERS)),
+        ("normalizer", MAX_GROWTH, _normalizer_growth),
+        ("pre_tokenizer", MAX_AFTER, lambda part: _known_growth(part, _PRE)),
+        ("decoder", MAX_AFTER, lambda part: _known_growth(part, _DECODERS)),
     ):
-        if (times := _growth(tree[part], growth_of)) > most:
+        if (times := _max_growth(tree[part], growth_of)) > most:
             raise UserError(f"its {part} can make a text {times:.3g} times as long, beyond the limit of {most:g}")
     _check_tokens(inner, tree["model"])
     inner.no_truncation()
     inner.no_padding()
-    _try(inner, [*_texts(), *_patterns(tree["normalizer"]), *_patterns(tree["decoder"])])
+    _try(inner, [*_test_texts(), *_rule_texts(tree["normalizer"]), *_rule_texts(tree["decoder"])])
     return growth
 
 
-def _growth(part: Mapping[str, Any] | None, growth_of: Callable[[Mapping[str, Any]], float]) -> float:
+def _max_growth(part: Mapping[str, Any] | None, growth_of: Callable[[Mapping[str, Any]], float]) -> float:
     """Return the maximum growth by a part, or a sequence of parts."""
     if part is None:
         return 1.0
     for name in _INNER:
         if isinstance(part.get(name), list):
-            return math.prod(_growth(each, growth_of) for each in part[name])
+            return math.prod(_max_growth(each, growth_of) for each in part[name])
     return growth_of(part)
 
 
-def _known(part: Mapping[str, Any], growths: Mapping[str, float]) -> float:
+def _known_growth(part: Mapping[str, Any], growths: Mapping[str, float]) -> float:
     if part["type"] == "Replace":
-        return _replacement(part)
+        return _replacement_growth(part)
     if part["type"] not in growths:
         raise UserError(f"its part {part['type']} is not known")
     return growths[part["type"]]
 
 
-def _normalizer(part: Mapping[str, Any]) -> float:
+def _normalizer_growth(part: Mapping[str, Any]) -> float:
     kind = part["type"]
     if kind in _NEUTRAL:
         return 1.0
@@ -112,10 +112,10 @@ def _normalizer(part: Mapping[str, Any]) -> float:
         return 1.0 + len(part["prepend"].encode())
     if kind == "Precompiled":
         return _longest_entry(part["precompiled_charsmap"])
-    return _known(part, _UNICODE)
+    return _known_growth(part, _UNICODE)
 
 
-def _replacement(part: Mapping[str, Any]) -> float:
+def _replacement_growth(part: Mapping[str, Any]) -> float:
     """Return the growth of a replacement; a regular expression may match between any two bytes, as an empty pattern
     does."""
     size, pattern = len(part["content"].encode()), part["pattern"].get("String", "")
@@ -147,7 +147,7 @@ def _check_tokens(inner: tokenizers.Tokenizer, model: Mapping[str, Any]) -> None
         raise UserError("its model has no unk_token")
 
 
-def _texts() -> Iterator[str]:
+def _test_texts() -> Iterator[str]:
     yield from (_TEXT, "", "a", " ", "a" * 2000, " " * 2000, "\n" * 500, "7" * 500, "ab " * 700)
     letters = [chr(code) for code in range(1, 0x10000) if not 0xD800 <= code < 0xE000]
     letters += [chr(code) for code in range(0x10000, 0x110000, 97)]
@@ -157,13 +157,13 @@ def _texts() -> Iterator[str]:
         yield " ".join(some[:512])
 
 
-def _patterns(part: Mapping[str, Any] | None) -> Iterator[str]:
+def _rule_texts(part: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield texts to which a part's rules apply."""
     if part is None:
         return
     for name in _INNER:
         for each in part.get(name) or ():
-            yield from _patterns(each)
+            yield from _rule_texts(each)
     for text in (part.get("content"), *(part.get("pattern") or {}).values()):
         if isinstance(text, str):
             yield f"{text[:256]} a{text[:256]}"

@@ -20,7 +20,7 @@ from planaria.models.transformers.files import write_weights
 from planaria.runtime.checkpoint.foreign import ReadReply, ReadRequest, dcp, huggingface, read_apart, universal
 from planaria.runtime.checkpoint.foreign.folder import DigestedParameter, ExportNote, leave_note
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
-from planaria.runtime.checkpoint.loading import ParameterState, atoms_of, check_stages, replicas_in, weights_of
+from planaria.runtime.checkpoint.loading import ParameterState, atoms_of_model, check_stages, replicas_in, weights_of
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint
 from planaria.runtime.engine import run_folders
@@ -98,7 +98,8 @@ def export_state(folder: Path, to: Path, kind: CheckpointFormat, saved: SealedCh
         )
     manifest, sums = saved.manifest, dict[str, str]()
     atoms = [
-        DigestedParameter(atom.name, atom.shape, atom.clock, atom.scale, atom.how, sums) for atom in atoms_of(saved)
+        DigestedParameter(atom.name, atom.shape, atom.clock, atom.scale, atom.how, sums)
+        for atom in atoms_of_model(saved)
     ]
     step, samples = saved.step, manifest.samples
     samples = step * config.samples if samples is None else samples

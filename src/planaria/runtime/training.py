@@ -105,7 +105,7 @@ def existing_run(config: RunConfig) -> str:
     folder, store = Path(config.out) / config.name, config.checkpoint.store
     mirror = None if store is None else Mirror(store, config.name)
     if folder.exists():
-        return mirror.url if mirror is not None and mirror.ahead(folder) else str(folder)
+        return mirror.url if mirror is not None and mirror.is_ahead(folder) else str(folder)
     return mirror.url if mirror is not None and mirror.newest() else ""
 
 

@@ -91,7 +91,7 @@ def test_weights_of_other_rules_are_means_over_the_rounds_that_have_them() -> No
         compared(1, {0: 0.5, 1: 0.0, 2: 0.5}, {"krum": {1: 0.0}}),
         compared(2, {0: 1.0, 2: 0.1}, {"krum": {2: 0.5}}),
     )
-    heads, rows = trust._by_others(trust.trust_of(record(*facts)))
+    heads, rows = trust._rival_table(trust.trust_of(record(*facts)))
     assert heads == ["replica", "stage", "rounds", "this run's", "mean", "flag", "krum"]
     assert rows == [
         ["2", "0", "2", "0.050", "0.417", "0.250", "0.750"],
@@ -108,7 +108,7 @@ def test_replicas_that_are_judged_as_wholes_have_a_row_each() -> None:
     assert [*means.y] == ["replica 0", "replica 1", "replica 2"] and [*means.x] == [0, 1, 3]
     assert [[*row] for row in means.z] == [[0.5, 0.5, None], [0.5, 0.5, None], [0.0, 0.0, None]]
     assert [*red.z[2]] == [None, None, 1]
-    _, rows = trust._by_others(trust.trust_of(of))
+    _, rows = trust._rival_table(trust.trust_of(of))
     assert [row[:3] for row in rows] == [["2", "all", "2"]]
     assert "over all stages" in "".join(trust.section(of)) and "stage by stage" in section(*FACTS)
 

@@ -18,9 +18,9 @@ from planaria.config.schema import ExchangeConfig, ModelConfig
 from planaria.control.facts.events import ReplicaPosition
 from planaria.models.families import build_stage
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.loading import copies_of, cut_of, require_file
+from planaria.runtime.checkpoint.loading import copies_of_stages, cut_of, require_file
 from planaria.runtime.checkpoint.recut import require_whole
-from planaria.runtime.checkpoint.stage_file import reading, write_stage
+from planaria.runtime.checkpoint.stage_file import checked_reader, write_stage
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, stage_name
 
 MODEL = ModelConfig(vocab=11, dim=8, layers=2, heads=2, hidden=12, context=6)
@@ -104,12 +104,12 @@ def require_all_whole(folder: Path) -> list[int]:
     found = CheckpointStore(folder).list()
     for saved in found:
         assert saved.whole
-        copies = copies_of(saved.folder, saved.manifest, saved.manifest.stages)
+        copies = copies_of_stages(saved.folder, saved.manifest, saved.manifest.stages)
         require_whole(cut_of(saved.manifest), copies)
         for copy in copies.values():
             for held in copy.stages.values():
                 require_file(saved.folder, held)
-                with reading(held) as read:
+                with checked_reader(held) as read:
                     assert (read("weights." + held.names("weights")[0]) == saved.step).all()
     return [saved.step for saved in found]
 

@@ -15,7 +15,7 @@ from checkpoint_damage import Case, cases
 import planaria
 from planaria.cli.commands.checkpoint import verify
 from planaria.common.errors import UserError
-from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.engine.resumption import resumption_of
 
 STEP = "step-00000002"
@@ -71,7 +71,7 @@ def resumed(run: Path, **changes: object) -> None:
     settings = {name.replace("__", "."): value for name, value in changes.items()}
     there = resumption_of(run, {"train.steps": 9, **settings}, STEP, str)
     for stage, replica in product(range(there.config.pipeline.stages + 1), range(there.config.exchange.replicas)):
-        stage_for(there.store.folder / there.origin.load[stage], there.config, stage, replica)
+        load_stage(there.store.folder / there.origin.load[stage], there.config, stage, replica)
 
 
 WAYS: dict[str, Callable[[Path], object]] = {

@@ -24,7 +24,7 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint.foreign import ReadRequest, dcp, huggingface, universal
 from planaria.runtime.checkpoint.foreign.folder import DigestedParameter, ExportNote, leave_note
 from planaria.runtime.checkpoint.foreign.reading import FolderStages
-from planaria.runtime.checkpoint.loading import ParameterState, atoms_of, stage_for
+from planaria.runtime.checkpoint.loading import ParameterState, atoms_of_model, load_stage
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import SealedCheckpoint
 
@@ -43,7 +43,7 @@ def even(given: RunConfig) -> Any:
 
 def written(saved: SealedCheckpoint, folder: Path, kind: str) -> Path:
     sums, model = dict[str, str](), saved.manifest.model
-    atoms = [DigestedParameter(a.name, a.shape, a.clock, a.scale, a.how, sums) for a in atoms_of(saved)]
+    atoms = [DigestedParameter(a.name, a.shape, a.clock, a.scale, a.how, sums) for a in atoms_of_model(saved)]
     folder.mkdir(parents=True)
     if kind == "dcp":
         dcp.write(atoms, folder)
@@ -109,7 +109,7 @@ def test_a_folder_is_read_back_bit_for_bit_at_any_cut(
     found = taken(written(saved, tmp_path / "out", kind), wanted, kind)
     assert found.keys() == set(range(stages + 1))
     for stage, held in found.items():
-        require_same(held, stage_for(saved.folder, wanted, stage))
+        require_same(held, load_stage(saved.folder, wanted, stage))
     if kind == "dcp":  # the states compared have several clocks and scales
         assert {clock for held in found.values() for clock in held.clocks.values()} >= {17, 30}
         assert {scale for held in found.values() for scale in (*held.scales.values(), held.lr_scale)} == {1.0, 1.1}
@@ -117,7 +117,7 @@ def test_a_folder_is_read_back_bit_for_bit_at_any_cut(
 
 def test_torch_itself_reads_a_dcp_folder_bit_for_bit(tmp_path: Path) -> None:
     saved = save(tmp_path / "checkpoints", config(4))
-    folder, atoms = written(saved, tmp_path / "out", "dcp"), atoms_of(saved)
+    folder, atoms = written(saved, tmp_path / "out", "dcp"), atoms_of_model(saved)
     moments = {a.name: {k: torch.zeros(a.shape) for k in KINDS_OF[1:]} | {"step": torch.tensor(0.0)} for a in atoms}
     state: dict[str, Any] = {"model": {a.name: torch.zeros(a.shape) for a in atoms}, "optim": {"state": moments}}
     torch_dcp.load(state, checkpoint_id=folder, no_dist=True)
@@ -138,7 +138,7 @@ def test_a_model_saved_by_torch_is_read(tmp_path: Path) -> None:
     """A folder of another program: the state is nested, beside settings that are no tensors."""
     wanted = config(3)
     states = even(wanted)
-    atoms = atoms_of(save(tmp_path / "checkpoints", wanted, states))
+    atoms = atoms_of_model(save(tmp_path / "checkpoints", wanted, states))
     state = {a.name: {k: a.read(k) for k in KINDS_OF[1:]} | {"step": torch.tensor(30.0)} for a in atoms}
     groups = [{"lr": 0.1, "params": [a.name for a in atoms]}]
     model = {a.name: a.read("weights").clone() for a in atoms}
@@ -153,7 +153,7 @@ def test_a_model_saved_by_torch_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("per", ["group", "parameter"])
 def test_steps_in_parameter_groups_are_found(per: str, tmp_path: Path) -> None:
     wanted = config(3)
-    atoms = atoms_of(save(tmp_path / "checkpoints", wanted))
+    atoms = atoms_of_model(save(tmp_path / "checkpoints", wanted))
     state = {a.name: {k: a.read(k) for k in KINDS_OF[1:]} for a in atoms}
     clocks = {a.clock for a in atoms}
     groups: Any = [{"step": clock, "params": [a.name for a in atoms if a.clock == clock]} for clock in clocks]
@@ -191,7 +191,7 @@ def test_a_tensor_written_in_boxes_by_ranks_is_assembled(tmp_path: Path) -> None
     wanted = config(3)
     saved = save(tmp_path / "checkpoints", wanted)
     folder, key = written(saved, tmp_path / "out", "dcp"), "model.model.embed_tokens.weight"
-    table = next(a for a in atoms_of(saved) if a.name == "model.embed_tokens.weight").read("weights")
+    table = next(a for a in atoms_of_model(saved) if a.name == "model.embed_tokens.weight").read("weights")
     in_boxes(folder, table, QUARTERS, key)
     assert torch.equal(taken(folder, wanted, "dcp")[0].weights["embed_tokens.weight"], table)
     for wrong, problem in (
@@ -209,7 +209,7 @@ def test_a_universal_folder_has_the_files_of_the_layout(untied: tuple[SealedChec
     def loaded(*parts: str) -> Any:
         return torch.load(tag.joinpath(*parts), weights_only=True)
 
-    for atom in atoms_of(saved):
+    for atom in atoms_of_model(saved):
         files = {path.name for path in (tag / "zero" / atom.name).iterdir()}
         assert files == {"fp32.pt", "exp_avg.pt", "exp_avg_sq.pt", "step.pt"}
         for kind, file in zip(KINDS_OF, ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"), strict=True):
@@ -292,7 +292,7 @@ def test_hugging_face_weights_are_written_in_shards(
     precision: Any, dtype: torch.dtype, untied: tuple[SealedCheckpoint, Path], tmp_path: Path
 ) -> None:
     saved, _ = untied
-    atoms, most = atoms_of(saved), 2000
+    atoms, most = atoms_of_model(saved), 2000
     export_folder(saved.manifest.model, tmp_path / "hf", lambda made: huggingface.write(atoms, made, precision, most))
     index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
@@ -323,7 +323,7 @@ def test_an_export_holds_at_most_two_tensors(kind: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(ParameterState, "read", read)
     if kind == "hf":
         (tmp_path / "out").mkdir()
-        huggingface.write(atoms_of(saved), tmp_path / "out", "fp32", 1 << 30)
+        huggingface.write(atoms_of_model(saved), tmp_path / "out", "fp32", 1 << 30)
     else:
         written(saved, tmp_path / "out", kind)
     assert most <= 2

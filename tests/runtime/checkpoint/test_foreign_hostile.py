@@ -126,7 +126,7 @@ def test_no_command_in_the_file_of_tensors_is_run(sound: Path, tmp_path: Path, p
 def test_metadata_may_name_only_the_needed_classes(what: Any, tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(pickle.dumps({"a": what}))
     with pytest.raises(UserError, match=r"holds [\w.]+, which no tensor needs, so it is not read"):
-        unpickling.metadata(tmp_path / ".metadata")
+        unpickling.read_metadata(tmp_path / ".metadata")
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_randomly_changed_metadata_is_read_or_refused_in_one_line(sound: Path, t
             changed[rng.randrange(len(changed))] = rng.randrange(256)
         path.write_bytes(changed)
         try:
-            dcp.entries(unpickling.metadata(path), path)
+            dcp.entries(unpickling.read_metadata(path), path)
         except UserError as error:
             assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
             refused += 1

@@ -18,7 +18,7 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.runtime.checkpoint.foreign import names
 from planaria.runtime.checkpoint.foreign.folder import split
-from planaria.runtime.checkpoint.loading import ParameterState, atoms_of, stage_for
+from planaria.runtime.checkpoint.loading import ParameterState, atoms_of_model, load_stage
 from planaria.runtime.checkpoint.store import SealedCheckpoint
 
 FILES = dict(zip(KINDS_OF, ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"), strict=True))
@@ -53,7 +53,7 @@ def fill(table: Tensor) -> Tensor:
 
 def by_hand(saved: SealedCheckpoint, folder: Path, fuse: Callable[[list[Tensor]], Tensor], **marks: Any) -> Path:
     """A universal folder with other names, fused QKV and gate-up, a padded table, and layers that count from 3."""
-    atoms = {atom.name: atom for atom in atoms_of(saved)}
+    atoms = {atom.name: atom for atom in atoms_of_model(saved)}
     zero = folder / "global_step30" / "zero"
     made: dict[str, list[str]] = {
         "embedding.weight": ["model.embed_tokens.weight"],
@@ -114,7 +114,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> SealedCheckpoint:
 
 def compare(saved: SealedCheckpoint, folder: Path, map_: Path) -> None:
     for stage, held in taken(folder, config(3), "universal", map_).items():
-        require_same(held, stage_for(saved.folder, config(3), stage))
+        require_same(held, load_stage(saved.folder, config(3), stage))
 
 
 def test_a_fused_folder_needs_a_map(saved: SealedCheckpoint, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_wrong_number_of_slices_yields_wrong_weights(saved: SealedCheckpoint, 
     """The shapes are equal, so only the map decides."""
     folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
     found = taken(folder, config(3), "universal", map_of(tmp_path, 1))[1]
-    right = stage_for(saved.folder, config(3), 1)
+    right = load_stage(saved.folder, config(3), 1)
     for name in (f"layers.0.self_attn.{part}_proj.weight" for part in "qkv"):
         assert not torch.equal(found.weights[name], right.weights[name])
     compare(saved, by_hand(saved, tmp_path / "whole", fused_whole), map_of(tmp_path, 1))

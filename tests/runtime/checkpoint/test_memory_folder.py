@@ -17,9 +17,9 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
 from planaria.runtime.checkpoint.stage_file import (
     StageLabel,
-    contents,
+    checked_reader,
+    read_contents,
     read_labelled,
-    reading,
     require_stage,
     stage_file,
     write_labelled,
@@ -56,7 +56,7 @@ def test_a_file_is_read_only_under_its_own_label(tmp_path: Path, written: StageL
     if not expected.part:
         of_checkpoints = expected.stage, expected.step
         readers += [
-            lambda: contents(folder, *of_checkpoints, expected.index or 0),
+            lambda: read_contents(folder, *of_checkpoints, expected.index or 0),
             lambda: require_stage(folder, *of_checkpoints, "", expected.index or 0),
         ]
     for read in readers:
@@ -70,9 +70,9 @@ def test_a_file_is_read_only_under_its_own_label(tmp_path: Path, written: StageL
 def test_a_file_replaced_after_its_header_was_read_is_refused(tmp_path: Path) -> None:
     """Tensors are read later than the header was, and from the same path."""
     write_labelled(tmp_path, StageLabel(stage=1, step=5, index=0), state(1.0))
-    held = contents(tmp_path, 1, 5)
+    held = read_contents(tmp_path, 1, 5)
     write_labelled(tmp_path, StageLabel(stage=1, step=6, index=0), state(2.0))
-    with pytest.raises(UserError, match="holds step 6, not 5"), reading(held) as read:
+    with pytest.raises(UserError, match="holds step 6, not 5"), checked_reader(held) as read:
         read("weights.w")
 
 
@@ -93,11 +93,11 @@ def test_a_snapshot_with_a_foreign_file_is_not_whole(tmp_path: Path, source: tup
     for name in {source[0], label(48)}:
         for stage in (1, 2):
             held.write(stage, name, state(name.step + stage), {"p": torch.zeros(2)})
-    assert held.whole(label(48)) == {1, 2}
+    assert held.whole_stages(label(48)) == {1, 2}
     (there,) = held.folder.glob(f"step-{source[0].step:08d}.g{source[0].generation}.{source[0].part}")
     (target,) = held.folder.glob("step-00000048.g1.ab12")
     shutil.copy(stage_file(there, source[1]), stage_file(target, 1))
-    assert held.whole(label(48)) == {2}
+    assert held.whole_stages(label(48)) == {2}
     with pytest.raises(UserError, match=r"holds (step 44|stage 2|generation 2|part cd34), not"):
         held.read(1, label(48))
 
@@ -114,6 +114,6 @@ def test_a_worker_keeps_its_two_newest_snapshots(tmp_path: Path) -> None:
     held.write(2, label(32), state(1.0), {})
     held.write(1, label(28, 2), state(1.0), {})
     assert held.newest_first() == [label(32), label(28, 2), label(24, 2)]
-    assert held.whole(label(32)) == {2} and held.whole(label(28, 2)) == {1}
+    assert held.whole_stages(label(32)) == {2} and held.whole_stages(label(28, 2)) == {1}
     held.write(1, label(4, 1, "ff"), state(1.0), {})
-    assert held.whole(label(4, 1, "ff")) == {1}, "those of the present part are the newest"
+    assert held.whole_stages(label(4, 1, "ff")) == {1}, "those of the present part are the newest"

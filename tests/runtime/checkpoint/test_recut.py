@@ -29,7 +29,7 @@ from planaria.models.packing import digest
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import recut
 from planaria.runtime.checkpoint.cut import RunCut, atom_name
-from planaria.runtime.checkpoint.loading import check_stages, stage_for
+from planaria.runtime.checkpoint.loading import check_stages, load_stage
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint, stage_name
 
@@ -155,7 +155,7 @@ def save(folder: Path, given: RunConfig, states: States | None = None, **changes
 def loaded(saved: SealedCheckpoint, wanted: RunConfig, replicas: tuple[int, ...] | None = None) -> States:
     these = range(wanted.exchange.replicas) if replicas is None else replicas
     both = product(these, range(wanted.pipeline.stages + 1))
-    return {(r, s): stage_for(saved.folder, wanted, s, r) for r, s in both}
+    return {(r, s): load_stage(saved.folder, wanted, s, r) for r, s in both}
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -263,24 +263,24 @@ def test_layers_move_between_the_ends_and_the_stages(
 
 def by_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take moments of the corresponding parameter of the first layer."""
-    real = recut._made
+    real = recut._tensor_origin
 
     def wrong(atoms: Any, kind: str, expected: Any) -> recut.TensorOrigin:
         made = real(atoms, kind, expected)
         first = [s._replace(key=re.sub(r"\.layers\.\d+\.", ".layers.0.", s.key)) for s in made.of]
         return made._replace(of=tuple(first)) if kind in KEYS else made
 
-    monkeypatch.setattr(recut, "_made", wrong)
+    monkeypatch.setattr(recut, "_tensor_origin", wrong)
 
 
 def copied_debts(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = recut._outer
+    real = recut._recut_outer
 
     def wrong(*given: Any) -> Any:
         found, rounds = real(*given)
         return {n: m._replace(how="copy") if m.how == "sum" else m for n, m in found.items()}, rounds
 
-    monkeypatch.setattr(recut, "_outer", wrong)
+    monkeypatch.setattr(recut, "_recut_outer", wrong)
 
 
 def ends_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ def replacing(name: str, wrong: Callable[..., Any]) -> Drop:
 
 
 def rule(weights: str | None = None, outer: str | None = None) -> Drop:
-    real = recut.rules
+    real = recut.copy_rules
 
     def wrong(*given: Any) -> recut.ReplicaStarts:
         made = real(*given)
@@ -524,7 +524,7 @@ def test_a_bit_flipped_after_the_check_is_found_by_the_worker(tmp_path: Path) ->
     check_stages(tmp_path, {1: saved.folder.name}, wanted)
     flip_a_bit(stage_file(saved.folder, 2), 0.5)
     with pytest.raises(UserError, match=r"stage-0002.*has changed since it was written"):
-        stage_for(saved.folder, wanted, 1)
+        load_stage(saved.folder, wanted, 1)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from planaria.common.errors import UserError
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import tensor_file
-from planaria.runtime.checkpoint.stage_file import contents, read_stage, require_stage, stage_file, write_stage
+from planaria.runtime.checkpoint.stage_file import read_contents, read_stage, require_stage, stage_file, write_stage
 
 
 def state(seed: int = 1) -> StageState:
@@ -82,7 +82,7 @@ def test_a_stage_is_read_back_bit_for_bit(changed: dict[str, object], tmp_path: 
     for asked in (read_stage, require_stage):
         with pytest.raises(UserError, match="has changed since it was written"):
             asked(folder, 2, 40, "0" * 64)
-    contents(folder, 2, 40)
+    read_contents(folder, 2, 40)
 
 
 @given(
@@ -112,7 +112,7 @@ def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:length])
     assert "damaged" in refused(tmp_path)
     with pytest.raises(UserError, match="damaged"):
-        contents(tmp_path, 2, 1)
+        read_contents(tmp_path, 2, 1)
 
 
 def file_of(folder: Path) -> tuple[Path, bytearray, int]:
@@ -146,7 +146,7 @@ def test_a_file_of_version_1_is_read(tmp_path: Path) -> None:
     save_file(tensors, stage_file(tmp_path, 2), {"planaria": json.dumps(label | {"clipped_norm": None})})
     expected = replace(kept, clocks=dict.fromkeys(kept.moments, 17), grad_norm=0.5, clipped_norm=None)
     assert_same(read_stage(tmp_path, 2, 9), replace(expected, outer={"rounds": torch.tensor(4)}))
-    contents(tmp_path, 2, 9)
+    read_contents(tmp_path, 2, 9)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def test_the_library_reads_written_files(
     with path.open("wb") as file:
         head = tensor_file.write(file, given, metadata)
     assert path.read_bytes().startswith(head)
-    with tensor_file.opened(path) as ours:
+    with tensor_file.open_file(path) as ours:
         assert (ours.head, ours.header.metadata, ours.header.specs.keys()) == (head, metadata, given.keys())
         assert all(torch.equal(ours.tensor(name), tensor) for name, tensor in given.items())
     for found in (load_file(path), load(path.read_bytes())):

@@ -16,7 +16,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
-from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders
@@ -195,7 +195,7 @@ def test_parameters_of_a_rebuilt_stage_keep_their_clock_and_scale(config: Recipe
     rebuilt = read_stage(newest(folder), 2, 8)
     assert (set(rebuilt.clocks.values()), rebuilt.lr_scale) == ({5}, 1.1)
     two = run_folders.config_of(folder).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
-    found = stage_for(newest(folder), two, 1)
+    found = load_stage(newest(folder), two, 1)
     for name, clock in found.clocks.items():
         old = int(name.split(".")[1]) >= 3
         assert (clock, found.scales.get(name, found.lr_scale)) == ((5, 1.1) if old else (8, 1.0))
@@ -204,7 +204,7 @@ def test_parameters_of_a_rebuilt_stage_keep_their_clock_and_scale(config: Recipe
     runner.load(found)
     moved = step_of(runner, dict.fromkeys(before, 0.25))
     plain = StageRunner(two, 1)
-    plain.load(stage_for(newest(folder), two, 1).part(lambda name: True, moments=True))
+    plain.load(load_stage(newest(folder), two, 1).part(lambda name: True, moments=True))
     plain.scales = {}
     for group in plain.optimizer.param_groups:
         group["scale"] = None
@@ -277,7 +277,7 @@ TABLE = "embed_tokens.weight"
 @pytest.mark.slow
 def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, float]) -> None:
     """New rows are the mean of the others, moments too; removed again, they leave no trace."""
-    before = stage_for(newest(folder), run_folders.config_of(folder), 0)
+    before = load_stage(newest(folder), run_folders.config_of(folder), 0)
     output = updated(folder, model__vocab=320, pipeline__stages=2, train__steps=21)
     assert any(
         "of 257 tokens, now 320: embedding and head get 63 new rows, each the mean of all others" in line
@@ -286,7 +286,7 @@ def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, f
     assert 0 < abs(losses(folder)[20] - through[20]) < 0.3
     later = run_folders.config_of(folder)
     (first,) = (saved for saved in CheckpointStore(folder / "checkpoints").list() if saved.step == 20)
-    more = stage_for(first.folder, later, 0)
+    more = load_stage(first.folder, later, 0)
     pairs = [
         (before.weights[TABLE], more.weights[TABLE]),
         *zip(before.moments[TABLE].values(), more.moments[TABLE].values(), strict=True),
@@ -297,7 +297,7 @@ def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, f
     assert more.clocks == before.clocks and torch.equal(more.weights["norm.weight"], before.weights["norm.weight"])
     output = updated(folder, model__vocab=257, train__steps=22)
     assert any("now 257: embedding and head lose their last 63 rows" in line for line in output), output
-    assert stage_for(newest(folder), run_folders.config_of(folder), 0).weights[TABLE].shape == (257, 16)
+    assert load_stage(newest(folder), run_folders.config_of(folder), 0).weights[TABLE].shape == (257, 16)
     assert "320 tokens, now 257" in str(read_run(folder).starts[-1][1].recut)
 
 
@@ -305,7 +305,7 @@ def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, f
 def test_a_vocabulary_grows_with_replicas_residuals(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=4, exchange=NOLOCO | {"replicas": 2}, model={"tied": False}))
     updated(folder, model__vocab=260, exchange__replicas=3, train__steps=6)
-    state = stage_for(newest(folder), run_folders.config_of(folder), 0, 2)
+    state = load_stage(newest(folder), run_folders.config_of(folder), 0, 2)
     for name in (TABLE, "lm_head.weight"):
         shapes = {tuple(tensor.shape) for key, tensor in state.outer.items() if key.endswith(f"/{name}")}
         assert shapes == {(260, 16)} == {tuple(state.weights[name].shape)}
@@ -350,9 +350,9 @@ def test_recut_states_load_into_an_engine_of_that_cut(
     """Every state of the checkpoint loads into a runner of the other cut, and is returned unchanged."""
     two = run_folders.config_of(parted[0]).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
     engine = engine_of(two)
-    engine.load_states({stage: stage_for(newest(parted[0]), two, stage) for stage in range(3)})
+    engine.load_states({stage: load_stage(newest(parted[0]), two, stage) for stage in range(3)})
     for stage, runner in engine.runners.items():
-        expected, got = stage_for(newest(parted[0]), two, stage), runner.state()
+        expected, got = load_stage(newest(parted[0]), two, stage), runner.state()
         assert all(torch.equal(got.weights[n], w) for n, w in expected.weights.items())
         for name, pair in expected.moments.items():
             assert all(torch.equal(a, b) for a, b in zip(got.moments[name].values(), pair.values(), strict=True))

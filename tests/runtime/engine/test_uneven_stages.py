@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.models.families import stage_parameters
 from planaria.models.llama_stages import Llama, parameter_count, stage_layers
-from planaria.runtime.checkpoint.loading import atoms_of
+from planaria.runtime.checkpoint.loading import atoms_of_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine.config_checks import check
 
@@ -59,7 +59,7 @@ def test_a_run_resumes_with_other_sizes(config: Recipe, tmp_path: Path) -> None:
     assert any("now 4 stages of [1, 6, 2, 3] layers: re-cut by parameter" in line for line in reported)
     updated(folder, pipeline__stages=3, pipeline__layers="none", train__steps=20)
     assert losses(folder) == whole
-    assert len(atoms_of(CheckpointStore(folder / "checkpoints").newest())) == 12 * 9 + 2
+    assert len(atoms_of_model(CheckpointStore(folder / "checkpoints").newest())) == 12 * 9 + 2
 
 
 @pytest.mark.parametrize(

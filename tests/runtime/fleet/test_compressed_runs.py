@@ -28,7 +28,7 @@ from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, SealedCheckpoint
 
@@ -59,7 +59,7 @@ def part(outer: Mapping[str, Tensor], name: str) -> Tensor:
 
 def outer_of(saved: SealedCheckpoint, config: RunConfig, stage: int) -> list[Mapping[str, Tensor]]:
     """Return the outer state of each replica of a stage, in a run resumed with ``config``."""
-    return [stage_for(saved.folder, config, stage, replica).outer for replica in range(config.exchange.replicas)]
+    return [load_stage(saved.folder, config, stage, replica).outer for replica in range(config.exchange.replicas)]
 
 
 def apart_from_mean(saved: SealedCheckpoint, config: RunConfig, stage: int) -> float | None:
@@ -139,7 +139,7 @@ def assert_inline(record: RunRecord) -> None:
     saved = newest(record.folder)
     assert saved.step == engine.step
     for node, stage in engine.stage.items():
-        written = stage_for(saved.folder, record.config, stage, node // STAGES)
+        written = load_stage(saved.folder, record.config, stage, node // STAGES)
         assert same(written, engine.replicas.state(node)), node
 
 
@@ -197,7 +197,7 @@ def test_four_replicas_resume_as_three_and_three_as_four(tmp_path: Path, spec: s
         assert_sound(record)
         for stage in range(STAGES):
             for replica in range(replicas):
-                one, two = (stage_for(newest(at).folder, config, stage, replica) for at in (folder, twin))
+                one, two = (load_stage(newest(at).folder, config, stage, replica) for at in (folder, twin))
                 assert same(one, two), (steps, stage, replica)
 
 

@@ -20,7 +20,7 @@ from planaria.control.log.run_record import RunRecord
 from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
-from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.engine import process_engine
 from planaria.runtime.engine.prepare import PreparedRun
 
@@ -186,12 +186,12 @@ def test_a_run_resumes_with_the_residual_of_each_replica(tmp_path: Path) -> None
     saved = newest(folder)
     assert saved.manifest.replicas == 1
     assert len(list(saved.folder.glob("stage-*-at-*.safetensors"))) == 2 * (REPLICAS - 1)
-    residual = [stage_for(saved.folder, config, 1, replica).outer for replica in range(REPLICAS)]
+    residual = [load_stage(saved.folder, config, 1, replica).outer for replica in range(REPLICAS)]
     name = next(name for name in residual[0] if name.startswith("residual/"))
     assert len({float(own[name].norm()) for own in residual} - {0.0}) == REPLICAS
     assert [int(own["rounds"]) for own in residual] == [4] * REPLICAS
     two = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 2})})
-    shared = stage_for(saved.folder, two, 1, 1).outer[name]
+    shared = load_stage(saved.folder, two, 1, 1).outer[name]
     assert torch.equal(shared, (residual[0][name] + residual[1][name] + residual[2][name]) / 3), (
         "in the mean what it was"
     )

@@ -14,7 +14,7 @@ from harness import digests, ending, facts, outcomes, tiny, train
 from planaria.common.errors import UserError
 from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
-from planaria.runtime.checkpoint.loading import load_model, stage_for
+from planaria.runtime.checkpoint.loading import load_model, load_stage
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.starting_weights import starting_weights
@@ -80,7 +80,7 @@ def test_exports_are_dense_and_other_cuts_can_be_read(tmp_path: Path, model: dic
         export_state(run.folder, tmp_path / "dcp", "dcp")
     other = config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"stages": 2})})
     for stage in range(3):
-        state = stage_for(saved.folder, other, stage)
+        state = load_stage(saved.folder, other, stage)
         assert state.moments.keys() == state.weights.keys()
 
 

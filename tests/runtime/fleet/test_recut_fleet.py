@@ -14,7 +14,7 @@ from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.lab.inline.engine import InlineEngine
 from planaria.report.run.ledger import sample_ledger
-from planaria.runtime.checkpoint.loading import stage_for
+from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.engine import run_folders
 
 
@@ -92,10 +92,10 @@ def test_three_all_reduced_replicas_resume_two_of_noloco(tmp_path: Path, capfd: 
     assert f"continued in another shape: {shape}" in replay_run(folder)
     after = run_folders.config_of(folder)
     engine = InlineEngine(after, *planaria.streams(after))
-    engine.load_states({n: stage_for(saved.folder, after, s, n // 2) for n, s in engine.stage.items()})
+    engine.load_states({n: load_stage(saved.folder, after, s, n // 2) for n, s in engine.stage.items()})
     engine.step, engine.sample_offset = 5, 80 - 5 * after.samples
     found = {result.step: result.loss for result in (engine.train_step() for _ in range(3))}
     assert apart({step: losses(record)[step] for step in found}, found) < 1e-6
     last = newest(folder)
     assert last.manifest.samples == 80 + 3 * 24
-    assert all(torch.isfinite(w).all() for w in stage_for(last.folder, after, 1).weights.values())
+    assert all(torch.isfinite(w).all() for w in load_stage(last.folder, after, 1).weights.values())

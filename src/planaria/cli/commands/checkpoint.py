@@ -14,7 +14,7 @@ from planaria.control.facts.events import ReplicaPosition
 from planaria.report.tables import Table
 from planaria.runtime.checkpoint.cut import atom_name, require_known
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
-from planaria.runtime.checkpoint.loading import copies_of, cut_of, require_file, stage_for
+from planaria.runtime.checkpoint.loading import copies_of_stages, cut_of, load_stage, require_file
 from planaria.runtime.checkpoint.recut import SavedReplica, equal_copies, require_whole
 from planaria.runtime.checkpoint.stage_file import StageContents, write_stage
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint, stage_name
@@ -36,7 +36,7 @@ def show(folder: Path, name: str | None) -> list[Table]:
     saved = _chosen(folder, name)
     manifest, cut = saved.manifest, cut_of(saved.manifest)
     require_known(cut, saved.folder)
-    copies = copies_of(saved.folder, manifest, manifest.stages)
+    copies = copies_of_stages(saved.folder, manifest, manifest.stages)
     pattern = "unique" if cut.replicas == 1 else "replicated" if equal_copies(cut) else "average"
     first = next(iter(copies.values())).stages
     rows = [
@@ -78,7 +78,7 @@ def verify(folder: Path, name: str | None) -> Iterator[str]:
     for saved in CheckpointStore(folder / "checkpoints").list() if name is None else [chosen]:
         cut = cut_of(saved.manifest)
         require_known(cut, saved.folder)
-        copies = copies_of(saved.folder, saved.manifest, saved.manifest.stages)
+        copies = copies_of_stages(saved.folder, saved.manifest, saved.manifest.stages)
         require_whole(cut, copies)
         files = _files(copies)
         for file in files:
@@ -176,7 +176,7 @@ def _written(store: CheckpointStore, source: Path, config: RunConfig, step: int)
     several, digests = config.exchange.replicas, dict[str, str]()
     for replica in range(several):
         for stage in range(config.pipeline.stages + 1):
-            state = stage_for(source, config, stage, replica)
+            state = load_stage(source, config, stage, replica)
             written = write_stage(store.unsealed_replica_folder(step, several, replica, 0), stage, step, state)
             digests[stage_name(stage, replica, several)] = written.sha256
     return digests

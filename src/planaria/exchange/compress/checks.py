@@ -55,8 +55,9 @@ def require_same_feedback(before: RunConfig, config: RunConfig, folder: Path) ->
     was = compression_in(old)
     if was is not None and was.parts and was != compression_in(new):
         raise UserError(
-            f"{folder}: {_compression_setting(new)} (was {_compression_setting(old)}): the replicas' error feedback belongs to the old "
-            f"compressor; restore the setting, or start a run with its weights: --train.start {folder}"
+            f"{folder}: {_compression_setting(new)} (was {_compression_setting(old)}): the replicas' error feedback "
+            f"belongs to the old compressor; restore the setting, or start a run with its weights: "
+            f"--train.start {folder}"
         )
 
 

@@ -21,9 +21,9 @@ from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import documents, file_documents
+from planaria.data.corpus import iter_documents, iter_file_documents
 from planaria.data.listing import STDLIB
-from planaria.data.records import kind_of, read_records
+from planaria.data.records import format_of, read_records
 from planaria.data.tokenizer import evenly_spaced, pieces
 from planaria.lab.experts.budget import GENERALIST
 from planaria.lab.experts.embedding import k_means_groups
@@ -173,7 +173,7 @@ def _texts(location: str, spec: TextSpec) -> Iterator[str]:
     """Yield all files or records that ``location`` in the recipe names."""
     if spec.where:
         path = expanded(spec.source)
-        if kind_of(path) is None:
+        if format_of(path) is None:
             raise UserError(f"{location}.where: goes with a file of records such as .jsonl, not with {spec.source!r}")
         texts = list(read_records(path, spec.field, spec.where))
         if not texts:
@@ -184,11 +184,11 @@ def _texts(location: str, spec: TextSpec) -> Iterator[str]:
     try:
         files = _globbed(spec.source)
         if files is None:
-            yield from documents(DataConfig(source=spec.source, field=spec.field))
+            yield from iter_documents(DataConfig(source=spec.source, field=spec.field))
             return
         if not files:
             raise UserError(f"source = {spec.source!r}: no file has such a name")
-        texts = [text for file in files for text in file_documents(file, spec.field)]
+        texts = [text for file in files for text in iter_file_documents(file, spec.field)]
         if not texts:
             raise UserError(f"source = {spec.source!r}: none of its {len(files)} files holds UTF-8 text")
         yield from texts

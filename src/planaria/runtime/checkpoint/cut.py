@@ -44,7 +44,7 @@ def atom_name(cut: RunCut, stage: int, local: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def declared(cut: RunCut, stage: int) -> Mapping[str, PackedTensor]:
+def declared_tensors(cut: RunCut, stage: int) -> Mapping[str, PackedTensor]:
     """Return the type and shape of every parameter of a stage, by local name."""
     built = build_stage(cut.model, cut.stages, stage, 0, "meta")
     return {name: PackedTensor(TYPES[p.dtype], tuple(p.shape)) for name, p in built.named_parameters()}
@@ -73,7 +73,7 @@ def require_alike(saved: RunCut, wanted: RunCut, location: str) -> None:
         )
 
 
-def holders(saved: RunCut, wanted: RunCut, stage: int) -> list[int]:
+def overlapping_stages(saved: RunCut, wanted: RunCut, stage: int) -> list[int]:
     """Return the saved stages that hold a part of the wanted ``stage``."""
     if saved.model.one_array:
         return [stage if stage <= saved.stages else 0]

@@ -22,12 +22,12 @@ from planaria.models.one_array import StoredParameter, stored_parameters
 from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import recut
-from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared, holders, require_alike
+from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared_tensors, overlapping_stages, require_alike
 from planaria.runtime.checkpoint.stage_file import (
     READ_THREADS,
     StageContents,
-    contents,
-    reading,
+    checked_reader,
+    read_contents,
     require_stage,
     stage_file,
 )
@@ -48,42 +48,46 @@ def replicas_in(manifest: CheckpointManifest) -> int:
     """Return the number of replicas; those that exchange gradients may be saved as one, with separate outer states."""
     if manifest.replicas == 1 and manifest.exchange is not None:
         return manifest.exchange.replicas
-    return manifest.replicas if manifest.replicas > 1 else len(_indices(manifest, manifest.stages[0]))
+    return manifest.replicas if manifest.replicas > 1 else len(_saved_nodes(manifest, manifest.stages[0]))
 
 
-def _indices(manifest: CheckpointManifest, stage: int) -> list[int]:
+def _saved_nodes(manifest: CheckpointManifest, stage: int) -> list[int]:
     """Return the nodes of a stage with a file in the checkpoint; lost nodes have none."""
     before = f"{stage_file(Path(), stage).stem}-at-"
     indices = [Path(file).stem.removeprefix(before) for file in manifest.digests if file.startswith(before)]
     return [0, *sorted(map(int, indices))]
 
 
-def copies_for(folder: Path, manifest: CheckpointManifest, wanted: RunCut, stage: int) -> dict[int, recut.SavedReplica]:
+def saved_copies(
+    folder: Path, manifest: CheckpointManifest, wanted: RunCut, stage: int
+) -> dict[int, recut.SavedReplica]:
     """Return what each replica saved of the stages that overlap a wanted stage."""
     saved = cut_of(manifest)
-    stages = holders(saved, wanted, stage)
+    stages = overlapping_stages(saved, wanted, stage)
     if missing := sorted(set(stages) - set(manifest.stages)):
         raise UserError(
             f"{folder}: stages {missing} are missing, and only a whole checkpoint can be re-cut; choose another "
             f"checkpoint, or resume with --pipeline.stages {saved.stages}"
         )
-    return copies_of(folder, manifest, stages)
+    return copies_of_stages(folder, manifest, stages)
 
 
-def copies_of(folder: Path, manifest: CheckpointManifest, stages: Sequence[int]) -> dict[int, recut.SavedReplica]:
+def copies_of_stages(
+    folder: Path, manifest: CheckpointManifest, stages: Sequence[int]
+) -> dict[int, recut.SavedReplica]:
     """Return what each replica saved of these stages.
 
     :raises UserError: if a file cannot be read, or belongs to another checkpoint.
     """
 
     def look(held: Path, stage: int, index: int = 0) -> StageContents:
-        _digest(folder, manifest, held, stage, index)
-        return contents(held, stage, manifest.step, index)
+        _digest_in_manifest(folder, manifest, held, stage, index)
+        return read_contents(held, stage, manifest.step, index)
 
     folders = {stage: _folders_of_stage(folder, manifest, stage) for stage in stages}
     if manifest.replicas == 1:
         whole = {stage: look(folder, stage) for stage in stages}
-        indices = set.intersection(*({*_indices(manifest, stage)} for stage in stages))
+        indices = set.intersection(*({*_saved_nodes(manifest, stage)} for stage in stages))
         return {
             index: recut.SavedReplica(whole, {s: look(folder, s, index) for s in stages} if index else whole)
             for index in sorted(indices)
@@ -97,7 +101,7 @@ def copies_of(folder: Path, manifest: CheckpointManifest, stages: Sequence[int])
 
 def require_file(folder: Path, held: StageContents) -> None:
     """Read a file, and check it against the manifest's digest and its own."""
-    sha256 = _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.index)
+    sha256 = _digest_in_manifest(folder, read_manifest(folder), held.path.parent, held.stage, held.index)
     require_stage(held.path.parent, held.stage, held.label.step, sha256, held.index)
 
 
@@ -115,7 +119,7 @@ def _folders_of_stage(folder: Path, manifest: CheckpointManifest, stage: int) ->
     return holding or [folder]
 
 
-def _digest(folder: Path, manifest: CheckpointManifest, held: Path, stage: int, index: int = 0) -> str:
+def _digest_in_manifest(folder: Path, manifest: CheckpointManifest, held: Path, stage: int, index: int = 0) -> str:
     """Return the manifest's digest of a stage's file; empty from an older planaria.
 
     :raises UserError: if the manifest has digests, but not of this file.
@@ -171,11 +175,11 @@ class ParameterState:
 
     def read(self, kind: str) -> Tensor:
         """Read a tensor in fp32, the mean of several replicas; UserError if it is damaged."""
-        with making({source.held.path: source.held for source in self.how[kind].of}.values()) as make:
+        with tensor_maker({source.held.path: source.held for source in self.how[kind].of}.values()) as make:
             return make(self.how[kind])
 
 
-def atoms_of(saved: SealedCheckpoint) -> list[ParameterState]:
+def atoms_of_model(saved: SealedCheckpoint) -> list[ParameterState]:
     """Return the model of a whole checkpoint, stage by stage, without reading tensors.
 
     :raises UserError: if stages are missing or damaged, or cannot form a single model.
@@ -191,8 +195,8 @@ def atoms_of(saved: SealedCheckpoint) -> list[ParameterState]:
         )
     cut, atoms = RunCut(manifest.model, manifest.pipeline_stages), list[ParameterState]()
     for stage in manifest.stages if not manifest.model.one_array else (0,):
-        plan = planned(saved.folder, cut, stage, whole=True)
-        for local, entry in declared(cut, stage).items():
+        plan = plan_stage(saved.folder, cut, stage, whole=True)
+        for local, entry in declared_tensors(cut, stage).items():
             how = {"weights": plan.weights[local], **plan.moments.get(local, {})}
             scale = plan.scales.get(local, plan.lr_scale)
             atoms.append(ParameterState(atom_name(cut, stage, local), entry.shape, plan.clocks.get(local), scale, how))
@@ -212,8 +216,8 @@ class _Taken(ParameterState):
 
 
 def weights_of(saved: SealedCheckpoint) -> list[ParameterState]:
-    """Return the weights of the equivalent model of whole matrices; UserError as :func:`atoms_of`."""
-    atoms, model = {atom.name: atom for atom in atoms_of(saved)}, saved.manifest.model
+    """Return the weights of the equivalent model of whole matrices; UserError as :func:`atoms_of_model`."""
+    atoms, model = {atom.name: atom for atom in atoms_of_model(saved)}, saved.manifest.model
     if not model.factored:
         return list(atoms.values())
     part_of = stored_parameters(model, [(atom.name, atom.shape) for atom in atoms.values()])
@@ -221,15 +225,15 @@ def weights_of(saved: SealedCheckpoint) -> list[ParameterState]:
     return [_Taken(name, part.shape, None, atom.scale, {}, atom, part) for name, part, atom in taken]
 
 
-def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> StageState:
+def load_stage(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> StageState:
     """Load a replica's stage of a run with this ``config`` from a checkpoint of any cut (``recut``).
 
     Besides the state, at most one parameter's tensors of all replicas are in memory.
     :raises UserError: if something is missing, damaged or inconsistent.
     """
-    plan = planned(folder, cut_for(config), stage, replica)
+    plan = plan_stage(folder, cut_for(config), stage, replica)
     _require_optimizer(plan, config, folder)
-    return carry_out(plan)
+    return load_planned(plan)
 
 
 def _require_optimizer(plan: recut.StagePlan, config: RunConfig, folder: Path) -> None:
@@ -252,17 +256,19 @@ def files_for(folder: Path, config: RunConfig, stage: int) -> list[str]:
     manifest = read_manifest(folder)
     saved, wanted = cut_of(manifest), cut_for(config)
     require_alike(saved, wanted, str(folder))
-    begins = tuple(f"{stage_file(Path(), held).stem}{end}" for held in holders(saved, wanted, stage) for end in ".-")
+    begins = tuple(
+        f"{stage_file(Path(), held).stem}{end}" for held in overlapping_stages(saved, wanted, stage) for end in ".-"
+    )
     return sorted(file for file in manifest.digests if Path(file).name.startswith(begins))
 
 
-def planned(folder: Path, wanted: RunCut, stage: int, replica: int = 0, whole: bool = False) -> recut.StagePlan:
-    """Return the origin of a stage of that cut; UserError as in :func:`stage_for`.
+def plan_stage(folder: Path, wanted: RunCut, stage: int, replica: int = 0, whole: bool = False) -> recut.StagePlan:
+    """Return the origin of a stage of that cut; UserError as in :func:`load_stage`.
 
     Checks digests of whole files if their tensors have none, or if ``whole`` is set.
     """
     manifest = read_manifest(folder)
-    copies = copies_for(folder, manifest, wanted, stage)
+    copies = saved_copies(folder, manifest, wanted, stage)
     plan = recut.plan(cut_of(manifest), wanted, stage, replica, copies)
     for held in plan.files.values():
         if whole or not held.digested:
@@ -271,11 +277,11 @@ def planned(folder: Path, wanted: RunCut, stage: int, replica: int = 0, whole: b
 
 
 @contextmanager
-def making(files: Iterable[StageContents]) -> Iterator[Callable[[recut.TensorOrigin], Tensor]]:
+def tensor_maker(files: Iterable[StageContents]) -> Iterator[Callable[[recut.TensorOrigin], Tensor]]:
     """Yield a function that reads and combines tensors of these files, checked against their digests."""
     with ExitStack() as opened:
         one_by_one = Lock()
-        read = {held.path: opened.enter_context(reading(held)) for held in files}
+        read = {held.path: opened.enter_context(checked_reader(held)) for held in files}
 
         def tensor(source: recut.FileTensor) -> Tensor:
             return read[source.held.path](source.key)
@@ -284,7 +290,7 @@ def making(files: Iterable[StageContents]) -> Iterator[Callable[[recut.TensorOri
             if how.how == "copy" and not how.rows:
                 return tensor(how.of[0])
             with one_by_one:  # limits memory for its sources
-                return _of_rows(combined(how), how.rows) if how.rows else combined(how)
+                return _resize_rows(combined(how), how.rows) if how.rows else combined(how)
 
         def combined(how: recut.TensorOrigin) -> Tensor:
             if how.how == "copy":
@@ -299,10 +305,10 @@ def making(files: Iterable[StageContents]) -> Iterator[Callable[[recut.TensorOri
         yield make
 
 
-def carry_out(plan: recut.StagePlan) -> StageState:
+def load_planned(plan: recut.StagePlan) -> StageState:
     """Read and combine the tensors of a stage, several at once."""
-    hows = dict(_origins(plan))
-    with making(plan.files.values()) as make, ThreadPoolExecutor(READ_THREADS) as threads:
+    hows = dict(_all_origins(plan))
+    with tensor_maker(plan.files.values()) as make, ThreadPoolExecutor(READ_THREADS) as threads:
         tensors = dict(zip(hows, threads.map(make, hows.values()), strict=True))
 
     def of(kind: str, names: Iterable[str]) -> dict[str, Tensor]:
@@ -318,7 +324,7 @@ def carry_out(plan: recut.StagePlan) -> StageState:
     return StageState(weights, moments, clocks, plan.lr_scale, *plan.norms, generators, outer, scales)
 
 
-def _origins(plan: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.TensorOrigin]]:
+def _all_origins(plan: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.TensorOrigin]]:
     """Yield all tensors of a stage by kind and name, and their origin."""
     for name, how in plan.weights.items():
         yield ("weights", name), how
@@ -333,7 +339,7 @@ def _origins(plan: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.Ten
         yield ("generators", kind), recut.TensorOrigin("copy", (source,))
 
 
-def _of_rows(tensor: Tensor, count: int) -> Tensor:
+def _resize_rows(tensor: Tensor, count: int) -> Tensor:
     """Return the first ``count`` rows, with the mean of all for missing ones. [rows, …] → [count, …]"""
     more = tensor.mean(0, keepdim=True).expand(max(0, count - len(tensor)), *tensor.shape[1:])
     return torch.cat([tensor[:count], more])
@@ -349,7 +355,7 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
         manifest = read_manifest(checkpoints / name)
         saved, wanted = cut_of(manifest), cut_for(config)
         require_alike(saved, wanted, str(checkpoints / name))
-        copies = copies_for(checkpoints / name, manifest, wanted, stage)
+        copies = saved_copies(checkpoints / name, manifest, wanted, stage)
         for replica in range(config.exchange.replicas):
             plan = recut.plan(saved, wanted, stage, replica, copies)
             _require_optimizer(plan, config, checkpoints / name)

@@ -87,21 +87,21 @@ class MemoryFolder:
         :raises OSError: if the memory is full.
         """
         snapshots = [(existing, folder) for existing, folder in self._snapshots() if existing != label]
-        earlier = [(existing, folder) for existing, folder in snapshots if _of_stage(folder, stage)]
+        earlier = [(existing, folder) for existing, folder in snapshots if _stage_files(folder, stage)]
         earlier.sort(key=lambda snapshot: (snapshot[0].part == label.part, snapshot[0].generation, snapshot[0].step))
         for _, old in earlier[: max(0, len(earlier) + 1 - _KEPT)]:
             _drop(old, stage)
-        folder = self._at(label)
-        write_labelled(folder, _file(stage, label, _PARITIES), StageState({}, outer=dict(parities)))
-        write_labelled(folder, _file(stage, label), state)  # last, since it marks the part as complete
+        folder = self._folder_of(label)
+        write_labelled(folder, _label_of_file(stage, label, _PARITIES), StageState({}, outer=dict(parities)))
+        write_labelled(folder, _label_of_file(stage, label), state)  # last, since it marks the part as complete
 
     def read(self, stage: int, label: SnapshotLabel) -> tuple[StageState, dict[str, Tensor]]:
         """Return the state and parities of :meth:`write`.
 
         :raises UserError: if they are missing, damaged, or of another stage or snapshot.
         """
-        folder = self._at(label)
-        state, parity = (read_labelled(folder, _file(stage, label, index)) for index in (0, _PARITIES))
+        folder = self._folder_of(label)
+        state, parity = (read_labelled(folder, _label_of_file(stage, label, index)) for index in (0, _PARITIES))
         return state, parity.outer
 
     def owner(self) -> Owner | None:
@@ -117,16 +117,16 @@ class MemoryFolder:
         labels = [label for label, _ in self._snapshots()]
         return sorted(labels, key=lambda label: (label.step, label.generation), reverse=True)
 
-    def whole(self, label: SnapshotLabel) -> frozenset[int]:
+    def whole_stages(self, label: SnapshotLabel) -> frozenset[int]:
         """Return the stages of a snapshot with complete and valid files."""
-        matches = (_STATE.fullmatch(path.name) for path in self._at(label).glob("stage-*"))
-        return frozenset(stage for match in matches if match and self._whole(stage := int(match[1]), label))
+        matches = (_STATE.fullmatch(path.name) for path in self._folder_of(label).glob("stage-*"))
+        return frozenset(stage for match in matches if match and self._is_whole(stage := int(match[1]), label))
 
     def remove(self) -> None:
         """Remove the snapshots of a run that has ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _whole(self, stage: int, label: SnapshotLabel) -> bool:
+    def _is_whole(self, stage: int, label: SnapshotLabel) -> bool:
         try:
             self.read(stage, label)
         except UserError:
@@ -142,7 +142,7 @@ class MemoryFolder:
             if match
         ]
 
-    def _at(self, label: SnapshotLabel) -> Path:
+    def _folder_of(self, label: SnapshotLabel) -> Path:
         return self.folder / f"step-{label.step:08d}.g{label.generation}.{label.part}"
 
 
@@ -171,18 +171,18 @@ def require_room(size: int, shared: Path = SHARED) -> None:
         )
 
 
-def _file(stage: int, label: SnapshotLabel, index: int = 0) -> StageLabel:
+def _label_of_file(stage: int, label: SnapshotLabel, index: int = 0) -> StageLabel:
     """Return the label of a snapshot's file."""
     return StageLabel(stage=stage, step=label.step, index=index, part=label.part, generation=label.generation)
 
 
-def _of_stage(folder: Path, stage: int) -> list[Path]:
+def _stage_files(folder: Path, stage: int) -> list[Path]:
     """Return all files of a stage, including unfinished ones of a killed writer."""
     return list(folder.glob(f"stage-{stage:04d}[.-]*"))
 
 
 def _drop(folder: Path, stage: int) -> None:
-    for path in _of_stage(folder, stage):
+    for path in _stage_files(folder, stage):
         path.unlink(missing_ok=True)
     with suppress(OSError):  # not empty: other stages have files there
         folder.rmdir()

@@ -97,7 +97,7 @@ class Mirror:
         with required("checkpoint.store"):
             return next((name for name in reversed(self.names()) if "." not in name), "")
 
-    def ahead(self, folder: Path) -> bool:
+    def is_ahead(self, folder: Path) -> bool:
         """Return whether the store has a newer checkpoint of the run than ``folder``.
 
         :raises UserError: if the store cannot be reached.

@@ -1,9 +1,9 @@
 """Conversion of a checkpoint's tensors to a run with another cut or other replicas. Pure.
 
 A parameter with its moments, clock and learning-rate scale is an *atom*. Its name (``cut.atom_name``) is the same in
-every cut, so stages are re-cut by name. :func:`rules` combines the copies of several replicas, after the patterns of
-Universal Checkpointing (arXiv 2406.18820): take one of equal copies, each its own, or their mean. Error feedback counts
-in a mean over replicas, so with another number of replicas each starts with the mean.
+every cut, so stages are re-cut by name. :func:`copy_rules` combines the copies of several replicas, after the patterns
+of Universal Checkpointing (arXiv 2406.18820): take one of equal copies, each its own, or their mean. Error feedback
+counts in a mean over replicas, so with another number of replicas each starts with the mean.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import SECANTS, Sharing
 from planaria.exchange.registry import exchange
 from planaria.models.packing import PackedTensor
-from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared
+from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared_tensors
 from planaria.runtime.checkpoint.stage_file import StageContents
 
 FIX = "choose another checkpoint"
@@ -83,7 +83,7 @@ class ReplicaStarts(NamedTuple):
     """each its own; the mean of shared parts and error feedback; or none"""
 
 
-def rules(saved: RunCut, wanted: RunCut, copies: int) -> ReplicaStarts:
+def copy_rules(saved: RunCut, wanted: RunCut, copies: int) -> ReplicaStarts:
     """Return the rules for ``copies`` of the weights.
 
     Replicas that must be equal cannot keep their own weights without an outer state that synchronises them.
@@ -122,7 +122,7 @@ def require_whole(cut: RunCut, copies: Mapping[int, SavedReplica]) -> None:
     """Raise UserError for any saved parameter, as :func:`plan`."""
     indices = {number: _index(cut, copy.stages) for number, copy in copies.items()}
     for stage, held in ((s, held) for copy in copies.values() for s, held in copy.outer.items()):
-        list(_parts(cut, stage, held))
+        list(_outer_parts(cut, stage, held))
     if equal_copies(cut):
         _require_equal(indices)
 
@@ -134,30 +134,30 @@ def plan(saved: RunCut, wanted: RunCut, stage: int, replica: int, copies: Mappin
         copies that must be equal; it names the file and what was expected.
     """
     indices = {number: _index(saved, copy.stages) for number, copy in copies.items()}
-    rule = rules(saved, wanted, len(copies))
+    rule = copy_rules(saved, wanted, len(copies))
     if rule.weights == "copy":
         _require_equal(indices)
     single_source = rule.weights == "copy" or (rule.weights == "own" and replica in copies)
     used = list(indices.values())
     if single_source:
         used = [indices[replica if replica in indices else min(indices)]]
-    shapes = declared(wanted, stage)
+    shapes = declared_tensors(wanted, stage)
     names = {local: atom_name(wanted, stage, local) for local in shapes}
     atoms = {local: [index[name] for index in used] for local, name in names.items()}
     clocks = {local: clock for local, of in atoms.items() if (clock := _one_clock(of)) is not None}
-    scale, scales = _scales({local: _one_scale(of) for local, of in atoms.items()}, used)
+    scale, scales = _common_scale({local: _one_scale(of) for local, of in atoms.items()}, used)
     part = copies[replica if replica in copies else min(copies)].stages if single_source else {}
     whole = {a.name for s in part for a in _atoms(saved, s, part[s])} == set(names.values())
     single = next(iter(part.values())) if len(part) == 1 and whole else None
     return StagePlan(
-        {local: _made(of, "weights", shapes[local]) for local, of in atoms.items()},
-        {local: _moments(atoms[local], shapes[local]) for local in clocks},
+        {local: _tensor_origin(of, "weights", shapes[local]) for local, of in atoms.items()},
+        {local: _moment_origins(atoms[local], shapes[local]) for local in clocks},
         clocks,
         scale,
         scales,
-        _norms(list(part.values())) if whole else (None, None),
+        _total_norms(list(part.values())) if whole else (None, None),
         {kind: FileTensor(single, key) for kind, key in single.generators.items()} if single is not None else {},
-        *_outer(saved, wanted, stage, replica, copies, rule.outer),
+        *_recut_outer(saved, wanted, stage, replica, copies, rule.outer),
     )
 
 
@@ -189,7 +189,7 @@ def _index(cut: RunCut, stages: Mapping[int, StageContents]) -> dict[str, _Atom]
     """Return a copy's atoms by name, after checking them against the cut."""
     atoms: dict[str, _Atom] = {}
     for stage, held in stages.items():
-        expected = declared(cut, stage)
+        expected = declared_tensors(cut, stage)
         for local, entry in expected.items():
             _require(held, f"weights.{local}", entry, atom_name(cut, stage, local))
         for atom in _atoms(cut, stage, held):
@@ -222,16 +222,16 @@ def _require_equal(indices: Mapping[int, Mapping[str, _Atom]]) -> None:
                 )
 
 
-def _moments(atoms: Sequence[_Atom], expected: PackedTensor) -> dict[str, TensorOrigin]:
-    return {key: _made(atoms, key, expected) for key in atoms[0].held.state}
+def _moment_origins(atoms: Sequence[_Atom], expected: PackedTensor) -> dict[str, TensorOrigin]:
+    return {key: _tensor_origin(atoms, key, expected) for key in atoms[0].held.state}
 
 
-def _made(atoms: Sequence[_Atom], kind: str, expected: PackedTensor) -> TensorOrigin:
+def _tensor_origin(atoms: Sequence[_Atom], kind: str, expected: PackedTensor) -> TensorOrigin:
     sources = tuple(FileTensor(atom.held, f"{kind}.{atom.local}") for atom in atoms)
-    return _fitted(TensorOrigin("copy" if len(sources) == 1 else "mean", sources), expected)
+    return _fit_rows(TensorOrigin("copy" if len(sources) == 1 else "mean", sources), expected)
 
 
-def _fitted(origin: TensorOrigin, expected: PackedTensor) -> TensorOrigin:
+def _fit_rows(origin: TensorOrigin, expected: PackedTensor) -> TensorOrigin:
     """Set the number of rows if it differs; other differences are rejected elsewhere."""
     (held, key), shape = origin.of[0], expected.shape
     return origin if held.entries[key].shape == shape else origin._replace(rows=shape[0])
@@ -248,7 +248,7 @@ def _one_scale(atoms: Sequence[_Atom]) -> float:
     return scales.pop() if len(scales) == 1 else math.fsum(atom.scale for atom in atoms) / len(atoms)
 
 
-def _scales(each: Mapping[str, float], used: Sequence[Mapping[str, _Atom]]) -> tuple[float, dict[str, float]]:
+def _common_scale(each: Mapping[str, float], used: Sequence[Mapping[str, _Atom]]) -> tuple[float, dict[str, float]]:
     """Return the stage's learning-rate scale, and the scales of parameters with another one."""
     if not each:  # frozen ends
         return 1.0, {}
@@ -257,7 +257,7 @@ def _scales(each: Mapping[str, float], used: Sequence[Mapping[str, _Atom]]) -> t
     return most, {name: scale for name, scale in each.items() if scale != most}
 
 
-def _norms(stages: Sequence[StageContents]) -> tuple[float | None, float | None]:
+def _total_norms(stages: Sequence[StageContents]) -> tuple[float | None, float | None]:
     """Return the gradient norms of stages taken together: √Σ n²."""
     if len(stages) == 1:
         return stages[0].norms
@@ -266,7 +266,7 @@ def _norms(stages: Sequence[StageContents]) -> tuple[float | None, float | None]
     return grad_norm, clipped_norm
 
 
-def _outer(
+def _recut_outer(
     saved: RunCut, wanted: RunCut, stage: int, replica: int, copies: Mapping[int, SavedReplica], rule: str
 ) -> tuple[dict[str, TensorOrigin], FileTensor | None]:
     """Return the outer state of a stage by local names, and its settled rounds."""
@@ -274,9 +274,9 @@ def _outer(
     if rule == "reset" or (rule == "own" and not held and not equal_copies(saved)):
         return {}, None
     used = [copies[replica if held else min(copies)]] if rule == "own" else list(copies.values())
-    each = [{at: source for s, held in c.outer.items() for at, source in _parts(saved, s, held)} for c in used]
+    each = [{at: source for s, held in c.outer.items() for at, source in _outer_parts(saved, s, held)} for c in used]
     rounds = [FileTensor(held, "outer.rounds") for held in used[0].outer.values() if "outer.rounds" in held.entries]
-    shapes = declared(wanted, stage)
+    shapes = declared_tensors(wanted, stage)
     local = {atom_name(wanted, stage, own): own for own in shapes}
     origins: dict[str, TensorOrigin] = {}
     lacking = equal_copies(saved) and len(copies) < saved.replicas  # then all estimates are reset
@@ -294,7 +294,7 @@ def _outer(
             if len(sources) < len(each):
                 raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {FIX}")
             origins[f"{part}/{local[name]}"] = TensorOrigin("mean", sources)
-    origins = {at: _fitted(made, shapes[at.partition("/")[2]]) for at, made in origins.items()}
+    origins = {at: _fit_rows(made, shapes[at.partition("/")[2]]) for at, made in origins.items()}
     numbers = [
         FileTensor(held, f"outer.{SECANTS}") for held in used[0].outer.values() if f"outer.{SECANTS}" in held.entries
     ]
@@ -303,15 +303,18 @@ def _outer(
     return origins, rounds[0] if rounds and rule == "own" else None
 
 
-def _parts(cut: RunCut, stage: int, held: StageContents) -> Iterator[tuple[tuple[str, str], FileTensor]]:
+def _outer_parts(cut: RunCut, stage: int, held: StageContents) -> Iterator[tuple[tuple[str, str], FileTensor]]:
     """Yield the tensors of a file's outer state by part and atom, after checking their shapes."""
     for at in held.names("outer"):
         part, slash, local = at.partition("/")
         if slash:
             name = atom_name(cut, stage, local)
-            if local not in declared(cut, stage):
+            if local not in declared_tensors(cut, stage):
                 raise UserError(f"{held.path}: an outer {part} belongs to {name}, which is missing; {FIX}")
             _require(
-                held, f"outer.{at}", PackedTensor("F32", declared(cut, stage)[local].shape), f"outer {part} of {name}"
+                held,
+                f"outer.{at}",
+                PackedTensor("F32", declared_tensors(cut, stage)[local].shape),
+                f"outer {part} of {name}",
             )
             yield (part, name), FileTensor(held, f"outer.{at}")

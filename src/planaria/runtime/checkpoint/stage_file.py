@@ -39,7 +39,7 @@ from planaria.runtime.checkpoint import tensor_file
 _HASH_THREADS = 2
 """threads that compute digests beside the writer"""
 Digests = tuple[str, str]
-"""of a whole file (:func:`_root`), and of the weights in it"""
+"""of a whole file (:func:`_file_digest`), and of the weights in it"""
 Seen = Callable[[memoryview], object]
 Read = TypeVar("Read", Tensor, int)
 READ_THREADS = 4
@@ -114,7 +114,7 @@ class Written(NamedTuple):
 
     bytes: int
     sha256: str
-    """see :func:`_root`"""
+    """see :func:`_file_digest`"""
     weights: str = ""
     """digest of the weights alone (``packing.weights_digest``)"""
 
@@ -134,7 +134,7 @@ def write_labelled(folder: Path, label: StageLabel, state: StageState) -> Writte
         appears.
     """
     path = stage_file(folder, label.stage, label.index or 0)
-    return _durably(path, lambda file: _write(file, state, _metadata(label)))
+    return _write_durably(path, lambda file: _write(file, state, _header_entry(label)))
 
 
 def stream_weights(
@@ -156,18 +156,18 @@ def stream_weights(
     def write(file: BinaryIO) -> Digests:
         table = {"sha256": (torch.uint8, (len(specs), DIGEST_BYTES))}
         label = StageLabel(stage=stage, step=step, index=0)
-        head = tensor_file.stream(file, specs | table, give, _metadata(label))
-        return _root(head, give("sha256")), weights_digest(entry_digests)
+        head = tensor_file.stream_tensors(file, specs | table, give, _header_entry(label))
+        return _file_digest(head, give("sha256")), weights_digest(entry_digests)
 
-    return _durably(stage_file(folder, stage), write)
+    return _write_durably(stage_file(folder, stage), write)
 
 
-def _metadata(label: StageLabel) -> dict[str, str]:
+def _header_entry(label: StageLabel) -> dict[str, str]:
     """Return the header's entry; only snapshots in memory have a part and a generation."""
     return {"planaria": label.model_dump_json(exclude=None if label.part else {"part", "generation"})}
 
 
-def _durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
+def _write_durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
     """Create a file with ``write``, which returns its digests; it appears after it is on disk."""
     folder = path.parent
     # A stopped former holder of the stage may continue in the middle of a write.
@@ -201,10 +201,10 @@ def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> Di
                 table.copy_(digest_table(row.result() for row in rows.values()))
 
         head = tensor_file.write(file, named | {"sha256": table}, metadata, before)
-    return _root(head, table), weights_digest({name: row.result() for name, row in rows.items()})
+    return _file_digest(head, table), weights_digest({name: row.result() for name, row in rows.items()})
 
 
-def _root(head: bytes, table: Tensor) -> str:
+def _file_digest(head: bytes, table: Tensor) -> str:
     """Return the digest of a whole file: SHA-256 (hex) of its start and of its tensors' digests.
 
     Each byte is hashed once, by several threads. An older planaria stored the digest of all bytes.
@@ -230,18 +230,18 @@ def require_stage(folder: Path, stage: int, step: int, sha256: str, index: int =
     path = stage_file(folder, stage, index)
     if sha256:
         _require_root(path, sha256)
-    held = contents(folder, stage, step, index)
-    with _opened(folder, held.label) as (file, _), ThreadPoolExecutor(READ_THREADS) as threads:
-        deque(threads.map(lambda key: _checked(held, file, key, file.scan), held.entries), maxlen=0)
+    held = read_contents(folder, stage, step, index)
+    with _open_labelled(folder, held.label) as (file, _), ThreadPoolExecutor(READ_THREADS) as threads:
+        deque(threads.map(lambda key: _read_checked(held, file, key, file.scan), held.entries), maxlen=0)
 
 
 def _require_root(path: Path, sha256: str) -> None:
-    """Raise UserError if this is neither the file's :func:`_root`, which covers its tensors' digests, nor the digest of
-    all its bytes.
+    """Raise UserError if this is neither the file's :func:`_file_digest`, which covers its tensors' digests, nor the
+    digest of all its bytes.
     """
     _require_plain(path)
-    with suppress(PackingError, OSError), tensor_file.opened(path) as file:
-        if "sha256" in file.header.specs and _root(file.head, file.tensor("sha256")) == sha256:
+    with suppress(PackingError, OSError), tensor_file.open_file(path) as file:
+        if "sha256" in file.header.specs and _file_digest(file.head, file.tensor("sha256")) == sha256:
             return
     digests.require_file(path, [sha256], "choose another checkpoint of this run")
 
@@ -258,7 +258,7 @@ def read_labelled(folder: Path, expected: StageLabel, sha256: str = "") -> Stage
     """Return the state of :func:`write_labelled`; UserError as in :func:`read_stage`."""
     if sha256:
         _require_root(stage_file(folder, expected.stage, expected.index or 0), sha256)
-    with _opened(folder, expected) as (file, label):
+    with _open_labelled(folder, expected) as (file, label):
         tensors = {key: file.tensor(key) for key in file.header.specs}
         return label.state(tensors) if isinstance(label, _FirstLabel) else state_of(tensors)
 
@@ -302,10 +302,10 @@ class StageContents:
         return first | {kind: f"generators.{kind}" for kind in self.names("generators")}
 
 
-def contents(folder: Path, stage: int, step: int, index: int = 0) -> StageContents:
+def read_contents(folder: Path, stage: int, step: int, index: int = 0) -> StageContents:
     """Read the contents of a stage's file; UserError as in :func:`read_stage`."""
     expected = StageLabel(stage=stage, step=step, index=index)
-    with _opened(folder, expected) as (file, label):
+    with _open_labelled(folder, expected) as (file, label):
         path = stage_file(folder, stage, index)
         specs = {key: (TYPES[dtype], tuple(shape)) for key, (dtype, shape) in file.header.specs.items()}
         if not isinstance(label, _FirstLabel):
@@ -318,16 +318,18 @@ def contents(folder: Path, stage: int, step: int, index: int = 0) -> StageConten
 
 
 @contextmanager
-def reading(held: StageContents) -> Iterator[Callable[[str], Tensor]]:
+def checked_reader(held: StageContents) -> Iterator[Callable[[str], Tensor]]:
     """Yield a thread-safe reader of entries, checked against their digests; UserError as in :func:`read_stage`."""
-    with _opened(held.path.parent, held.label) as (file, _):
-        yield lambda key: _checked(held, file, key, file.tensor)
+    with _open_labelled(held.path.parent, held.label) as (file, _):
+        yield lambda key: _read_checked(held, file, key, file.tensor)
 
 
-def _checked(held: StageContents, file: tensor_file.TensorFile, key: str, read: Callable[[str, Seen], Read]) -> Read:
+def _read_checked(
+    held: StageContents, file: tensor_file.TensorFile, key: str, read: Callable[[str, Seen], Read]
+) -> Read:
     """Return an entry from ``read`` after checking its digest; UserError as in :func:`read_stage`."""
     hasher = start_digest(key, *file.header.specs[key])
-    with _refusing(held.path):  # names this file, since others may be open
+    with _user_errors(held.path):  # names this file, since others may be open
         content = read(key, hasher.update if held.digested else lambda piece: None)
     if held.digested and hasher.digest() != held.entries[key].sha256:
         raise UserError(
@@ -338,18 +340,18 @@ def _checked(held: StageContents, file: tensor_file.TensorFile, key: str, read: 
 
 
 @contextmanager
-def _opened(folder: Path, expected: StageLabel) -> Iterator[tuple[tensor_file.TensorFile, StageLabel]]:
+def _open_labelled(folder: Path, expected: StageLabel) -> Iterator[tuple[tensor_file.TensorFile, StageLabel]]:
     """Open the file of this label; UserError if its header differs. All readers of stages use it."""
     path = stage_file(folder, expected.stage, expected.index or 0)
     _require_plain(path)
-    with _refusing(path), tensor_file.opened(path) as file:
+    with _user_errors(path), tensor_file.open_file(path) as file:
         label = _LABEL.validate_json(file.header.metadata.get("planaria", "{}"))
         label.require(expected, path)
         yield file, label
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def _user_errors(path: Path) -> Iterator[None]:
     """Convert errors of a file to a one-line UserError that names it."""
     try:
         yield

@@ -134,7 +134,7 @@ class CheckpointStore:
         gathered = self.unfinished(manifest.step, 0 if manifest.replicas > 1 else generations.get(0, 0))
         if final.exists() and not gathered.exists() and read_manifest(final) == manifest:
             return SealedCheckpoint(final, manifest)  # by a controller that was lost then
-        self._collect(gathered, manifest, generations)
+        self._keep_sealed_files(gathered, manifest, generations)
         with (gathered / MANIFEST).open("w") as file:
             file.write(documents.sealed(manifest))
             file.flush()
@@ -153,7 +153,7 @@ class CheckpointStore:
         self.discard_unfinished()
         return SealedCheckpoint(final, manifest)
 
-    def _collect(self, gathered: Path, manifest: CheckpointManifest, generations: Mapping[int, int]) -> None:
+    def _keep_sealed_files(self, gathered: Path, manifest: CheckpointManifest, generations: Mapping[int, int]) -> None:
         """Leave only the checkpoint's stages in ``gathered``, those of several replicas in a folder for each."""
         several = manifest.replicas > 1
         parts = {

@@ -45,10 +45,12 @@ def write(
         before(name)
         return tensors[name]
 
-    return stream(file, {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, read, metadata)
+    return stream_tensors(
+        file, {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, read, metadata
+    )
 
 
-def stream(
+def stream_tensors(
     file: BinaryIO, specs: Mapping[str, Spec], read: Callable[[str], Tensor], metadata: Mapping[str, str]
 ) -> bytes:
     """Write tensors as :func:`write`, each from ``read`` when it is due."""
@@ -104,7 +106,7 @@ class TensorFile:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TensorFile]:
+def open_file(path: Path) -> Iterator[TensorFile]:
     """Open a file of :func:`write` or the library.
 
     :raises PackingError: if the header is invalid, too long, or does not match the file's length.
@@ -116,12 +118,12 @@ def opened(path: Path) -> Iterator[TensorFile]:
         if not 0 < length <= min(size - 8, HEADROOM):
             raise PackingError(f"a file of {size} bytes cannot have a header of {length}")
         text = file.read(length)
-        header = _filled(text, size - 8 - length)
+        header = _parse_header(text, size - 8 - length)
         yield TensorFile(header, first + text, file.fileno())
 
 
 @lru_cache(maxsize=8)
-def _filled(text: bytes, size: int) -> SafetensorsHeader:
+def _parse_header(text: bytes, size: int) -> SafetensorsHeader:
     """Parse and validate a header; cached, because files are opened once per tensor.
 
     :raises PackingError: unless the tensors follow each other without gaps and fill ``size`` bytes.

@@ -264,7 +264,7 @@ def _origin(
     require_alike(was, now, str(saved.folder))
     load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), notify)
     first_block = _first_block(saved, run)
-    rule = recut.rules(was, now, len(manifest.positions) if manifest.replicas > 1 else 1)
+    rule = recut.copy_rules(was, now, len(manifest.positions) if manifest.replicas > 1 else 1)
     notes = _notes(was, now, rule, config.optim)
     for line in notes:
         notify(f"{saved.folder.name}: {line}")

@@ -64,7 +64,7 @@ def recall_point(
         if not surviving.has(label):
             notify(f"{unused}, the run was rolled back since")
             continue
-        holding = memory.whole(label)
+        holding = memory.whole_stages(label)
         lost = frozenset(stages) - holding
         answer = strategy.donors(lost, DamagedReplica(run.config.pipeline.stages, dict.fromkeys(stages, 0), holding))
         if answer.refused:

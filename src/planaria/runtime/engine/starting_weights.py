@@ -16,7 +16,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.families import family
 from planaria.models.foreign_weights import WeightsFile
 from planaria.pipeline.routing import ROUTINGS
-from planaria.runtime.checkpoint.cut import atom_name, declared
+from planaria.runtime.checkpoint.cut import atom_name, declared_tensors
 from planaria.runtime.checkpoint.loading import cut_for
 from planaria.runtime.checkpoint.stage_file import stream_weights
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, stage_name
@@ -119,7 +119,7 @@ def branch_off(weights: WeightsFile, folder: Path, config: RunConfig) -> Origin:
     store, cut = CheckpointStore(folder / "checkpoints"), cut_for(config)
     stages, sums = list(range(cut.stages + 1)), dict[str, str]()
     for stage in stages:
-        shapes = {name: entry.shape for name, entry in declared(cut, stage).items()}
+        shapes = {name: entry.shape for name, entry in declared_tensors(cut, stage).items()}
 
         def read(local: str, stage: int = stage) -> Tensor:
             return weights.tensor(atom_name(cut, stage, local))

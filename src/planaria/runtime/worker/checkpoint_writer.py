@@ -19,7 +19,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.models.packing import digest, entries, weights_digest
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.loading import files_for, stage_for
+from planaria.runtime.checkpoint.loading import files_for, load_stage
 from planaria.runtime.checkpoint.stage_file import Written, stage_file, write_stage
 from planaria.runtime.checkpoint.store import MANIFEST
 from planaria.runtime.fleet.files import Files
@@ -43,12 +43,12 @@ class StageFiles:
         """Return a replica's stage from the checkpoint ``name``; UserError if it cannot be read or fetched."""
         config = self._setup.config
         if self._files is None:
-            return stage_for(self._setup.checkpoints / name, config, stage, replica)
+            return load_stage(self._setup.checkpoints / name, config, stage, replica)
         try:
             with self._scratch() as path:
                 self._fetch(path / name, [MANIFEST])
                 self._fetch(path / name, files_for(path / name, config, stage))
-                return stage_for(path / name, config, stage, replica)
+                return load_stage(path / name, config, stage, replica)
         except OSError as error:
             raise UserError(f"stage {stage} of {name} cannot be fetched from {self._setup.files} ({error})") from None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from planaria.common import child_process, documents
 from planaria.config.schema import ModelConfig
-from planaria.runtime.checkpoint.cut import RunCut, declared
+from planaria.runtime.checkpoint.cut import RunCut, declared_tensors
 
 SECONDS, SLOWEST = 120.0, 1e6
 """seconds for a folder, and bytes that may take one more second"""
@@ -58,7 +58,9 @@ def read_apart(job: ReadRequest) -> ReadReply:
 
 def room_for(model: ModelConfig, stages: int) -> int:
     """Return the memory limit for reading: the largest stage with moments, and several times its largest tensors."""
-    parameters = [[entry.nbytes for entry in declared(RunCut(model, stages), s).values()] for s in range(stages + 1)]
+    parameters = [
+        [entry.nbytes for entry in declared_tensors(RunCut(model, stages), s).values()] for s in range(stages + 1)
+    ]
     return ROOM + 3 * max(map(sum, parameters)) + 12 * max(map(max, parameters))
 
 

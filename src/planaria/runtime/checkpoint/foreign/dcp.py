@@ -104,7 +104,7 @@ class Dcp:
     def __init__(self, folder: Path) -> None:
         """Read the metadata; UserError if it is missing, damaged, or has a foreign class."""
         self._folder, self._place = folder, file_inside(folder, METADATA)
-        self._tensors, self._bytes = entries(unpickling.metadata(self._place), self._place)
+        self._tensors, self._bytes = entries(unpickling.read_metadata(self._place), self._place)
         head = _common_head([*self._tensors, *self._bytes])
         self._keys: dict[tuple[str, str], str] = {}
         groups: dict[str, dict[str, Any]] = {}
@@ -169,7 +169,7 @@ class Dcp:
         """Return a single number as a tensor, or an object that is not a tensor."""
         location = f"{self._folder}: {key}"
         if key in self._bytes:
-            return unpickling.saved(self._blob(self._bytes[key], location), location)
+            return unpickling.read_torch_file(self._blob(self._bytes[key], location), location)
         stored = self._tensors[key]
         if math.prod(stored.shape) != 1 or len(stored.boxes) != 1:
             raise UserError(f"{location} has shape {list(stored.shape)}, not one number; {FIX}")
@@ -178,7 +178,7 @@ class Dcp:
     def _box(self, stored: FolderTensor, box: TensorPart, location: str) -> Tensor:
         if math.prod(box.sizes) * stored.dtype.itemsize > box.length:
             raise UserError(f"{location}: {box.length} bytes of {box.file} cannot be {list(box.sizes)}; {FIX}")
-        tensor = unpickling.saved(self._blob(box, location), location)
+        tensor = unpickling.read_torch_file(self._blob(box, location), location)
         if not isinstance(tensor, Tensor) or (tensor.dtype, tuple(tensor.shape)) != (stored.dtype, box.sizes):
             raise UserError(f"{location}: {box.file} does not match {METADATA}; {FIX}")
         return tensor

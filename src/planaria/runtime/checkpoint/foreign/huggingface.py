@@ -26,7 +26,7 @@ def write(atoms: Sequence[ParameterState], folder: Path, precision: Precision, l
     :raises OSError: if the disk is full.
     """
     dtype = DTYPES[precision]
-    shards = packed([math.prod(atom.shape) * dtype.itemsize for atom in atoms], largest)
+    shards = pack_groups([math.prod(atom.shape) * dtype.itemsize for atom in atoms], largest)
     count, names = len(shards), dict[str, str]()
     for number, members in enumerate(shards, 1):
         shard = {atoms[position].name: atoms[position] for position in members}
@@ -38,14 +38,14 @@ def write(atoms: Sequence[ParameterState], folder: Path, precision: Precision, l
             return shard[key].read(WEIGHTS).to(dtype)
 
         with (folder / name).open("wb") as file:
-            tensor_file.stream(file, specs, read, huggingface.METADATA)
+            tensor_file.stream_tensors(file, specs, read, huggingface.METADATA)
     if count > 1:
         total = sum(math.prod(atom.shape) for atom in atoms) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": names}
         (folder / huggingface.INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def packed(sizes: Sequence[int], largest: int) -> list[list[int]]:
+def pack_groups(sizes: Sequence[int], largest: int) -> list[list[int]]:
     """Return the indices of ``sizes`` in consecutive groups of at most ``largest`` in total; a larger one is alone."""
     groups: list[list[int]] = [[]]
     room = largest

@@ -40,8 +40,8 @@ class NameRule:
 
     def fits(self, name: str) -> tuple[str, ...] | None:
         """Return the model's parameters for ``name``; None if it does not match the pattern."""
-        match = re.fullmatch(_expression(self.pattern), name, re.DOTALL)
-        return None if match is None else tuple(_filled(part, match.groupdict()) for part in self.parts)
+        match = re.fullmatch(_regular_expression(self.pattern), name, re.DOTALL)
+        return None if match is None else tuple(_fill_in(part, match.groupdict()) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ def _require_each_once(path: Path, wholes: Iterable[NamedTensor], model: Shapes)
 
 def read(path: Path) -> tuple[NameRule, ...]:
     """Read a map from a file; UserError for the first invalid pattern."""
-    return tuple(_rule(path, pattern, value) for pattern, value in documents.toml(path).items())
+    return tuple(_parse_rule(path, pattern, value) for pattern, value in documents.toml(path).items())
 
 
-def _rule(path: Path, pattern: str, value: Any) -> NameRule:
+def _parse_rule(path: Path, pattern: str, value: Any) -> NameRule:
     table = {"parts": [value] if value else []} if isinstance(value, str) else value
     if not isinstance(table, dict) or not table.keys() <= _FIELDS or "parts" not in table:
         raise UserError(f"{path}: {pattern!r}: give a name in quotes, or a table of parts, slices and padded")
@@ -146,12 +146,12 @@ def _rule(path: Path, pattern: str, value: Any) -> NameRule:
     return NameRule(pattern, tuple(parts), slices, padded)
 
 
-def _expression(pattern: str) -> str:
+def _regular_expression(pattern: str) -> str:
     """Return the regular expression of a pattern, without ambiguous alternatives."""
     pieces = re.split(r"(\{n\}|\*)", pattern)
     return "".join({"{n}": r"(?P<n>\d{1,9})", "*": "(?P<rest>.*)"}.get(piece, re.escape(piece)) for piece in pieces)
 
 
-def _filled(part: str, captured: Mapping[str, str]) -> str:
+def _fill_in(part: str, captured: Mapping[str, str]) -> str:
     filled = _NUMBER.sub(lambda less: str(int(captured["n"]) - int(less[1] or 0)), part)
     return filled.replace("*", captured.get("rest", "")) if "rest" in captured else filled

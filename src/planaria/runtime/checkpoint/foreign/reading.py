@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.models.families import family
 from planaria.models.optimizers import adamw
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared
+from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared_tensors
 from planaria.runtime.checkpoint.foreign import ReadReply, ReadRequest, names
 from planaria.runtime.checkpoint.foreign.dcp import Dcp
 from planaria.runtime.checkpoint.foreign.folder import (
@@ -50,11 +50,11 @@ class FolderStages:
         self._folder, self._to = Path(job.folder), Path(job.to)
         self._cut = RunCut(job.model, job.stages)
         self._locals = {
-            stage: {local: atom_name(self._cut, stage, local) for local in declared(self._cut, stage)}
+            stage: {local: atom_name(self._cut, stage, local) for local in declared_tensors(self._cut, stage)}
             for stage in self._all
         }
         self._shapes = {
-            name: declared(self._cut, stage)[local].shape
+            name: declared_tensors(self._cut, stage)[local].shape
             for stage, held in self._locals.items()
             for local, name in held.items()
         }

@@ -103,7 +103,7 @@ class Universal:
 
     def __init__(self, folder: Path) -> None:
         """Read the folder's metadata; UserError if it is missing or damaged."""
-        self._folder = _tag(folder)
+        self._folder = _step_folder(folder)
         zero = self._folder / "zero"
         if zero.is_symlink() or not zero.is_dir():
             raise UserError(f"{zero} is missing, or not a folder; give a folder of the universal layout")
@@ -128,9 +128,9 @@ class Universal:
     def read(self, name: str, kind: str, check: Check) -> Tensor:
         path = file_inside(self._zero, f"{name}/{FILES[kind]}")
         with path.open("rb") as file:
-            content = unpickling.saved(file, str(path), shapes_only=True)
-            check(_param(content, path).shape, self._marks(content, path), str(path))
-            return _param(unpickling.saved(file, str(path)), path)
+            content = unpickling.read_torch_file(file, str(path), shapes_only=True)
+            check(_require_parameter(content, path).shape, self._read_marks(content, path), str(path))
+            return _require_parameter(unpickling.read_torch_file(file, str(path)), path)
 
     def _states(self) -> dict[Any, Any]:
         """Return the run's counters if their file exists, without reading tensors."""
@@ -138,7 +138,7 @@ class Universal:
             return {}
         path = file_inside(self._folder, STATES)
         with path.open("rb") as file:
-            states = unpickling.saved(file, str(path), shapes_only=True)
+            states = unpickling.read_torch_file(file, str(path), shapes_only=True)
         info = states.get(INFO, {}) if isinstance(states, dict) else None
         if not isinstance(info, dict):
             raise UserError(f"{path}: damaged (no {INFO}); {FIX}, or one without this file")
@@ -172,9 +172,9 @@ class Universal:
         if path.stat().st_size > _SMALL:
             raise UserError(f"{path} has {path.stat().st_size} bytes, too many for this file; {FIX}")
         with path.open("rb") as file:
-            return unpickling.saved(file, str(path))
+            return unpickling.read_torch_file(file, str(path))
 
-    def _marks(self, content: dict[str, Any], path: Path) -> TensorMetadata:
+    def _read_marks(self, content: dict[str, Any], path: Path) -> TensorMetadata:
         """Return a tensor's marks; UserError if one is unknown, or impossible for a whole tensor of this model."""
         if unknown := sorted(str(key) for key in content.keys() - KNOWN):
             raise UserError(f"{path} is marked {unknown[0]!r}, which is not known; {FIX}")
@@ -197,7 +197,7 @@ def _are_sizes(pieces: int | tuple[int, ...] | None) -> bool:
     return pieces is not None and (isinstance(pieces, int) or all(type(size) is int and size > 0 for size in pieces))
 
 
-def _tag(folder: Path) -> Path:
+def _step_folder(folder: Path) -> Path:
     """Return the folder of a step: ``folder``, or the one named by its ``latest_universal``."""
     if not (folder / LATEST).exists():
         if not (folder / "zero").is_dir():
@@ -219,7 +219,7 @@ def _files_of(path: Path) -> set[str]:
     return names
 
 
-def _param(content: Any, path: Path) -> Tensor:
+def _require_parameter(content: Any, path: Path) -> Tensor:
     tensor = content.get("param") if isinstance(content, dict) else None
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
         raise UserError(f"{path} has no complete tensor 'param'; {FIX}")

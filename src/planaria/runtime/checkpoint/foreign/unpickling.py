@@ -1,8 +1,8 @@
 """Safe reading of untrusted pickles: torch's tensors, and the metadata of a DCP folder.
 
 A pickle names functions to call. Torch's loader with ``weights_only`` calls only those that make tensors. For DCP's
-metadata, which torch reads with a plain unpickler, :func:`metadata` uses stand-ins that keep their arguments. Other
-names are rejected. Call it only in a child process with bounded memory.
+metadata, which torch reads with a plain unpickler, :func:`read_metadata` uses stand-ins that keep their arguments.
+Other names are rejected. Call it only in a child process with bounded memory.
 """
 
 from __future__ import annotations
@@ -92,18 +92,18 @@ class _Unpickler(pickle.Unpickler):
         return ADMITTED[module, name]
 
 
-def metadata(path: Path) -> Metadata:
+def read_metadata(path: Path) -> Metadata:
     """Read the ``.metadata`` of a DCP folder with stand-ins.
 
     :raises UserError: if it has a class that no tensor needs (it names the class), is damaged, or too large.
     """
-    loaded = _guarded(lambda: _Unpickler(io.BytesIO(documents.data(path, METADATA_BYTES))).load(), str(path))
+    loaded = _call_guarded(lambda: _Unpickler(io.BytesIO(documents.data(path, METADATA_BYTES))).load(), str(path))
     if not isinstance(loaded, Metadata):
         raise UserError(f"{path}: damaged (no metadata of a DCP folder); {FIX}")
     return loaded
 
 
-def saved(file: BinaryIO, location: str, shapes_only: bool = False) -> Any:
+def read_torch_file(file: BinaryIO, location: str, shapes_only: bool = False) -> Any:
     """Read a file of ``torch.save``: tensors, on the CPU, in plain containers.
 
     ``shapes_only``: do not read the tensors' data.
@@ -115,7 +115,7 @@ def saved(file: BinaryIO, location: str, shapes_only: bool = False) -> Any:
     allowed: list[Any] = [(SubparamShape, "deepspeed.checkpoint.universal_checkpoint.SubparamShape")]
     with torch.serialization.safe_globals(allowed):
         where = "meta" if shapes_only else "cpu"
-        return _guarded(lambda: torch.load(file, map_location=where, weights_only=True), location)
+        return _call_guarded(lambda: torch.load(file, map_location=where, weights_only=True), location)
 
 
 def _require_plain(file: BinaryIO, location: str, shapes_only: bool) -> None:
@@ -145,7 +145,7 @@ def _require_sum(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
             pass
 
 
-def _guarded(load: Callable[[], Any], location: str) -> Any:
+def _call_guarded(load: Callable[[], Any], location: str) -> Any:
     """Convert the errors of unpickling into a one-line UserError."""
     try:
         return load()
@@ -153,14 +153,14 @@ def _guarded(load: Callable[[], Any], location: str) -> Any:
         reason = "needs more memory than its model has"
     except (pickle.UnpicklingError, ImportError) as error:
         named = _NAMED.search(str(error))
-        reason = f"holds {named[1]}, which no tensor needs, so it is not read" if named else _brief(error)
+        reason = f"holds {named[1]}, which no tensor needs, so it is not read" if named else _brief_error(error)
     except RuntimeError as error:
         short = any(word in str(error) for word in _NO_ROOM)
-        reason = "needs more memory than its model has" if short else _brief(error)
+        reason = "needs more memory than its model has" if short else _brief_error(error)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, OSError, AssertionError) as error:
-        reason = _brief(error)
+        reason = _brief_error(error)
     raise UserError(f"{location}: {reason}; {FIX}")
 
 
-def _brief(error: Exception) -> str:
+def _brief_error(error: Exception) -> str:
     return f"damaged ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]})"
