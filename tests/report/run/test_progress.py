@@ -40,7 +40,8 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord, ValidationMetric
 from planaria.report.observe.progress import NoProgress, Progress
 from planaria.report.observe.tally import RunTally
-from planaria.report.run.event_lines import EventLine, Narrator, Repeats, story
+from planaria.report.run.event_lines import EventLine, Narrator, story
+from planaria.report.run.repeats import Repeats
 
 
 class Terminal(io.StringIO):

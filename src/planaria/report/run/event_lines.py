@@ -1,12 +1,8 @@
-"""One line of English per important event or decision, for the progress display and the report.
-
-Repeated lines are rate-limited.
-"""
+"""One line of English per important event or decision, for the progress display and the report."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from functools import singledispatchmethod
 from typing import Literal, NamedTuple
 
 from planaria.common.printing import printable
@@ -16,6 +12,7 @@ from planaria.control.log.run_record import RunRecord
 from planaria.report.membership import Membership
 from planaria.report.phrases import counted, listed
 from planaria.report.run.naming import Naming, naming_of, replicas, stages
+from planaria.report.run.repeats import Repeats
 from planaria.report.run.round_history import RoundHistory, Rounds
 from planaria.report.run.verdict_lines import differing_replicas, line
 
@@ -54,6 +51,9 @@ class Narrator:
 
     def __init__(self) -> None:
         self.members = Membership()
+        self._t = 0.0
+        self._left: list[int] = []
+        """nodes that the present fact leaves without a worker"""
         self._rounds = Rounds(self.members)
         self._naming = Naming()
         self._lost_at: dict[int, float] = {}
@@ -73,32 +73,27 @@ class Narrator:
 
     def describe(self, t: float, fact: e.Event | d.Decision) -> EventLine | None:
         """Process a fact; return its line, if any."""
-        left = self.members.take(fact)
-        history = self._rounds.take(t, fact, left)
-        if history is not None:
-            return self._round(history)
-        if isinstance(fact, e.RunStarted):
-            self._naming = Naming(fact)
-            self._lost_at.clear()
-        elif isinstance(fact, e.EdgeBroken):
-            return self._edge(t, fact)
-        elif isinstance(fact, e.WorkerLost):
-            return None if fact.worker in self.members.unstarted else self._lost(t, fact, left)
-        elif isinstance(fact, d.Form):
-            return self._formed(fact)
-        elif isinstance(fact, e.Linked):
-            return self._linked(t, fact)
-        elif isinstance(fact, d.Adopt | d.Disband | d.ReplicaRestarted | d.ExcludeMember):
-            return self._replica(fact)
-        elif isinstance(fact, d.SlowPartFound | d.HandOverSlowStage | d.Reroute | d.Cleared):
-            return self._slowness(t, fact)
-        elif isinstance(fact, d.Finish):
-            return self._line("note", rest) if (rest := self._repeats.rest()) else None
-        else:
-            return self._other(fact)
+        self._t = t
+        self._left = self.members.take(fact)
+        history = self._rounds.take(t, fact, self._left)
+        return self._line_of(fact) if history is None else self._round(history)
+
+    @singledispatchmethod
+    def _line_of(self, fact: e.Event | d.Decision) -> EventLine | None:
+        """Return the line of a fact; None for kinds without one."""
         return None
 
-    def _edge(self, t: float, broken: e.EdgeBroken) -> EventLine | None:
+    @_line_of.register
+    def _on_run_started(self, started: e.RunStarted) -> None:
+        self._naming = Naming(started)
+        self._lost_at.clear()
+
+    @_line_of.register
+    def _on_finish(self, _: d.Finish) -> EventLine | None:
+        return self._line("note", rest) if (rest := self._repeats.rest()) else None
+
+    @_line_of.register
+    def _on_edge_broken(self, broken: e.EdgeBroken) -> EventLine | None:
         """Return a line for an edge that could not be reopened; a break is shown once the edge is replaced."""
         edge = (min(broken.node, broken.peer), max(broken.node, broken.peer))
         replica = self._naming.replica(broken.node)
@@ -110,7 +105,7 @@ class Narrator:
             return None
         whose = f" of replica {replica}" if self._naming.several else ""
         text = f"edge {self._naming.edge(*edge)}{whose} still broken: {broken.cause}"
-        shown = self._repeats.limit(t, f"broken edges{whose}", text)
+        shown = self._repeats.limit(self._t, f"broken edges{whose}", text)
         return None if shown is None else self._line("loss", shown, replica)
 
     def _relay(self, relay: str, error: str) -> EventLine | None:
@@ -120,26 +115,30 @@ class Narrator:
         self._silent.add(relay)
         return self._line("loss", f"relay {relay} does not answer: {error}")
 
-    def _slowness(
-        self, t: float, fact: d.SlowPartFound | d.HandOverSlowStage | d.Reroute | d.Cleared
-    ) -> EventLine | None:
+    @_line_of.register
+    def _on_verdict(self, verdict: d.SlowPartFound | d.Cleared) -> EventLine | None:
         """Return a line for a verdict, unless verdicts of its kind repeat."""
-        text = line(fact, self._naming)
-        if isinstance(fact, d.SlowPartFound | d.Cleared):
-            shown = self._repeats.limit(t, f"{fact.fault}: verdicts", text)
-            return None if shown is None else self._line(SLOWNESS[fact.kind], shown, fact.replica)
-        return self._line(SLOWNESS[fact.kind], text, fact.replica)
+        shown = self._repeats.limit(self._t, f"{verdict.fault}: verdicts", line(verdict, self._naming))
+        return None if shown is None else self._line(SLOWNESS[verdict.kind], shown, verdict.replica)
 
-    def _lost(self, t: float, lost: e.WorkerLost, left: list[int]) -> EventLine:
+    @_line_of.register
+    def _on_remedy(self, decision: d.HandOverSlowStage | d.Reroute) -> EventLine:
+        return self._line(SLOWNESS[decision.kind], line(decision, self._naming), decision.replica)
+
+    @_line_of.register
+    def _on_worker_lost(self, lost: e.WorkerLost) -> EventLine | None:
+        if lost.worker in self.members.unstarted:
+            return None
         if lost.worker in self.members.released:
             return self._line("note", f"worker {lost.worker} left")
-        self._lost_at |= dict.fromkeys(left, t)
-        node = left[0] if left else None
+        self._lost_at |= dict.fromkeys(self._left, self._t)
+        node = self._left[0] if self._left else None
         detail = f" ({lost.detail})" if lost.detail else ""
         text = f"worker {lost.worker} ({self._role(node)}) lost: {CAUSES[lost.cause]}{detail}"
         return self._line("loss", text, self._of(node))
 
-    def _formed(self, form: d.Form) -> EventLine | None:
+    @_line_of.register
+    def _on_form(self, form: d.Form) -> EventLine | None:
         replica = form.replica
         self._dismiss(replica)
         rebuilt = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
@@ -152,11 +151,11 @@ class Narrator:
         broken = sorted(edge for edge in self._broken if replica in map(self._naming.replica, edge))
         self._broken.difference_update(broken)
         whose = f" of replica {replica}" if self._naming.several else ""
+        prefix = f"replica {replica} " if self._naming.several else ""
         if form.outcome == "rolled back":
-            prefix = f"replica {replica} " if self._naming.several else ""
             return self._line("rollback", f"{prefix}rolled back to step {form.step}", replica)
         if form.outcome == "recalled":
-            return self._line("rollback", f"all went back to their snapshot of step {form.step}", replica)
+            return self._line("rollback", f"{prefix}rolled back to the snapshot of step {form.step}", replica)
         if form.outcome == "skipping":
             left_out = self._naming.name(self.members.vacant(replica))
             return self._line("relink", f"no worker for {left_out} yet: training continues without")
@@ -174,7 +173,8 @@ class Narrator:
         self._copies.pop(replica, None)
         self._relinked.pop(replica, None)
 
-    def _linked(self, t: float, linked: e.Linked) -> EventLine | None:
+    @_line_of.register
+    def _on_linked(self, linked: e.Linked) -> EventLine | None:
         replica = self._naming.replica(linked.node)
         if linked.generation != self.members.generation.get(replica, 0):
             return None
@@ -195,7 +195,7 @@ class Narrator:
         if replica in self._copies:
             left = self._naming.nodes(replica) & self._rebuilding.keys()
             return None if left else self._line("recovery", f"replica {replica} {self._copies.pop(replica)}", replica)
-        after = "" if lost_at is None else f" in {t - lost_at:.2f} s"
+        after = "" if lost_at is None else f" in {self._t - lost_at:.2f} s"
         text = f"{self._naming.name([linked.node])} rebuilt in {linked.worker} {self._origin(replica, source)}{after}"
         return self._line("recovery", text, replica)
 
@@ -217,73 +217,103 @@ class Narrator:
         text = f"round {history.round}: {members} continued {how} without {missing} ({why})"
         return self._line("relink", text, history.members[0])
 
-    def _replica(self, fact: d.Adopt | d.Disband | d.ReplicaRestarted | d.ExcludeMember) -> EventLine:
-        if isinstance(fact, d.ExcludeMember):
-            lost = ", ".join(fact.workers)
-            return self._line("loss", f"replica {fact.member} excluded: {fact.reason}; workers that leave: {lost}")
-        prefix = f"replica {fact.replica}"
-        if isinstance(fact, d.Adopt):
-            return self._line("rollback", f"{prefix} catches up with another: {fact.reason}", fact.replica)
-        if isinstance(fact, d.ReplicaRestarted):
-            return self._line("recovery", f"{prefix} starts again as a copy of another", fact.replica)
-        self._dismiss(fact.replica)
-        spares = ", ".join(fact.workers) if fact.workers else "none"
-        return self._line("loss", f"{prefix} disbanded: {fact.reason}; spares now: {spares}", fact.replica)
+    @_line_of.register
+    def _on_exclude_member(self, decision: d.ExcludeMember) -> EventLine:
+        lost = ", ".join(decision.workers)
+        return self._line("loss", f"replica {decision.member} excluded: {decision.reason}; workers that leave: {lost}")
 
-    def _other(self, fact: e.Event | d.Decision) -> EventLine | None:
-        if isinstance(fact, e.FaultInjected):
-            when = f", {fact.moment}" if fact.moment not in ("", "any") else ""
-            text = f"{fact.signal} sent to worker {fact.worker} ({self._role(fact.node)}){when}"
-            return self._line("fault", text, self._of(fact.node))
-        if isinstance(fact, e.UpdateRejected):
-            return self._refusal(fact)
-        if isinstance(fact, e.Replanned):
-            return self._line(
-                "relink", f"new plan for {counted(len(fact.nodes), 'node')}, found in {fact.seconds:.2f} s"
-            )
-        if isinstance(fact, e.WorkerFailed):
-            role = self._role(fact.stage if fact.stage < 0 else self.members.node_of.get(fact.worker))
-            return self._line("loss", f"worker {fact.worker} ({role}) failed: {fact.detail}")
-        if isinstance(fact, e.Trouble):
-            return self._line("note", fact.detail)
-        if isinstance(fact, e.SaveFailed):
-            return self._line("loss", f"checkpoint {fact.step} was not saved: {fact.detail}")
-        if isinstance(fact, d.Unrecoverable):
-            whose = f" of replica {fact.replica}" if self._naming.several else ""
-            lost = f"{stages(fact.lost)}{whose} cannot be rebuilt" if fact.lost else f"the run{whose} cannot continue"
-            return self._line("loss", f"{lost}: {fact.reason}", fact.replica)
-        if isinstance(fact, e.WorkersStarting):
-            names = listed(fact.workers, 6)
-            waiting = f"waiting for {names} to start, for {fact.waited_s:.0f} s; {fact.ready} others are ready"
-            return self._line("note", f"{waiting}; a start may take {fact.limit_s:g} s (fleet.start_timeout_s)")
-        if isinstance(fact, e.ZombieIgnored):
-            return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
-        if isinstance(fact, e.StopRequested):
-            return self._line("note", f"will stop at the next whole step: {fact.reason}")
-        if isinstance(fact, e.LeaderStarted):
-            text = f"controller lost ({fact.cause}); continuing as term {fact.term} after {fact.unled_s:.2f} s"
-            return self._line("recovery", text)
-        if isinstance(fact, e.StopOverdue):
-            return self._line("loss", f"the stop request timed out: {fact.detail}")
-        return self._sealed(fact) if isinstance(fact, d.Seal) else self._machine(fact)
+    @_line_of.register
+    def _on_adopt(self, adopt: d.Adopt) -> EventLine:
+        return self._line("rollback", f"replica {adopt.replica} catches up with another: {adopt.reason}", adopt.replica)
 
-    def _machine(self, fact: e.Event | d.Decision) -> EventLine | None:
-        """Return a line for a relay or machine that joins, leaves or falls silent."""
-        if isinstance(fact, e.RelaySilent):
-            return self._relay(fact.relay, fact.detail)
-        if isinstance(fact, e.RelayAnswers):
-            self._silent.discard(fact.relay)
-            return self._line("relink", f"relay {fact.relay} answers again")
-        if isinstance(fact, e.HostJoined):
-            workers = counted(fact.workers, "worker")
-            return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")
-        if isinstance(fact, e.HostLeft):
-            return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")
-        if isinstance(fact, d.RemoveMachine):
-            return self._line("loss", f"machine {fact.host} rejected: {fact.reason}")
-        return None
+    @_line_of.register
+    def _on_replica_restarted(self, restarted: d.ReplicaRestarted) -> EventLine:
+        text = f"replica {restarted.replica} starts again as a copy of another"
+        return self._line("recovery", text, restarted.replica)
 
-    def _sealed(self, seal: d.Seal) -> EventLine | None:
+    @_line_of.register
+    def _on_disband(self, disband: d.Disband) -> EventLine:
+        self._dismiss(disband.replica)
+        spares = ", ".join(disband.workers) if disband.workers else "none"
+        text = f"replica {disband.replica} disbanded: {disband.reason}; spares now: {spares}"
+        return self._line("loss", text, disband.replica)
+
+    @_line_of.register
+    def _on_fault_injected(self, fault: e.FaultInjected) -> EventLine:
+        when = f", {fault.moment}" if fault.moment not in ("", "any") else ""
+        text = f"{fault.signal} sent to worker {fault.worker} ({self._role(fault.node)}){when}"
+        return self._line("fault", text, self._of(fault.node))
+
+    @_line_of.register
+    def _on_replanned(self, plan: e.Replanned) -> EventLine:
+        return self._line("relink", f"new plan for {counted(len(plan.nodes), 'node')}, found in {plan.seconds:.2f} s")
+
+    @_line_of.register
+    def _on_worker_failed(self, failed: e.WorkerFailed) -> EventLine:
+        role = self._role(failed.stage if failed.stage < 0 else self.members.node_of.get(failed.worker))
+        return self._line("loss", f"worker {failed.worker} ({role}) failed: {failed.detail}")
+
+    @_line_of.register
+    def _on_trouble(self, trouble: e.Trouble) -> EventLine:
+        return self._line("note", trouble.detail)
+
+    @_line_of.register
+    def _on_save_failed(self, failed: e.SaveFailed) -> EventLine:
+        return self._line("loss", f"checkpoint {failed.step} was not saved: {failed.detail}")
+
+    @_line_of.register
+    def _on_unrecoverable(self, loss: d.Unrecoverable) -> EventLine:
+        whose = f" of replica {loss.replica}" if self._naming.several else ""
+        lost = f"{stages(loss.lost)}{whose} cannot be rebuilt" if loss.lost else f"the run{whose} cannot continue"
+        return self._line("loss", f"{lost}: {loss.reason}", loss.replica)
+
+    @_line_of.register
+    def _on_workers_starting(self, starting: e.WorkersStarting) -> EventLine:
+        names = listed(starting.workers, 6)
+        waiting = f"waiting for {names} to start, for {starting.waited_s:.0f} s; {starting.ready} others are ready"
+        return self._line("note", f"{waiting}; a start may take {starting.limit_s:g} s (fleet.start_timeout_s)")
+
+    @_line_of.register
+    def _on_zombie_ignored(self, zombie: e.ZombieIgnored) -> EventLine:
+        return self._line("note", f"worker {zombie.worker} (incarnation {zombie.incarnation}) woke up and was ignored")
+
+    @_line_of.register
+    def _on_stop_requested(self, stop: e.StopRequested) -> EventLine:
+        return self._line("note", f"will stop at the next whole step: {stop.reason}")
+
+    @_line_of.register
+    def _on_leader_started(self, leader: e.LeaderStarted) -> EventLine:
+        text = f"controller lost ({leader.cause}); continuing as term {leader.term} after {leader.unled_s:.2f} s"
+        return self._line("recovery", text)
+
+    @_line_of.register
+    def _on_stop_overdue(self, stop: e.StopOverdue) -> EventLine:
+        return self._line("loss", f"the stop request timed out: {stop.detail}")
+
+    @_line_of.register
+    def _on_relay_silent(self, silent: e.RelaySilent) -> EventLine | None:
+        return self._relay(silent.relay, silent.detail)
+
+    @_line_of.register
+    def _on_relay_answers(self, answers: e.RelayAnswers) -> EventLine:
+        self._silent.discard(answers.relay)
+        return self._line("relink", f"relay {answers.relay} answers again")
+
+    @_line_of.register
+    def _on_host_joined(self, joined: e.HostJoined) -> EventLine:
+        workers = counted(joined.workers, "worker")
+        return self._line("note", f"machine {joined.host} ({joined.detail}) joined with {workers}")
+
+    @_line_of.register
+    def _on_host_left(self, left: e.HostLeft) -> EventLine:
+        return self._line("note", f"machine {left.host} takes no more workers: {left.detail}")
+
+    @_line_of.register
+    def _on_remove_machine(self, decision: d.RemoveMachine) -> EventLine:
+        return self._line("loss", f"machine {decision.host} rejected: {decision.reason}")
+
+    @_line_of.register
+    def _on_seal(self, seal: d.Seal) -> EventLine | None:
         """Return a line for a partial checkpoint, or one whose replicas should be equal but differ."""
         left = [f"the remaining {stages(seal.stages)} were saved in {seal.folder}"] if seal.partial else []
         differ = [text for text in map(differing_replicas, seal.unequal) if text not in self._unequal]
@@ -291,7 +321,8 @@ class Narrator:
         text = "; ".join([*differ, *left])
         return self._line("fault" if differ else "note", text) if text else None
 
-    def _refusal(self, fact: e.UpdateRejected) -> EventLine | None:
+    @_line_of.register
+    def _on_update_rejected(self, fact: e.UpdateRejected) -> EventLine | None:
         """Return a line for a rejected gradient, once; rejections in rounds are shown when these are settled."""
         refusal = fact.replica, fact.stage, fact.reason
         if self._naming.several or refusal in self._refused:
@@ -324,46 +355,3 @@ def _story(record: RunRecord) -> list[tuple[float, EventLine]]:
     facts = record.history if naming_of(record).several else record.turns
     lines = ((t, narrator.describe(t, fact)) for t, fact in facts)
     return [(t, event_line) for t, event_line in lines if event_line is not None]
-
-
-@dataclass
-class _Window:
-    began: float
-    lasts_s: float
-    shown: int = 0
-    held_back: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.held_back} more in {self.lasts_s:g} s not shown"
-
-
-class Repeats:
-    """Shows the first ``shown`` lines of a subject in each window of time and counts the others.
-
-    The next line that is shown states how many were held back. A subject with lines held back gets a window twice as
-    long next, up to ``longest_s``. Times are given, in seconds.
-    """
-
-    def __init__(self, shown: int = 3, window_s: float = 60.0, longest_s: float = 600.0) -> None:
-        self._max_shown = shown
-        self._window_s = window_s
-        self._longest_s = longest_s
-        self._windows: dict[Hashable, _Window] = {}
-
-    def limit(self, t: float, subject: Hashable, text: str) -> str | None:
-        """Return the line to show at ``t``, or None if it is held back."""
-        before = self._windows.get(subject)
-        if before is None or t >= before.began + before.lasts_s:
-            longer = before is not None and before.held_back > 0
-            lasts_s = min(2 * before.lasts_s, self._longest_s) if before is not None and longer else self._window_s
-            self._windows[subject] = _Window(t, lasts_s, shown=1)
-            return text if before is None or not longer else f"{text} ({before})"
-        if before.shown < self._max_shown:
-            before.shown += 1
-            return text
-        before.held_back += 1
-        return None
-
-    def rest(self) -> str:
-        """Return how many lines are held back at present, by subject; empty if none are."""
-        return "; ".join(f"{subject}: {window}" for subject, window in self._windows.items() if window.held_back)
