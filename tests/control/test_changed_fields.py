@@ -35,7 +35,7 @@ def annotated() -> set[str]:
     }
 
 
-def test_updated_names_fields_of_a_replica() -> None:
+def test_every_call_of_updated_names_fields_of_a_replica() -> None:
     known, named = {field.name for field in fields(ReplicaState)}, [*changes("updated")]
     assert len(named) > 30 and not [f"{place}: {name}" for place, name in named if name not in known]
 

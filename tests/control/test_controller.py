@@ -174,7 +174,7 @@ def test_the_checkpoint_folder_exists_before_workers_are_asked_to_save(scene: Sc
     assert [f.name for f in store.folder.iterdir()] == ["step-00000002"]
 
 
-def test_a_stop_request_is_handled(scene: Scene) -> None:
+def test_a_stop_request_is_logged_once_and_ends_the_run(scene: Scene) -> None:
     assert scene.run(stop="SIGINT") == d.Finish(outcome="stopped", reason="SIGINT")
     assert len(scene.log.all(e.StopRequested)) == 1
 

@@ -26,7 +26,7 @@ def used(members: set[int]) -> BlockSet:
 
 
 @given(blocks, blocks)
-def test_used_is_a_set_of_numbers(members: set[int], gone: set[int]) -> None:
+def test_used_blocks_behave_like_a_set_of_numbers(members: set[int], gone: set[int]) -> None:
     made = used(members)
     assert {block for block in range(40) if block in made} == members
     assert len(made) == len(members)

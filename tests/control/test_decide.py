@@ -50,7 +50,7 @@ def decision_kinds(made: SimulatedFleet) -> list[str]:
 EVENTS = e.Event.__args__[0].__args__  # type: ignore[attr-defined]
 
 
-def test_a_run_without_faults() -> None:
+def test_a_run_without_faults_makes_the_expected_decisions() -> None:
     made = fleet(steps=2, eval_every=1, save_every=1)
     made.behave()
     step = ["run_step", "commit", "run_step", "save", "seal"]  # the second order to run is the validation

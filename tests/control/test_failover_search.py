@@ -191,7 +191,7 @@ SETTINGS = [{}, {"save_every": 1}, {"save_every": 1, "save_in_background": True}
 
 
 @pytest.mark.parametrize("changed", SETTINGS, ids=str)
-def test_one_failover_anywhere(changed: dict[str, Any]) -> None:
+def test_a_failover_at_any_point_loses_nothing(changed: dict[str, Any]) -> None:
     searched = 0
     for death in deaths(calm(**changed), 0):
         sim = calm(**changed)
@@ -203,7 +203,7 @@ def test_one_failover_anywhere(changed: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_two_failovers_anywhere() -> None:
+def test_two_failovers_at_any_points_lose_nothing() -> None:
     searched = 0
     for first in deaths(calm(), 0):
         sim = calm()

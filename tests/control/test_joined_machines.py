@@ -159,7 +159,7 @@ def test_the_last_replica_stays_although_its_machine_is_leaving() -> None:
     assert last[0] not in [release.worker for release in facts(made, d.Release)]
 
 
-def test_a_machine_whose_workers_die_at_start_is_turned_away() -> None:
+def test_a_machine_whose_workers_die_at_start_is_rejected() -> None:
     made = simulate_open(2)
     host = made.join(1)
     for _ in range(MAX_FAILED_STARTS):
@@ -169,7 +169,7 @@ def test_a_machine_whose_workers_die_at_start_is_turned_away() -> None:
     assert finished(made)
 
 
-def test_a_machine_with_a_failed_worker_is_turned_away_and_the_run_continues() -> None:
+def test_a_machine_with_a_failed_worker_is_rejected_and_the_run_continues() -> None:
     made = simulate_open(2)
     joined(made, 1)
     handing(made, 1)
@@ -195,7 +195,7 @@ def test_a_failed_worker_is_no_donor() -> None:
     assert finished(made)
 
 
-def test_a_leaving_machine_with_a_failed_worker_is_turned_away() -> None:
+def test_a_leaving_machine_with_a_failed_worker_is_rejected() -> None:
     """It takes no more workers, but its replica would wait forever for the failed one."""
     made = simulate_open(1, replace=False)
     joined(made, 1)

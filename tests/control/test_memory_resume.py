@@ -185,7 +185,7 @@ class Histories(RuleBasedStateMachine):
 TestHistories = Histories.TestCase
 
 
-def test_a_label_of_another_run_or_of_steps_that_the_log_does_not_have_is_not_believed() -> None:
+def test_a_label_of_another_run_or_of_steps_that_the_log_lacks_is_rejected() -> None:
     """As when the run's folder was replaced, or restored from an older copy."""
     log: list[StepBoundary] = [started(1, 0, State(0, 0, None), None)]
     log.append(Form(generation=1, step=0, outcome="started", members=[], links=[]))

@@ -50,7 +50,7 @@ def test_edges_are_weighted_by_their_messages() -> None:
     assert sorted(loads.values()) == [4, 5]
 
 
-def test_kept_edges_stay_and_new_ones_avoid_shunned_relays() -> None:
+def test_kept_edges_stay_and_new_ones_avoid_relays_of_broken_edges() -> None:
     over = {(0, 1): "a", (1, 2): "b", (2, 3): "c", (3, 4): "a", (0, 4): "b"}
     before = replica({"a": 1.0, "b": 1.0, "c": 1.0}, relay_of_edge=freeze(over), avoided_relays=frozenset("a"))
     kept = {pair for pair, name in over.items() if name != "a"}
@@ -68,7 +68,7 @@ def test_kept_edges_stay_and_new_ones_avoid_shunned_relays() -> None:
         ("", [(3, 4)], ""),  # over no relay
     ],
 )
-def test_the_relay_of_a_broken_edge_is_shunned_if_there_are_others(
+def test_the_relay_of_a_broken_edge_is_avoided_if_there_are_others(
     shunned: str, broken: list[tuple[int, int]], then: str
 ) -> None:
     over = freeze({(0, 1): "a", (1, 2): "b"})

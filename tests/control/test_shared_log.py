@@ -132,7 +132,7 @@ def test_a_damaged_batch_is_refused_with_its_file(tmp_path: Path, damage: bytes)
         log.read(1)
 
 
-def test_a_lease_tells_only_whether_the_leader_lives(tmp_path: Path) -> None:
+def test_a_lease_shows_only_whether_the_leader_is_alive(tmp_path: Path) -> None:
     log = folder_log(tmp_path)
     assert log.lease() is None
     for count in range(3):

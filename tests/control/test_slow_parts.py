@@ -65,7 +65,9 @@ def test_a_spare_takes_over_between_two_steps() -> None:
         ({}, dict.fromkeys(range(1, 5), 3.0)),
     ],
 )
-def test_otherwise_no_worker_is_relieved(changed: dict[str, Any], slow: dict[int, float]) -> None:
+def test_without_a_spare_or_a_clear_gain_no_stage_is_handed_over(
+    changed: dict[str, Any], slow: dict[int, float]
+) -> None:
     """Diagnosis only, no spare, the end of the run, a small slowdown, or a uniform one."""
     fleet = running(**changed)
     fleet.measure(slow)

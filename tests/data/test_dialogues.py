@@ -167,7 +167,7 @@ def by_prefixes(template: Template, messages: list[dict[str, str]], wanted: list
 
     def rendered(count: int, prompt: bool) -> str:
         values = {"messages": messages[:count], "add_generation_prompt": prompt, "tools": None}
-        (text,) = template.rendered([values], "fix")
+        (text,) = template.render([values], "fix")
         return text
 
     full, spans = rendered(len(messages), False), []

@@ -92,7 +92,7 @@ def test_rda_of_equal_vectors_is_the_vector(count: int, seed: int, weight: float
     ],
     ids=["orthogonal", "of unequal norms", "one zero", "zeros", "opposite", "subnormal", "huge"],
 )
-def test_rda_by_hand(rows: list[list[float]], expected: list[float]) -> None:
+def test_rda_matches_a_manual_example(rows: list[list[float]], expected: list[float]) -> None:
     found = rda(vectors(*rows), {0: 2.5, 1: 2.5})["w"]
     assert found.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-45)
 
@@ -170,7 +170,7 @@ def test_senders_divide_by_the_weights_of_those_that_sent(shares: list[int], see
     ],
     ids=["disjoint", "a hundredfold update", "one sender", "zeros"],
 )
-def test_senders_by_hand(rows: list[list[float]], expected: list[float], clipped: list[float]) -> None:
+def test_senders_match_a_manual_example(rows: list[list[float]], expected: list[float], clipped: list[float]) -> None:
     values = vectors(*rows)
     assert mean_over_senders(values, equal_weights(values))["w"].tolist() == pytest.approx(expected, rel=1e-6)
     assert clipped_senders(values, equal_weights(values))["w"].tolist() == pytest.approx(clipped, rel=1e-6)
@@ -178,7 +178,7 @@ def test_senders_by_hand(rows: list[list[float]], expected: list[float], clipped
 
 @pytest.mark.parametrize("name", ["senders", "clipped_senders"])
 @pytest.mark.parametrize("kind", have("aggregator"))
-def test_senders_are_refused_where_values_include_slow_weights(kind: str, name: str) -> None:
+def test_senders_are_refused_if_values_include_slow_weights(kind: str, name: str) -> None:
     if kind in ("allreduce", "diloco", "streaming_diloco", "decoupled", "eager"):
         assert make(kind, aggregator=name).aggregator == name
         return

@@ -155,7 +155,7 @@ def test_any_n_minus_s_workers_give_the_sum(n: int, data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize(("m", "s"), [(3, 1), (5, 2), (7, 3), (8, 4), (8, 5), (15, 7)])
-def test_a_cyclic_code_is_its_construction(m: int, s: int) -> None:
+def test_a_cyclic_code_matches_its_construction(m: int, s: int) -> None:
     """Trigonometric polynomials of degree (m − s − 1)/2; for even m − s divided by one of them."""
     matrix, angles = encoding(m, s), 2 * np.pi * np.arange(m) / m
     degrees = np.arange((m - s) % 2 / 2 - 0.5 + 1, (m - s) / 2, 1.0)

@@ -37,7 +37,7 @@ def lagging(rounds: int, n: int, seed: int, fixed: float = 0.2) -> FinishTimes:
 @given(
     st.lists(st.frozensets(st.integers(0, 4), max_size=3), min_size=1, max_size=6), st.integers(1, 4), st.integers(0, 5)
 )
-def test_patterns_are_their_definitions(window: list[frozenset[int]], times: int, most: int) -> None:
+def test_patterns_match_their_definitions(window: list[frozenset[int]], times: int, most: int) -> None:
     rounds = {who: [at for at, late in enumerate(window) if who in late] for who in range(5)}
     distinct = sum(bool(at) for at in rounds.values())
     assert is_bursty(window, times, most) == (
@@ -69,7 +69,7 @@ def test_a_round_closes_at_its_deadline_or_later(finish: list[float], bears: int
     assert close_round(np.array(finish), range(4), 2.0, lambda who: len(who) <= bears) == (late, ends)
 
 
-def test_replays_by_hand() -> None:
+def test_replays_match_manual_examples() -> None:
     profile = even(6, 4, (1, 2, 5.0))
     assert replay(Uncoded(), profile, 6).rounds == pytest.approx((1, 5, 1, 1, 1, 1))
     double = 0.2 + 2 * 0.8
@@ -91,7 +91,7 @@ def test_a_worker_that_stays_slow_is_waited_for_if_needed() -> None:
     assert times == pytest.approx([1.8, 9.0, 1.8])
 
 
-def test_steps_of_windows_and_steps_with_one_barrier() -> None:
+def test_windows_are_replayed_step_by_step_and_barriers_take_the_slowest_worker() -> None:
     profile = even(8, 4, (0, 0, 5.0), (2, 1, 5.0), (5, 0, 3.0))
     assert windows(Uncoded(), profile, 4, 2) == pytest.approx([5 + 1 + 5 + 1, 1 + 3 + 1 + 1])
     assert uncoded_seconds(profile, 4, 2) == pytest.approx([8, 6]), "delays of two workers do not add up"

@@ -89,7 +89,7 @@ def test_the_error_is_within_delta(spec: str, count: int, seed: int, scale: floa
 
 
 @pytest.mark.parametrize(("spec", "least", "most"), [("sign", 0.62, 0.65), ("2bits", 0.87, 0.885)])
-def test_delta_of_a_normal_variable(spec: str, least: float, most: float) -> None:
+def test_delta_matches_a_normal_variable(spec: str, least: float, most: float) -> None:
     normal = torch.randn(200_000, generator=torch.Generator().manual_seed(3))
     assert least < measured_delta(made(spec), normal) < most
     assert made(spec).delta(200_000) == pytest.approx(measured_delta(made(spec), normal), abs=0.01)
@@ -106,7 +106,7 @@ def test_guaranteed_deltas_hold_for_sparse_vectors_too(spec: str) -> None:
 
 
 @given(st.integers(1, 400), st.floats(0.001, 1.0), st.integers(0, 50))
-def test_top_k_sends_the_largest_alone(count: int, keep: float, seed: int) -> None:
+def test_top_k_sends_only_the_largest_numbers(count: int, keep: float, seed: int) -> None:
     codec, exact = TopK(keep=keep), torch.randn(count, generator=torch.Generator().manual_seed(seed))
     sent = codec.decode(codec.encode(exact), count)
     kept = codec.kept(count)
@@ -225,7 +225,7 @@ def test_topk2_follows_its_rule(levels: str, count: int, k: int, seed: int) -> N
         assert torch.allclose(found, expected, rtol=5e-3, atol=0), "levels are bfloat16"
 
 
-def test_released_levels_by_hand() -> None:
+def test_released_levels_match_a_manual_example() -> None:
     """Two lobes: two of the four levels are below the mean, one above, and the bin about zero is empty."""
     exact = torch.tensor([-3.0] + [-1.0] * 31 + [1.0] * 31 + [2.0])
     codec = TopK2(k=4096, levels="released")
@@ -318,7 +318,7 @@ def test_a_basis_is_orthonormal(kind: str, size: int) -> None:
     assert torch.allclose(basis(kind, size) @ basis(kind, size).T, torch.eye(size).double(), rtol=0, atol=1e-6)
 
 
-def test_the_dct_by_hand() -> None:
+def test_the_dct_matches_a_manual_example() -> None:
     """A constant is the first coefficient alone, times √d; a cosine of the basis is one coefficient."""
     sent = DCT(k=1, bits=32).decode(message := DCT(k=1, bits=32).encode(torch.full((64,), 3.0)), 64)
     assert message[8:].tolist() == [0, *torch.tensor([24.0]).view(torch.uint8).tolist()]
@@ -335,7 +335,7 @@ def test_random_bases_follow_their_seed() -> None:
 
 @BASES
 @given(count=st.integers(1, 300), seed=st.integers(0, 99), scale=st.sampled_from([1e-20, 1.0, 1e20]))
-def test_all_coefficients_are_the_vector(kind: str, count: int, seed: int, scale: float) -> None:
+def test_all_coefficients_restore_the_vector(kind: str, count: int, seed: int, scale: float) -> None:
     codec, exact = DCT(k=64, bits=32, basis=kind), torch.randn(count, generator=torch.Generator().manual_seed(seed))
     sent = codec.decode(codec.encode(exact * scale), count) / scale
     assert torch.allclose(sent, exact, rtol=0, atol=1e-6)

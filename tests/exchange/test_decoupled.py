@@ -60,7 +60,7 @@ def test_equal_steps_give_equal_weights(steps: int) -> None:
 
 @pytest.mark.parametrize("bits", [32, 8, 4])
 @pytest.mark.parametrize("senders", [{0}, {1, 2}, {0, 1, 2}])
-def test_those_that_send_nothing_settle_like_the_others(bits: int, senders: set[int]) -> None:
+def test_replicas_that_send_nothing_settle_like_the_others(bits: int, senders: set[int]) -> None:
     made = make("decoupled", bits=bits, **SMALL)
     of = replicas(made, weights(0), 3)
     for round in range(5):
@@ -121,6 +121,6 @@ def test_all_replicas_due_is_streaming_diloco() -> None:
         ({}, {"robust": "multikrum"}, "do not compare what they received"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, object], more: dict[str, object], message: str) -> None:
+def test_incompatible_options_are_refused(options: dict[str, object], more: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         exchange(ExchangeConfig(kind="decoupled", replicas=5, options={**SMALL, **options}, **more))

@@ -63,7 +63,7 @@ def test_constant_drifts_give_diloco_from_the_second_round_on() -> None:
             assert all(torch.allclose(tensor, torch.full_like(tensor, expected), atol=1e-5) for tensor in step.values())
 
 
-def test_nobody_waits_and_a_lost_member_counts_once_more() -> None:
+def test_no_replica_waits_and_a_lost_member_counts_once_more() -> None:
     made = make("eager", alpha=0.0, beta=1.0)
     of = replicas(made, weights(0), 3)
     drift(of, 0)

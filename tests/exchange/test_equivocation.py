@@ -117,6 +117,6 @@ def test_members_are_left_out_permanently_after_enough_strikes() -> None:
 
 
 @pytest.mark.parametrize("strikes", [-1, 1.5, True, "three"])
-def test_strikes_must_be_a_number(strikes: object) -> None:
+def test_strikes_must_be_a_number_of_steps(strikes: object) -> None:
     with pytest.raises(UserError, match=r"exchange\.robust\.strikes = .*: give a number of steps, 0 or more"):
         robust_of({"rule": "median", "strikes": strikes}, 3)

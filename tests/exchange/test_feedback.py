@@ -94,7 +94,7 @@ def outer_with_residual(seed: int) -> StageOuterState:
 
 @pytest.mark.parametrize("spec", COMPRESSORS)
 @given(decay=st.floats(0.001, 1.0), seed=st.integers(0, 999), scale=st.sampled_from([1e-6, 1.0, 1e6]))
-def test_what_is_sent_and_kept_is_the_decayed_error_and_the_gradient(
+def test_sent_and_kept_values_add_up_to_the_decayed_error_and_the_gradient(
     spec: str, decay: float, seed: int, scale: float
 ) -> None:
     plain = compression_from(spec)
@@ -131,7 +131,7 @@ def _table(spec: str) -> dict[str, object]:
     }[spec]
 
 
-def test_an_error_that_is_never_sent_stays_bounded_with_decay_alone() -> None:
+def test_an_error_that_is_never_sent_stays_bounded_only_with_decay() -> None:
     """One coordinate is always the largest; the other has a constant gradient and is never sent."""
     for decay, expected in ((0.95, 20.0), (1.0, 200.0)):
         made = replace(compression_from("top1%"), feedback=DecayedErrorFeedback(decay=decay))

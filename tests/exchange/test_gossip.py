@@ -99,7 +99,7 @@ def test_very_many_replicas_are_the_worst_case(alpha: float, members: int, group
     assert largest_gamma(alpha, contraction(members, group)) >= largest_gamma(alpha, 1 - 1 / group) - 1e-9
 
 
-def test_the_bound_for_pairs_of_very_many_replicas() -> None:
+def test_the_bound_for_pairs_approaches_its_limit_for_many_replicas() -> None:
     for alpha in (0.0, 0.3, 0.5, 0.7, 0.9):
         assert largest_gamma(alpha, 0.5) == pytest.approx(2 * (1 - alpha**2))
     assert contraction(8, 2) == pytest.approx(8 / (2 * 7))

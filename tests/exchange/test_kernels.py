@@ -53,7 +53,7 @@ def drawn(n: int, d: int, seed: int) -> Tensor:
 
 @settings(max_examples=60)
 @given(n=st.integers(1, 17), d=st.integers(1, 700), data=st.data(), seed=st.integers(0, 10**6))
-def test_the_middle_has_the_same_bits(n: int, d: int, data: st.DataObject, seed: int) -> None:
+def test_compiled_and_plain_trimmed_means_have_the_same_bits(n: int, d: int, data: st.DataObject, seed: int) -> None:
     trim = data.draw(st.integers(0, (n - 1) // 2))
     x = drawn(n, d, seed)
     before = x.clone()

@@ -332,7 +332,7 @@ def test_chunks_change_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     x = vectors(N, 100, 8)
     whole = {rule: value(rule, x) for rule in ALL}
     mixed = value("median", x, mix="nnm")
-    monkeypatch.setattr("planaria.exchange.robust.combining.chunks", lambda vectors, size: iter_chunks(vectors, 7))
+    monkeypatch.setattr("planaria.exchange.robust.combining.iter_chunks", lambda vectors, size: iter_chunks(vectors, 7))
     monkeypatch.setattr("planaria.exchange.robust.products.iter_chunks", partial(iter_chunks, size=7))
     assert all(float((value(rule, x) - whole[rule]).norm()) < 1e-9 for rule in ALL)
     assert float((value("median", x, mix="nnm") - mixed).norm()) < 1e-9
@@ -613,7 +613,7 @@ def test_a_round_with_too_few_members_changes_nothing(kind: str, away: list[int]
     assert all(torch.equal(of[i].outer["slow"]["w"], of[there[0]].outer["slow"]["w"]) for i in there)
 
 
-def test_too_few_in_a_gossip_group_continue_alone() -> None:
+def test_too_few_members_of_a_gossip_group_continue_alone() -> None:
     made, of = rarely("noloco", "median", 8, group=4)
     _, others = rarely("noloco", "", 8, group=4)
     for each in (of, others):

@@ -55,7 +55,7 @@ def double(of: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 @given(LETTERS, st.integers(1, 7), st.integers(2, 4), st.booleans())
-def test_noloco_is_equation_one_with_one_tensor_a_peer_or_in_two_parts(
+def test_noloco_follows_equation_one_with_one_tensor_or_two_parts(
     letters: tuple[float, float, float], count: int, size: int, prefetch: bool
 ) -> None:
     alpha, beta, gamma = letters
@@ -148,7 +148,7 @@ def test_replicas_that_all_meet_stay_equal_to_the_last_bit(kind: str, bits: int)
             assert distance(of[0].fast, weights(0)) > 1e-3
 
 
-def test_allreduce_averages_gradients_of_whatever_dtype() -> None:
+def test_allreduce_averages_gradients_of_any_dtype() -> None:
     made = make("allreduce")
     of = replicas(made, weights(0), 3)
     for member, replica in of.items():
@@ -223,7 +223,7 @@ def test_the_mean_over_all_gasloc_replicas_is_nesterov_diloco() -> None:
     assert distance(left[0].fast, left[1].fast) > 1e-2
 
 
-def test_gasloc_is_its_printed_rule_with_the_last_two_iterates() -> None:
+def test_gasloc_follows_its_printed_rule_with_the_last_two_iterates() -> None:
     made = Gasloc(alpha=0.6, beta=0.7, gamma=0.4)
     of = apart(made, 4)
     before = {i: double(r.outer["slow"]) for i, r in of.items()}

@@ -209,5 +209,5 @@ def test_invalid_settings_are_refused_in_one_line(kind: str, robust: dict[str, A
     assert "\n" not in str(caught.value)
 
 
-def test_scope_stage_has_no_weighing() -> None:
+def test_scope_stage_weighs_no_updates() -> None:
     assert made(scope="stage").weighing is None and exchange(ExchangeConfig(replicas=5, robust="krum")).weighing is None

@@ -25,7 +25,7 @@ def counted(model: ModelConfig, stage: int, passes: PassMode) -> tuple[int, int,
 
 @settings(max_examples=12)
 @given(st.sampled_from([64, 128]), st.sampled_from([1, 2, 4]), st.sampled_from([96, 352]), st.booleans(), st.booleans())
-def test_the_formula_for_llama_on_a_cpu_is_what_is_counted(
+def test_the_formula_for_llama_on_a_cpu_matches_the_count(
     dim: int, kv: int, hidden: int, recompute: bool, masked: bool
 ) -> None:
     model = ModelConfig(vocab=512, dim=dim, layers=4, heads=4, kv_heads=kv, hidden=hidden, context=32)
@@ -42,7 +42,7 @@ def test_a_chunked_loss_keeps_two_gradients() -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "gpt2", "qwen3_moe"])
-def test_the_count_is_what_a_real_pass_keeps(kind: str) -> None:
+def test_the_count_matches_a_real_pass(kind: str) -> None:
     decoder = small(kind)
     model = section(decoder, context=48)
     built = build_stage(model, 2, 1, 0)
@@ -71,7 +71,7 @@ def test_adapters_keep_less_state_and_their_passes_are_counted() -> None:
     assert (ends := family(model).pass_bytes(model, 2, 0, CPU)) is not None and ends.loss > 0
 
 
-def test_recomputed_layers_keep_their_inputs_alone() -> None:
+def test_recomputed_layers_keep_only_their_inputs() -> None:
     model = section(small("qwen3"), context=48)
     plain, less = (family(model).pass_bytes(model, 2, 1, CPU._replace(recompute=on)) for on in (False, True))
     assert plain is not None and less is not None

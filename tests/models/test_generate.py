@@ -82,7 +82,7 @@ def test_invalid_arguments_are_refused_before_the_first_token(wrong: dict[str, A
     st.integers(-(2**63), 2**63 - 1),
 )
 @settings(max_examples=150, deadline=None)
-def test_any_numbers_are_refused_or_draw_tokens(temperature: float, top_k: int, seed: int) -> None:
+def test_any_settings_of_draws_are_refused_or_draw_tokens(temperature: float, top_k: int, seed: int) -> None:
     """One by one and in a batch, with finite log-probabilities."""
     try:
         drawn = list(generate(MODEL, [1, 2], 3, temperature, top_k, seed))

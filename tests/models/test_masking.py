@@ -40,7 +40,7 @@ seeds = st.integers(0, 2**31)
 
 
 @given(seeds, seeds, seeds)
-def test_every_number_is_exactly_one_models(a: int, b: int, c: int) -> None:
+def test_every_number_belongs_to_exactly_one_model(a: int, b: int, c: int) -> None:
     safe, tuned, mask = weights(a), weights(b, 1e-3), some_mask(c)
     found = masking.select_by_mask(safe, tuned, mask)
     for name, tensor in found.items():

@@ -66,7 +66,7 @@ def test_initial_weights_do_not_depend_on_the_cut(kind: str) -> None:
     one, two = weights(1), weights(4)
     assert one.keys() == two.keys() == decoder.shapes(config).keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert set(dict(decoder.whole(one).named_parameters())) == set(one)
+    assert set(dict(decoder.assemble(one).named_parameters())) == set(one)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_randomness_in_training_is_switched_off_with_a_warning() -> None:
         ([0, 1, 2, 3], 2, 0, "no cut has equal ones"),
     ],
 )
-def test_unlike_stages_and_the_next_cut(kinds: list[int], stages: int, ends: int, expected: str) -> None:
+def test_unlike_stages_are_refused_with_the_next_cut(kinds: list[int], stages: int, ends: int, expected: str) -> None:
     config = ModelConfig(layers=len(kinds), ends_layers=ends)
     assert re.search(expected or "^$", unlike_stages(kinds, config, stages))
 
@@ -166,13 +166,13 @@ def test_a_small_model_has_every_kind_of_layer() -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
-def test_layers_in_the_ends_stage(kind: str) -> None:
+def test_layers_in_the_ends_stage_compute_the_same(kind: str) -> None:
     decoder = small(kind)
     config = section(decoder, ends_layers=2)
     torch.manual_seed(3)
     stages, named = stages_of(decoder, config, 2)
     tokens = torch.randint(2, 100, (2, 9))
-    assert torch.equal(logits(stages, tokens), decoder.whole(named)(input_ids=tokens).logits)
+    assert torch.equal(logits(stages, tokens), decoder.assemble(named)(input_ids=tokens).logits)
 
 
 def test_the_loss_in_chunks_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_implementations_of_attention_for_gpus_are_refused() -> None:
 def test_values_beside_the_parameters_are_refused(tmp_path: Path) -> None:
     """A router's biases are not trained by gradients, and stages have only parameters."""
     decoder = small("deepseek_v3")
-    whole = decoder.whole({name: torch.zeros(shape) for name, shape in decoder.shapes(section(decoder)).items()})
+    whole = decoder.assemble({name: torch.zeros(shape) for name, shape in decoder.shapes(section(decoder)).items()})
     whole.save_pretrained(tmp_path)
     open_decoder(tmp_path)
     whole.model.layers[1].mlp.gate.e_score_correction_bias.fill_(0.5)
@@ -280,7 +280,7 @@ def test_masked_documents_in_stages_equal_the_whole_model(kind: str) -> None:
         built, named = stages_of(decoder, config, stages)
         with torch.no_grad():
             found.append(logits(built, tokens, mask))
-    whole, ids = decoder.whole(named), torch.arange(24).remainder(12).expand(2, -1)
+    whole, ids = decoder.assemble(named), torch.arange(24).remainder(12).expand(2, -1)
     masks = create_masks_for_generate(whole.config, torch.zeros(2, 24, 1), None, None, ids)
     with torch.no_grad():
         expected = whole(input_ids=tokens, position_ids=ids, attention_mask=masks, use_cache=False).logits
@@ -311,7 +311,7 @@ def test_an_export_has_the_names_and_tensors_of_the_library(
     named = {name: torch.randn(shape) for name, shape in decoder.shapes(config).items()}
     (ours := tmp_path / "ours").mkdir()
     write_weights(config, named.__getitem__, ours, dtype, largest)
-    decoder.whole(named).to(dtype).save_pretrained(tmp_path / "theirs")
+    decoder.assemble(named).to(dtype).save_pretrained(tmp_path / "theirs")
     found, expected = tensors(ours), tensors(tmp_path / "theirs")
     assert found.keys() == expected.keys()
     assert all(torch.equal(one, expected[name]) and one.dtype == expected[name].dtype for name, one in found.items())

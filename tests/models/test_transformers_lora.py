@@ -51,7 +51,7 @@ def test_adapters_on_stages_equal_peft_on_the_whole_model(
 
     plain = small(kind)
     config = section(plain, ends_layers=ends_layers, block_layers=(1, 2 - ends_layers, 1))
-    base = plain.whole({name: torch.randn(shape) * 0.05 for name, shape in plain.shapes(config).items()})
+    base = plain.assemble({name: torch.randn(shape) * 0.05 for name, shape in plain.shapes(config).items()})
     base.save_pretrained(tmp_path)
     base = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=PRECISIONS[precision])
     decoder = replace(plain, lora=Lora(4, 8.0, ("linear",), **base_of(tmp_path), precision=precision))
@@ -92,7 +92,7 @@ def test_exported_adapters_of_mixtures_load_in_peft(kind: str, tmp_path: Path) -
 
     plain = small(kind)
     config = section(plain)
-    base = plain.whole({name: torch.randn(shape) * 0.05 for name, shape in plain.shapes(config).items()})
+    base = plain.assemble({name: torch.randn(shape) * 0.05 for name, shape in plain.shapes(config).items()})
     base.save_pretrained(tmp_path / "base")
     decoder = replace(plain, lora=Lora(4, 8.0, ("linear",), **base_of(tmp_path / "base")))
     stages, named = stages_of(decoder, config, 4)
@@ -116,7 +116,7 @@ def test_exported_adapters_of_mixtures_load_in_peft(kind: str, tmp_path: Path) -
 def test_a_base_in_bf16_takes_half_the_memory(tmp_path: Path) -> None:
     plain = small("qwen3")
     config = section(plain)
-    plain.whole({name: torch.randn(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
+    plain.assemble({name: torch.randn(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
     lora = Lora(4, 8.0, ("linear",), **base_of(tmp_path))
 
     def taken(precision: str, stage: int) -> int:
@@ -132,7 +132,7 @@ def test_a_stage_reads_its_own_layers_and_keeps_no_second_copy(tmp_path: Path) -
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 300}
     plain = small("qwen3", layer_types=["full_attention"] * 8, **sizes)
     config = section(plain)
-    plain.whole({name: torch.zeros(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
+    plain.assemble({name: torch.zeros(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
     lora = Lora(4, 8.0, ("linear",), **base_of(tmp_path))
     job = (plain.text, dataclasses.asdict(lora), config.model_dump(mode="json"))
     found = subprocess.run([sys.executable, "-c", PEAK, json.dumps(job)], capture_output=True, text=True, check=True)
@@ -144,9 +144,9 @@ def test_a_stage_reads_its_own_layers_and_keeps_no_second_copy(tmp_path: Path) -
 def test_a_base_that_changed_since_the_start_is_refused(tmp_path: Path) -> None:
     plain = small("qwen3")
     config = section(plain)
-    plain.whole({name: torch.zeros(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
+    plain.assemble({name: torch.zeros(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
     decoder = replace(plain, lora=Lora(4, 8.0, ("linear",), **base_of(tmp_path)))
-    plain.whole({name: torch.ones(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
+    plain.assemble({name: torch.ones(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="the base model has changed since the run started"):
         decoder.build(config, 4, 1)
     for file in tmp_path.glob("*.safetensors"):

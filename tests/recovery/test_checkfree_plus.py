@@ -26,7 +26,7 @@ def plus(**fields: Any) -> CheckFreePlus:
 
 
 @pytest.mark.parametrize("lost", losses(6), ids=lambda lost: "".join(map(str, sorted(lost))) or "none")
-def test_donors_for_every_possible_loss(lost: frozenset[int]) -> None:
+def test_every_possible_loss_has_the_expected_donors(lost: frozenset[int]) -> None:
     helpers = {0: (1, 6), 1: (2,), 2: (1, 3), 3: (2, 4), 4: (3, 5), 5: (4, 6), 6: (5,)}
     answer = plus().donors(lost, replica(6))
     reachable = {stage for stage in lost if not lost & set(helpers[stage])}

@@ -94,7 +94,7 @@ STRUCK = st.frozensets(st.integers(0, 300), max_size=40)
         (2, 1, {2, 3}, RollbackCost(2, 2, 0), RollbackCost(2, 2, 0)),
     ],
 )
-def test_known_rollbacks(
+def test_rollback_costs_match_manual_examples(
     useful: int, every: int, struck: set[int], by_steps: RollbackCost, by_ticks: RollbackCost
 ) -> None:
     assert rollback(useful, every, struck) == by_steps
@@ -144,7 +144,7 @@ def test_a_long_simulation_matches_the_mean(every: int, p: float, counted: Count
 @pytest.mark.parametrize(
     ("p", "every_100", "every_10"), [(0.0009, 1.31, 1.03), (0.002, 1.74, 1.06), (0.004, 2.64, 1.11)]
 )
-def test_the_mean_at_checkfrees_rates(p: float, every_100: float, every_10: float) -> None:
+def test_the_mean_matches_checkfrees_table(p: float, every_100: float, every_10: float) -> None:
     any_of_six = 1 - (1 - p) ** 6
     assert rollback_mean(100, any_of_six, "ticks") == pytest.approx(every_100, rel=0.02)
     assert rollback_mean(10, any_of_six, "ticks") == pytest.approx(every_10, rel=0.01)
@@ -172,7 +172,7 @@ def test_rare_failures_lose_half_an_interval_each(counted: Counted) -> None:
         (6, 2, (), 3, RollbackCost(6, 2, 0)),
     ],
 )
-def test_known_rollbacks_with_background_saves(
+def test_rollback_costs_with_background_saves_match_manual_examples(
     useful: int, every: int, struck: set[int], behind: int, course: RollbackCost
 ) -> None:
     assert rollback(useful, every, struck, behind=behind) == course

@@ -94,7 +94,7 @@ def test_every_loss_set_is_restored_bit_for_bit(members, tolerate, size):
 
 
 @pytest.mark.parametrize(("members", "tolerate"), GROUPS)
-def test_one_more_loss_is_refused(members, tolerate):
+def test_one_loss_more_than_the_parities_is_refused(members, tolerate):
     code = codes.code("auto", members, tolerate)
     shards = some(code.data, 16)
     everything = shards + code.encode(shards)

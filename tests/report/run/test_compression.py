@@ -84,7 +84,7 @@ def test_the_reasons_for_uncompressed_steps_are_listed() -> None:
 def test_of_several_groups_in_a_round_the_lowest_node_counts() -> None:
     facts = (sent(0, 0, node=4, lost=0.5), sent(0, 0, node=0, lost=0.25), sent(0, 0, node=2, lost=0.125))
     found = record(*facts, kind="noloco", compress="top5%")
-    assert [fact.relative_error for fact in compression.messages_of(found).shortened(0)] == [0.25]
+    assert [fact.relative_error for fact in compression.messages_of(found).lossy_messages(0)] == [0.25]
     assert "median over stages and rounds" in next(compression.summary_lines(found))
 
 

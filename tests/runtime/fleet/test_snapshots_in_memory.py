@@ -45,7 +45,7 @@ def killed(config: RunConfig) -> tuple[MemoryFolder, int, int]:
         os.kill(run.process.pid, signal.SIGKILL)
         assert run.end()[0] == -signal.SIGKILL
     memory, saved = MemoryFolder(folder_of(config)), newest(folder_of(config))
-    remembered = next(label.step for label in memory.newest_first() if len(memory.whole(label)) == 5)
+    remembered = next(label.step for label in memory.newest_first() if len(memory.whole_stages(label)) == 5)
     for label in memory.newest_first():  # a newer one was being written; four of its stages might suffice, too
         for path in memory.folder.glob(f"step-{label.step:08d}.*/*") if label.step > remembered else ():
             path.unlink()
@@ -119,7 +119,7 @@ def test_snapshots_newer_than_a_rollback_are_never_resumed_from(tmp_path: Path) 
     memory, seen = MemoryFolder(folder_of(config)), list[d.Form]()
 
     def newer() -> bool:
-        return any(label.step > 10 and len(memory.whole(label)) == 5 for label in memory.newest_first())
+        return any(label.step > 10 and len(memory.whole_stages(label)) == 5 for label in memory.newest_first())
 
     def hook(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.Commit) and seen:

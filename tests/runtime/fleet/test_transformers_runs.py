@@ -50,7 +50,7 @@ def trained(folder: Path, kind: str) -> dict[str, Any]:
     decoder = Decoder.of(values_of(kind))
     shapes = decoder.shapes(ModelConfig.model_validate(model_section(decoder.values, "config.json")))
     generator = torch.Generator().manual_seed(1)
-    whole = decoder.whole({name: torch.randn(shape, generator=generator) * 0.05 for name, shape in shapes.items()})
+    whole = decoder.assemble({name: torch.randn(shape, generator=generator) * 0.05 for name, shape in shapes.items()})
     whole.to(torch.bfloat16).save_pretrained(folder)
     return {"rank": 4, "precision": "bf16", **base_of(folder)}
 
