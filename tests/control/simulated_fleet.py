@@ -320,7 +320,7 @@ class SimulatedFleet(Simulation):
         plan = self._answer(before)
         assert not plan.reason, "the controller continues although no strategy can recover"
         saved = self.before.durable.positions[0].step
-        recalled = plan.rollback == "snapshot" and before.memory is not None and before.memory.step >= saved
+        recalled = plan.rollback == "memory" and before.memory is not None and before.memory.step >= saved
         assert (form.outcome == "recalled") == recalled, (form, plan, before)
         assert (form.outcome == "rolled back") == (plan.rollback is not None and not recalled), (form, plan, before)
         if recalled:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import iter_documents, resolve_formats
+from planaria.data.corpus import iter_documents, resolved
 from planaria.data.dialogues import dialogues
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
@@ -243,7 +243,7 @@ def test_a_folder_may_have_json_files_without_dialogues(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").rename(folder / "records.jsonl")
     (folder / "a.json").write_text('{"version": 1}')
     (folder / "b.json").write_text("[1]")
-    data = resolve_formats(data.model_copy(update={"source": str(folder)}))
+    data = resolved(data.model_copy(update={"source": str(folder)}))
     assert data.format == "messages" and tokenise_corpus(data, 257, reports.append, 63).meta.documents == 1
     assert any(line.startswith("skipped a.json: no records with 'messages'") for line in reports)
     alone = data.model_copy(update={"source": str(folder / "a.json")})
@@ -291,13 +291,13 @@ def test_a_record_without_a_dialogue_is_refused(tmp_path: Path, record: dict[str
 
 def test_the_format_is_that_of_the_first_record(tmp_path: Path) -> None:
     def found(record: dict[str, Any]) -> DataConfig:
-        return resolve_formats(source(tmp_path, [record], format="auto"))
+        return resolved(source(tmp_path, [record], format="auto"))
 
     assert found({"messages": turns(TALK)}).format == "messages" and found({"messages": turns(TALK)}).document_mask
     assert found({"prompt": "a", "completion": "b"}).format == "prompt"
     assert found({"text": "a", "prompt": "a", "completion": "b"}).format == "auto"
     assert not found({"text": "a"}).document_mask
-    assert not resolve_formats(source(tmp_path, [{"messages": turns(TALK)}], format="auto", pack=False)).document_mask
+    assert not resolved(source(tmp_path, [{"messages": turns(TALK)}], format="auto", pack=False)).document_mask
     with pytest.raises(ValueError, match=r"document_mask = false.*set data\.pack = false"):
         source(tmp_path, [{"messages": turns(TALK)}], document_mask=False)
 

@@ -18,7 +18,7 @@ from planaria.recovery.base import Copy, DamagedReplica
 from planaria.recovery.chain import Chain, ChainPlan, CopySlot
 from planaria.recovery.neighbour_average import merge
 
-ROLLBACK, NOTHING = ChainPlan({}, "checkpoint", ""), ChainPlan({}, None, "")
+ROLLBACK, NOTHING = ChainPlan({}, "disk", ""), ChainPlan({}, None, "")
 
 
 def chain_of(strategy: str, stages: int = 6, **options: Any) -> Chain:

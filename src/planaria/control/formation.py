@@ -48,7 +48,7 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     plan = run.settings.chain.plan(rebuilt_here, staleness, _stages_with_snapshot(replica))
     if run.exchange.synchronised and (adoption := _adoption(run, replica, donor_replicas, plan)) is not None:
         return adoption
-    if (plan.rollback == "checkpoint" or plan.reason) and is_being_written(run):
+    if (plan.rollback == "disk" or plan.reason) and is_being_written(run):
         return None
     if reason := _why_impossible(run, plan):
         return end_replica(run, replica, reason, sorted(lost))
@@ -98,7 +98,7 @@ def _roll_back(
     run: RunState, replica: ReplicaState, holders: dict[int, str], plan: ChainPlan, lost: frozenset[int]
 ) -> d.Decision | None:
     """Roll back to the snapshot in memory, or to the newest checkpoint if that is newer."""
-    if plan.rollback == "snapshot" and _is_snapshot_newer(replica, run.durable):
+    if plan.rollback == "memory" and _is_snapshot_newer(replica, run.durable):
         return _return_to_snapshot(run, replica, holders, plan)
     if not run.durable.sources:
         reason = "its newest checkpoint was only on the controller's machine, which was lost (see checkpoint.store)"

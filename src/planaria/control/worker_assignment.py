@@ -249,4 +249,4 @@ def _cost(chain: Chain, lost: frozenset[int]) -> str:
     plan = chain.plan(lost, dict.fromkeys(range(chain.stages + 1), COMPLETE_COPY_AGE))
     if plan.reason:
         return f"the run could not continue ({plan.reason})"
-    return "all stages would roll back to the newest checkpoint" if plan.rollback == "checkpoint" else ""
+    return "all stages would roll back to the newest checkpoint" if plan.rollback == "disk" else ""

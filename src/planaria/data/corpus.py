@@ -110,7 +110,7 @@ def iter_source_records(
             on_progress(line)
 
 
-def resolve_formats(config: DataConfig) -> DataConfig:
+def resolved(config: DataConfig) -> DataConfig:
     """Return ``config`` with the formats that 'auto' means for local files: dialogues, if their first record is one.
 
     Packed dialogues are masked from each other.

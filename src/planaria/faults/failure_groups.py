@@ -47,6 +47,6 @@ def failure_groups(
     return [members for members in groups if members]
 
 
-def relative_rate(domain: FailureDomain) -> float:
+def share(domain: FailureDomain) -> float:
     """Return a failure's probability relative to a stage's loss rate: an inner stage is in two pairs of neighbours."""
     return 0.5 if domain == "adjacent" else 1.0

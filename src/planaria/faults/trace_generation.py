@@ -7,7 +7,7 @@ import random
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
-from planaria.faults.failure_groups import FailureDomain, failure_groups, relative_rate
+from planaria.faults.failure_groups import FailureDomain, failure_groups, share
 from planaria.faults.trace import Fault, Trace, TraceArguments, first_complaint
 
 
@@ -82,7 +82,7 @@ def _generate_faults(origin: TraceArguments) -> tuple[Fault, ...]:
     eligible = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
     drawn: dict[tuple[int, int], float] = {}
     if origin.failure_domain != "stage":
-        p *= relative_rate(origin.failure_domain)
+        p *= share(origin.failure_domain)
         drawn = _add_groups(origin, eligible, p)
     else:
         for stage in eligible:

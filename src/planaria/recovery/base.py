@@ -65,9 +65,9 @@ class DamagedReplica:
     """stages whose worker is alive and holds its part of a retained snapshot (:class:`SnapshotRetention`)"""
 
 
-RollbackTarget = Literal["checkpoint", "snapshot"]
-"""past state to which all stages roll back: the newest checkpoint on disk, which may be the start of the run, or a
-retained snapshot in memory"""
+RollbackTarget = Literal["disk", "memory"]
+"""past state to which all stages roll back: the newest checkpoint or the start of the run ("disk"), or a retained
+snapshot ("memory")"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class StrategyPlan:
     refused: Mapping[int, str] = field(default_factory=dict)
     """lost stage → why it cannot be rebuilt, as a clause for the user"""
     rollback: RollbackTarget | None = None
-    """target of a rollback of all stages; with "snapshot", stages that have donors are rebuilt as of that snapshot"""
+    """target of a rollback of all stages; with "memory", stages that have donors are rebuilt as of that snapshot"""
 
 
 @dataclass(frozen=True)

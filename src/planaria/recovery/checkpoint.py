@@ -17,7 +17,7 @@ class Checkpoint(Recovery):
     exact: ClassVar[bool] = True
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
-        return StrategyPlan(rollback="checkpoint")
+        return StrategyPlan(rollback="disk")
 
 
 def best_steps(hourly: float, stages: float, step_s: float, save_s: float) -> int:

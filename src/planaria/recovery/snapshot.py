@@ -158,7 +158,7 @@ class Snapshot(CommonSnapshot):
         if refused:  # stages roll back together or not at all
             reason = next(iter(refused.values()))
             return StrategyPlan({}, dict.fromkeys(lost, reason)) if self.every else StrategyPlan(donors, refused)
-        return StrategyPlan(donors, {}, "snapshot" if self.every else None)
+        return StrategyPlan(donors, {}, "memory" if self.every else None)
 
     def helps_rebuild(self, copy: Copy, lost: int) -> bool:
         """Return whether ``copy`` is a parity: it has the lost stage's blocks, or rebuilds a parity that it held."""

@@ -76,7 +76,7 @@ class WholeCopies(CommonSnapshot):
                 return StrategyPlan(refused=dict.fromkeys(lost, why))
         # The next stage has the copy; the previous one sends its own state, of which the lost stage had the copy.
         return StrategyPlan(
-            {s: ((s + 1) % count, (s - 1) % count) for s in sorted(missing)}, {}, "snapshot" if missing else None
+            {s: ((s + 1) % count, (s - 1) % count) for s in sorted(missing)}, {}, "memory" if missing else None
         )
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:

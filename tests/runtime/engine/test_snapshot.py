@@ -146,8 +146,8 @@ def test_all_return_to_a_checkpoint_newer_than_the_snapshot(config: Recipe) -> N
     engine = made(config, 1, every=4)
     losses(engine, 7)
     plan = engine.lose((2,), durable=6)
-    assert plan.rollback == "checkpoint" and engine.step == 7
-    assert engine.lose((2,), durable=4).rollback == "snapshot" and engine.step == 4
+    assert plan.rollback == "disk" and engine.step == 7
+    assert engine.lose((2,), durable=4).rollback == "memory" and engine.step == 4
 
 
 @pytest.mark.parametrize(

@@ -90,12 +90,12 @@ class _Race:
         recovered_by = {node: plan.rebuilt.get(self.engine.stage[node], (PEER, ()))[0] for node in nodes}
         outcome = ", ".join(f"{node}: {by}" for node, by in recovered_by.items())
         lost = 0
-        if plan.rollback == "checkpoint":
+        if plan.rollback == "disk":
             self.engine.step = self._durable
             self.engine.load_states(self._kept[self._durable])
         if plan.rollback:
             lost, outcome = step_before - self.engine.step, f"all: step {self.engine.step}"
-        rolled_back = plan.rollback == "checkpoint"
+        rolled_back = plan.rollback == "disk"
         self.loss_events.append(
             LossEvent(
                 tick=self.tick,

@@ -14,7 +14,7 @@ from planaria.common.errors import UserError, nearest
 from planaria.config.bounds import EXACT, Fraction, Natural, Stages
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import formerly
-from planaria.data.corpus import resolve_formats
+from planaria.data.corpus import resolved
 from planaria.faults.failure_groups import FailureDomain
 from planaria.faults.trace import Trace
 from planaria.faults.trace_generation import generate
@@ -152,7 +152,7 @@ def _distinct_arms(
     base: RunConfig, configs: Mapping[str, RunConfig], points: Collection[str], faults: Mapping[str, bool]
 ) -> list[Arm]:
     """Return the fault-free arm and all others, without points of a search that repeat the recipe or another point."""
-    data_config = {"data": resolve_formats(base.data)}  # no arm may change it
+    data_config = {"data": resolved(base.data)}  # no arm may change it
     alike = [base]
     arms = [Arm(name=FAULT_FREE, config=base.model_copy(update=data_config), faults=False)]
     for name, config in configs.items():

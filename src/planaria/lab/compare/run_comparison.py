@@ -18,7 +18,7 @@ from planaria.config import recipe
 from planaria.config.registry import blaming
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Data, tokenise_corpus
-from planaria.faults.failure_groups import failure_groups, relative_rate
+from planaria.faults.failure_groups import failure_groups, share
 from planaria.faults.trace import Trace, digest, write
 from planaria.faults.trace_generation import hourly_of_all
 from planaria.lab.compare.clock import ArmClock, activation_bytes, clock_of, exchanged_bytes, traffic_per_weight_byte
@@ -289,7 +289,7 @@ def _with_best_interval(comparison: Comparison, arm: Arm, on_the_clock: RunConfi
         return arm.model_copy(update={"config": config})
     eligible_stages = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)
     hourly = hourly_of_all(trace.hourly, trace.step_s, config.exchange.replicas)
-    expected_failing_groups = relative_rate(trace.failure_domain) * len(
+    expected_failing_groups = share(trace.failure_domain) * len(
         failure_groups(trace.failure_domain, eligible_stages, config.pipeline.stages, trace.machine)
     )
     every = max(best_steps(hourly, expected_failing_groups, clock.step_s, clock.save_s), clock.behind)

@@ -159,13 +159,13 @@ class InlineEngine:
             self._memory = self._memory.without(nodes)
             with_snapshot = [s for s in everywhere.stages if everywhere.nodes(s)[0] in self._memory.nodes]
         plan = self._chain.plan(lost, staleness_by_stage(everywhere, alive, self._ages), with_snapshot)
-        if plan.rollback == "snapshot" and self._memory is not None:
+        if plan.rollback == "memory" and self._memory is not None:
             if self._memory.step < durable:
-                return replace(plan, rebuilt={}, rollback="checkpoint")
+                return replace(plan, rebuilt={}, rollback="disk")
             self._recall(self._memory, everywhere.of(self._memory.nodes))
             nodes = [node for node in self.stage if node not in self._memory.nodes]
             alive = everywhere.of(self._memory.nodes)
-        if not plan.reason and plan.rollback != "checkpoint":
+        if not plan.reason and plan.rollback != "disk":
             self._rebuild(nodes, plan, alive)
         return plan
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.data.corpus import resolve_formats
+from planaria.data.corpus import resolved
 from planaria.data.shards import Data, tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.faults.checks import require_listeners
@@ -120,7 +120,7 @@ def with_absolute_paths(config: RunConfig, recipe: Path | None) -> RunConfig:
     :raises UserError: if the schedule is invalid or does not match the recipe, or the code file cannot be read.
     """
     config = resolve_best_options(with_code_embedded(config, recipe))
-    config = config.model_copy(update={"data": resolve_formats(config.data)})
+    config = config.model_copy(update={"data": resolved(config.data)})
     if config.chaos.trace is not None and (file := relative_to_recipe(recipe, config.chaos.trace)) != Path(
         config.chaos.trace
     ):
