@@ -66,6 +66,7 @@ class Spec:
     """of the group; empty: it hosts"""
     exchange: dict[str, Any] = field(default_factory=lambda: {"exchange": "noloco", "every": 3})
     hosting: dict[str, Any] = field(default_factory=dict)
+    joining: dict[str, Any] = field(default_factory=dict)
     epochs: int = 2
     accumulate: int = 1
     width: int = 4
@@ -88,7 +89,7 @@ def train(spec: Spec, result: Path, key: Path) -> None:
     used: list[list[int]] = []
     try:
         group = (
-            planaria.join(spec.address, key=key)
+            planaria.join(spec.address, key=key, **spec.joining)
             if spec.address
             else planaria.host(key=key, out=result.parent / "runs", **spec.hosting)
         )

@@ -34,7 +34,10 @@ def started(script: str, folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ["group", "group_trainer", pytest.param("group_lightning", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["group", "group_trainer", "group_accelerate", pytest.param("group_lightning", marks=pytest.mark.slow)],
+)
 def test_a_host_and_a_member_train_while_another_is_killed(name: str, tmp_path: Path) -> None:
     if name == "group_lightning":
         pytest.importorskip("lightning")

@@ -48,9 +48,10 @@ def lead(config: RunConfig, key: bytes, awaited: str, answer: Any) -> None:
     resolved, folder = ResolvedRun(config), run_folders.create(config)
     started = run_started(resolved, START).model_copy(update={"saves": False, "start_from_first_worker": True})
     reach = Reach(advertise=config.fleet.advertise)
-    setup = Setup(config, folder.absolute(), folder.absolute(), config.fleet.host, key, 0, reach, part=started.part)
+    sign, place = secrets.token_hex(16), folder.absolute()
+    setup = Setup(config, place, place, config.fleet.host, key, 0, reach, part=started.part, sign=sign)
     plain = SETUP.dump_json(replace(setup, reach=Reach())).decode()
-    terms = JoinInfo(plain, 1, secrets.token_hex(16), {}, awaited=awaited)
+    terms = JoinInfo(plain, 1, sign, {}, awaited=awaited)
     watch = RunWatch(folder, config.samples, NoProgress())
     with run_folders.locked_for_training(folder), stop_requested(None) as requested:
         try:

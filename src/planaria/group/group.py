@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,18 @@ from torch.optim import Optimizer
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.group.member_state import MemberState, Stateful
-from planaria.group.membership import Membership, require_same
+from planaria.group.membership import ConnectionLost, Membership, note, require_same
 from planaria.group.optimizer import GroupOptimizer
 from planaria.group.settings import ExchangeSettings, HostSettings, SharedData, group_config
 from planaria.group.shard import Blocks, Shard, blocks_of
 from planaria.models.group_family import group_family
 from planaria.report.run.report import write_report
-from planaria.runtime.engine.join import setup_of
-from planaria.runtime.fleet.joined_machine import RunMembership, own_name
+from planaria.runtime.engine.join import JoinTerms, NextEntrance, connect, setup_of
+from planaria.runtime.fleet.joined_machine import own_name
 from planaria.runtime.fleet.joining import RunAddress, kept_key, read_key
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import Setup
 
-_AGAIN_S = 0.5
-"""seconds between attempts to reach the controller"""
 _START_S = 60.0
 """limit for the controller's start"""
 KEY = "~/.planaria/group.key"
@@ -113,7 +111,10 @@ class Group:
         """folder of the group's log and report; None except at the host"""
         self._owned: MemberState | None = None
         self._agreed: ExchangeSettings | None = None
+        self._data: SharedData | None = None
         self._member: Membership | None = None
+        self._sign = ""
+        """identifies the group, as opposed to a later one at the same address"""
         self._mid_block = False
         """whether the current block has further batches"""
         self._current: int | None = None
@@ -171,8 +172,7 @@ class Group:
         """
         if self._member is not None:
             raise UserError("shard: one loop over it is the whole training; give epochs to repeat the data")
-        member = self._begin(data)
-        while member.blocks:
+        while (member := self._begin(data)).blocks:
             self._current = member.blocks[0]
             for last, batch in _marking_last(blocks.batches(self._current)):
                 self._mid_block = not last
@@ -205,14 +205,33 @@ class Group:
             self.address, self.folder = _start_controller(config.model_dump_json(), self._key)
             if self._opened is not None:
                 self._opened(self.address)
-        visit = _connect(self.address, self._key, self._settings.patience_s)
-        setup = replace(setup_of(visit), sign="")
-        require_same(setup, self._owned)
-        self._require_agreed(setup, data)
-        self._member = Membership(visit, setup, self._owned, _START_S)
+        self._data = data
+        self._member = self._joined()
         atexit.register(self.leave)
-        self._member.advance()
+        self._advance()
         return self._member
+
+    def _joined(self, again: bool = False) -> Membership:
+        """Become a member, or become one ``again`` after the connection broke.
+
+        :raises UserError: if the group rejects this process, or another setting.
+        :raises RunStopped: if the group does not answer in time, or is another one.
+        """
+        assert self._owned is not None and self._data is not None
+        patience_s = self._settings.patience_s
+        known = RunAddress(at=self.address, key=self._key.hex())
+        entrance = _GroupEntrance(self.address, Path(), known, patience_s)
+        visit = connect(entrance, JoinTerms(1, patience_s, patience_s), note, again)
+        assert visit is not None
+        setup = setup_of(visit)
+        if again and setup.sign != self._sign:
+            visit.end()
+            raise RunStopped(f"{self.address}: another group is there now, without this one's weights; start again")
+        self._sign = setup.sign
+        setup = replace(setup, sign="")
+        require_same(setup, self._owned)
+        self._require_agreed(setup, self._data)
+        return Membership(visit, setup, self._owned, _START_S)
 
     def _require_agreed(self, setup: Setup, data: SharedData) -> None:
         """Raise UserError for the first setting in which this process differs from the group."""
@@ -245,7 +264,27 @@ class Group:
         assert self._current is not None
         member.runner.take_gradient(self._current, updates)
         self._current = None
-        member.advance()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Let the group proceed; if the connection to it broke, join again and continue with a peer's weights.
+
+        :raises RunStopped: if this process was dismissed, or the group does not answer in time.
+        """
+        assert self._member is not None
+        until = None
+        while True:
+            try:
+                if until is not None:
+                    before, self._member = self._member.runner, self._joined(again=True)
+                    self._member.runner.steps, self._member.runner.progress = before.steps, before.progress
+                self._member.advance()
+                return
+            except ConnectionLost as error:
+                until = until or time.monotonic() + self._settings.patience_s
+                if time.monotonic() > until:
+                    raise
+                note(f"{error}; joining again")
 
     def log(self, loss: float) -> None:
         """Report the loss of the current step for the live page and the report."""
@@ -334,20 +373,14 @@ def _start_controller(config: str, key: bytes) -> tuple[str, Path]:
     return answer["address"], Path(answer["folder"])
 
 
-def _connect(address: str, key: bytes, patience_s: float) -> RunMembership:
-    """Connect to a group's controller, trying for ``patience_s``.
+@dataclass(frozen=True)
+class _GroupEntrance(NextEntrance):
+    """Access to a group's controller."""
 
-    :raises UserError: if it rejects this process.
-    :raises RunStopped: if nothing answers.
-    """
-    until = time.monotonic() + patience_s
-    while True:
-        try:
-            return RunMembership(RunAddress(at=address, key=key.hex()), 1)
-        except OSError as error:
-            if time.monotonic() >= until:
-                raise RunStopped(
-                    f"{address}: no answer from there for {patience_s:g} s ({error.strerror or error}); check the "
-                    "address, and that the host's loop has begun"
-                ) from None
-        time.sleep(_AGAIN_S)
+    patience_s: float
+
+    def unanswered(self, error: OSError) -> Exception:
+        return RunStopped(
+            f"{self.at}: no answer from there for {self.patience_s:g} s ({error.strerror or error}); check the "
+            "address, and that the host's loop has begun"
+        )

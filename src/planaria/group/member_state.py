@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Protocol
@@ -26,6 +27,13 @@ _MAX_DOCUMENT_BYTES = 64 << 20
 _DEEPEST = 32
 """levels of nested values"""
 _TENSOR, _LIST, _TUPLE, _DICT = "tensor", "list", "tuple", "dict"
+_WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
+"""names that ``torch.compile`` and activation checkpointing insert"""
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a parameter or buffer without the wrappers around its module, which members need not share."""
+    return _WRAPPERS.sub("", name)
 
 
 class Stateful(Protocol):
@@ -44,7 +52,8 @@ class MemberState:
         self.model = model
         self.optimizer = optimizer
         self.also = dict(also)
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+        self.parameters = {self._names[id(p)]: p for p in model.parameters() if p.requires_grad}
         optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self.parameters.items():
             if type(parameter.data) is not Tensor:
@@ -61,13 +70,12 @@ class MemberState:
                 )
         if not self.parameters:
             raise UserError("wrap: the model has no parameter that requires a gradient")
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     @cached_property
     def layout(self) -> str:
         """A digest of what all members share: names and shapes of trained parameters, and frozen weights."""
         rows = [f"{name} {list(parameter.shape)}" for name, parameter in sorted(self.parameters.items())]
-        frozen = sorted((n, p) for n, p in self.model.named_parameters() if not p.requires_grad)
+        frozen = sorted((self._names[id(p)], p) for p in self.model.parameters() if not p.requires_grad)
         rows += [digest(name, parameter.detach().cpu().contiguous()).hex() for name, parameter in frozen]
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
@@ -140,11 +148,9 @@ class MemberState:
 
     def _buffers(self) -> dict[str, Any]:
         """Return the entries of the model's state that are not parameters."""
-        return {name: value for name, value in self.model.state_dict().items() if name not in self._named}
-
-    @property
-    def _named(self) -> set[str]:
-        return {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        named = {plain_name(name) for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        entries = {plain_name(name): value for name, value in self.model.state_dict().items()}
+        return {name: value for name, value in entries.items() if name not in named}
 
     def _load_buffers(self, received: object) -> None:
         buffers = self._buffers()
@@ -157,9 +163,9 @@ class MemberState:
                     raise UserError(f"the state of another member: buffer {name!r} has another shape or type")
                 with torch.no_grad():
                     value.copy_(theirs)
-        extra = {name: received[name] for name, value in buffers.items() if not isinstance(value, Tensor)}
-        if extra:
-            self.model.load_state_dict({**self.model.state_dict(), **extra})
+        if any(not isinstance(value, Tensor) for value in buffers.values()):
+            state = self.model.state_dict().items()
+            self.model.load_state_dict({name: received.get(plain_name(name), value) for name, value in state})
 
     @property
     def _in_order(self) -> list[str]:

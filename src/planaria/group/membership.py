@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import NoReturn
 
@@ -24,7 +25,7 @@ from planaria.control.facts import events as e
 from planaria.group.member_runner import MemberRunner, OwnerLoopSteps
 from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family
-from planaria.runtime.fleet.control_connections import call
+from planaria.runtime.fleet.control_connections import WorkerLine, call
 from planaria.runtime.fleet.joined_machine import Ending, RunMembership
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
@@ -40,6 +41,10 @@ _SILENCE_S = 30.0
 """a controller that is silent for longer is lost"""
 _END_S = 10.0
 """limit for the end of a visit whose worker has ended"""
+
+
+class ConnectionLost(RunStopped):
+    """The connection to the controller broke, or the controller lost this process; it may join again."""
 
 
 class _OwnProcess:
@@ -86,27 +91,34 @@ class Membership:
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
         threading.Thread(target=self._stay, name="group", daemon=True).start()
+        with ExitStack() as unless_admitted:
+            unless_admitted.callback(visit.end)
+            self.worker, incarnation, self._line = self._admitted(patience_s)
+            unless_admitted.pop_all()
+        setup = replace(setup, key=visit.key, host=visit.own_address, reach=visit.reach)
+        self._link = _MemberLink(self._line, setup.config.fleet.heartbeat_s, inbox=Inbox())
+        self._pool.dismiss = lambda: self._link.inbox.put(d.UnassignWorker())
+        resolved = ResolvedRun(setup.config)
+        self.runner = MemberRunner(setup.config, owned, sums_gradients=resolved.replicas_per_plan > 1)
+        self._port = Port(self._line.own_address, setup.key, setup.reach)
+        self._made = _worker(setup, resolved, self.worker, self._link, self._port, self.runner, self._pause)
+        self._greenlet = greenlet(lambda: self._made.run(incarnation))
+        self.blocks: Sequence[int] = ()
+        """blocks of samples whose gradients the worker waits for; empty once the membership has ended"""
+
+    def _admitted(self, patience_s: float) -> tuple[str, int, WorkerLine]:
+        """Return the name, the incarnation and the control connection of this process as a worker of the group."""
+        visit = self._visit
         try:
             order = self._pool.orders.get(timeout=patience_s)
         except queue.Empty:
             raise RunStopped(f"{visit.address}: the group did not admit this process within {patience_s:g} s") from None
         if order is None:
             raise self._over()
-        self.worker, incarnation = order
-        setup = replace(setup, key=visit.key, host=visit.own_address, reach=visit.reach)
         try:
-            line = call(visit.address, visit.key, self.worker, incarnation)
+            return *order, call(visit.address, visit.key, *order)
         except (OSError, StrangerError) as error:
-            raise RunStopped(f"{visit.address}: the group's controller does not answer ({error}); join again") from None
-        self._link = _MemberLink(line, setup.config.fleet.heartbeat_s, inbox=Inbox())
-        self._pool.dismiss = lambda: self._link.inbox.put(d.UnassignWorker())
-        resolved = ResolvedRun(setup.config)
-        self.runner = MemberRunner(setup.config, owned, sums_gradients=resolved.replicas_per_plan > 1)
-        self._port = Port(line.own_address, setup.key, setup.reach)
-        self._made = _worker(setup, resolved, self.worker, self._link, self._port, self.runner, self._pause)
-        self._greenlet = greenlet(lambda: self._made.run(incarnation))
-        self.blocks: Sequence[int] = ()
-        """blocks of samples whose gradients the worker waits for; empty once the membership has ended"""
+            raise ConnectionLost(f"{visit.address}: the group's controller does not answer ({error})") from None
 
     @property
     def step(self) -> int:
@@ -121,7 +133,8 @@ class Membership:
     def advance(self) -> None:
         """Let the worker run until it needs the gradients of :attr:`blocks`, or until the group's end.
 
-        :raises RunStopped: if this process was dismissed, or the controller was lost.
+        :raises ConnectionLost: if the controller was lost, or has lost this process.
+        :raises RunStopped: if this process was dismissed.
         """
         if threading.get_ident() != self._thread:
             raise UserError("a group's samples and optimizer belong to the thread that read the first batch")
@@ -132,6 +145,7 @@ class Membership:
         if self._greenlet.dead:
             self._close()
             if not self._leaving and (ending := self._ended()).how != "over":
+                self._visit.end()
                 raise self._over(ending)
 
     def leave(self) -> None:
@@ -145,6 +159,7 @@ class Membership:
     def _close(self) -> None:
         """Close the listener and end the threads of the worker."""
         self._pool.empty = True
+        self._line.hang_up()  # ends the threads for orders and heartbeats
         self._port.close()
         self._link.inbox.close()  # type: ignore[attr-defined]
 
@@ -157,7 +172,7 @@ class Membership:
             self._link.leave()
 
     def _stay(self) -> None:
-        self._ending = self._visit.serve_until_end(self._pool, _SILENCE_S, lambda: self._leaving, _note)  # type: ignore[arg-type]
+        self._ending = self._visit.serve_until_end(self._pool, _SILENCE_S, lambda: self._leaving, note)  # type: ignore[arg-type]
         self._pool.orders.put(None)
         self._pool.dismiss()  # the worker may wait for orders that cannot come any more
 
@@ -170,8 +185,9 @@ class Membership:
 
     def _over(self, ending: Ending | None = None) -> RunStopped:
         ending = ending or self._ended()
+        kind = ConnectionLost if ending.how in ("lost", "again") else RunStopped
         reason = ending.reason or ending.how
-        return RunStopped(f"{self._visit.address}: this process is no longer a member: {reason}; join again")
+        return kind(f"{self._visit.address}: this process is no longer a member: {reason}; join again")
 
 
 def _worker(
@@ -189,7 +205,8 @@ def _worker(
     return Worker(setup, resolved, name, link, transport, runner, loop=OwnerLoopSteps(runner, resolved, compute))
 
 
-def _note(line: str) -> None:
+def note(line: str) -> None:
+    """Log a line about the membership."""
     log.info("%s", line)
 
 

@@ -114,7 +114,7 @@ class AddressEntrance:
 
     closed = False
 
-    def unanswered(self, error: OSError) -> UserError:
+    def unanswered(self, error: OSError) -> Exception:
         """Return the error for a controller that does not answer."""
         return UserError(
             f"{self.at}: no answer from there ({error.strerror or error}); check that the run is active, that its "
@@ -185,7 +185,7 @@ def _prepared(entrance: Entrance, terms: JoinTerms, notify: Notify, again: bool)
     with ExitStack() as unless_ready:
         try:
             with interrupted():
-                visit = _visit(entrance, terms, notify, again)
+                visit = connect(entrance, terms, notify, again)
                 if visit is None:
                     notify("the run is over")
                     return None
@@ -198,7 +198,7 @@ def _prepared(entrance: Entrance, terms: JoinTerms, notify: Notify, again: bool)
         return stay
 
 
-def _visit(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = False) -> RunMembership | None:
+def connect(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = False) -> RunMembership | None:
     """Connect to a run; return None if it was ``lost`` and has ended.
 
     :raises UserError: if the controller does not answer in time, or the run cannot be joined from here.
