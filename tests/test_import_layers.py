@@ -278,7 +278,7 @@ def test_applying_events_imports_no_deciding_module() -> None:
 @pytest.mark.parametrize(
     ("library", "rooms"),
     [
-        ("torch.distributed", {"runtime.checkpoint"}),
+        ("torch.distributed", {"runtime.checkpoint", "group"}),
         ("ssl", {"runtime.fleet", "runtime.transport"}),
         ("multiprocessing", {"runtime.fleet", "runtime.engine", "swarm"}),
         ("ray", {"runtime.fleet"}),

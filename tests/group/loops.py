@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -101,7 +102,24 @@ def samples() -> DataLoader[tuple[Tensor, ...]]:
 def member(kind: str, exchange: Mapping[str, Any], address: str, key: Path, result: Path) -> None:
     """Train as one of two members; the first hosts."""
     torch.set_num_threads(1)
-    loop = loop_of(kind, seed=2 if address else 1)
+    train(loop_of(kind, seed=2 if address else 1), exchange, address, key, result)
+
+
+def rank(number: int, exchange: Mapping[str, Any], address: str, key: Path, result: Path) -> None:
+    """Train as one of the two ranks of a member."""
+    torch.set_num_threads(1)
+    loop = loop_of("plain", seed=2 if address else 1)
+    dist.init_process_group("gloo", f"file://{result.with_suffix('.ranks')}", rank=number, world_size=2)
+    loop.model = nn.parallel.DistributedDataParallel(loop.model)
+    try:
+        train(loop, exchange, address, key, result.with_suffix(f".{number}.pt"))
+    except (planaria.UserError, planaria.RunStopped) as error:
+        result.with_suffix(f".{number}.error").write_text(str(error))
+    dist.destroy_process_group()
+
+
+def train(loop: Loop, exchange: Mapping[str, Any], address: str, key: Path, result: Path) -> None:
+    """Train a loop in a group of two members, and write its state."""
     if address:
         group = planaria.join(address, key=key)
     else:
@@ -115,7 +133,8 @@ def member(kind: str, exchange: Mapping[str, Any], address: str, key: Path, resu
         if loop.scheduler is not None:
             loop.scheduler.step()
         optimizer.zero_grad()
-    torch.save({"model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}, result)
+    facts = {"steps": group.steps, "rounds": group.rounds, "progress": group.progress}
+    torch.save({"facts": facts, "model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}, result)
 
 
 def alone(kind: str, blocks: int = 2) -> dict[str, Tensor]:

@@ -114,7 +114,7 @@ def test_members_with_other_settings_or_models_are_refused_by_name(members: Memb
         members.start(Spec(seed=2, address=address, width=5)): "wrap: the model has 7 trained tensors",
         members.start(Spec(seed=2, address=address, exchange={"exchange": "diloco", "every": 3})): "wrap: exchange is",
         members.start(Spec(seed=2, address=address, exchange={"exchange": "noloco", "every": 4})): "wrap: options is",
-        members.start(Spec(seed=2, address=address, batch=5)): "shard: batch_size × accumulate is 5 here and 6",
+        members.start(Spec(seed=2, address=address, batch=5)): "shard: batch_size × accumulate × ranks is 5 here and 6",
         members.start(Spec(seed=2, address=address, epochs=3)): "blocks is 120 here and 80 in the group",
     }
     members.wait()

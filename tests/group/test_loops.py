@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from loops import alone, member
+from loops import alone, member, rank
 from torch import Tensor
 
 from planaria.runtime.engine.process_engine import PRELOAD
 from planaria.runtime.fleet.joining import read_run_address
 from planaria.runtime.fleet.spawner import spawner
 
+pytestmark = pytest.mark.timeout(300)
+PATIENCE_S = 140.0
+"""for the start of up to seven processes, and for their end"""
 KINDS = ["bf16_weights", "accumulated", "lora", "compiled", "compiled_part", "bf16_autocast", "clipped", "scheduled"]
 
 
 def trained_by_two(folder: Path, kinds: Sequence[str], exchange: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the final states of a host and a member with these kinds of loops."""
     key, results = folder / "key", [folder / "0.pt", folder / "1.pt"]
+    run_until_ended(
+        folder,
+        lambda address: [partial(member, kinds[address != ""], exchange, address, key, results[address != ""])],
+    )
+    return [torch.load(result) for result in results]
+
+
+def run_until_ended(folder: Path, programs: Callable[[str], Sequence[Callable[[], None]]]) -> None:
+    """Run the processes of a host (address ""), then those of a member that joins it."""
     preload = [*PRELOAD, "planaria.group.group"]
-    host = spawner().spawn("member", partial(member, kinds[0], exchange, "", key, results[0]), preload)
-    run, until = folder / "runs" / "group", time.monotonic() + 90
-    while not (run / "address.json").exists():
-        assert time.monotonic() < until, "the group did not open"
-        time.sleep(0.05)
-    other = partial(member, kinds[1], exchange, read_run_address(run).at, key, results[1])
-    children = [host, spawner().spawn("member", other, preload)]
+    children = [spawner().spawn("member", program, preload) for program in programs("")]
     try:
-        assert [child.join(90) for child in children] == [0, 0]
+        run, until = folder / "runs" / "group", time.monotonic() + PATIENCE_S
+        while not (run / "address.json").exists():
+            assert time.monotonic() < until, "the group did not open"
+            time.sleep(0.05)
+        children += [spawner().spawn("member", program, preload) for program in programs(read_run_address(run).at)]
+        assert [child.join(PATIENCE_S) for child in children] == [0] * len(children)
     finally:
         for child in children:
             child.kill(1.0)
-    return [torch.load(result) for result in results]
 
 
 def plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,3 +81,30 @@ def test_a_compiled_member_and_a_plain_one_are_the_same_group(kind: str, tmp_pat
     first, second = trained_by_two(tmp_path, ["plain", kind], {"exchange": "allreduce"})
     require_equal(first["model"], second["model"])
     require_equal(first["model"], alone("plain"))
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("exchange", [{"exchange": "allreduce"}, {"exchange": "diloco", "every": 3}])
+def test_the_ranks_of_a_data_parallel_model_are_one_member(exchange: dict[str, Any], tmp_path: Path) -> None:
+    """Two members of two ranks each; every rank uses one batch of each block."""
+
+    def member_of(name: str, address: str, **options: Any) -> list[Callable[[], None]]:
+        chosen = {**exchange, **options}
+        return [partial(rank, number, chosen, address, tmp_path / "key", tmp_path / name) for number in (0, 1)]
+
+    def programs(address: str) -> list[Callable[[], None]]:
+        if not address:
+            return member_of("host", "")
+        return [*member_of("joined", address), *member_of("refused", address, compress="int8")]
+
+    run_until_ended(tmp_path, programs)
+    assert "wrap: compress is 'int8' here" in (tmp_path / "refused.0.error").read_text()
+    assert (tmp_path / "refused.1.error").read_text() == "rank 0 is no longer a member; see its error"
+    states = [torch.load(tmp_path / f"{name}.{number}.pt") for name in ("host", "joined") for number in (0, 1)]
+    for state in states:
+        assert state["facts"]["steps"] == 6
+        require_equal(state["model"], states[0]["model"])
+    if exchange["exchange"] == "allreduce":
+        expected = alone("plain", blocks=4)
+        for name, tensor in states[0]["model"].items():
+            torch.testing.assert_close(tensor, expected[name.removeprefix("module.")], atol=1e-5, rtol=1e-4)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -96,6 +102,33 @@ def test_state_that_cannot_be_sent_is_named() -> None:
     with pytest.raises(UserError, match=r"'weight' is torch.complex64"):
         complex_layer = nn.Linear(2, 2, bias=False, dtype=torch.complex64)
         MemberState(complex_layer, torch.optim.SGD(complex_layer.parameters()), {})
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", f"file://{tmp_path / 'ranks'}", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_wrappers_do_not_change_names_and_sharded_models_are_refused(one_rank: DeviceMesh) -> None:
+    def network() -> nn.Sequential:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2).requires_grad_(False))
+
+    def owned(model: nn.Module) -> MemberState:
+        return MemberState(model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad]), {})
+
+    plain, inner = owned(network()), network()
+    inner[0], inner[1] = torch.compile(inner[0], backend="eager"), checkpoint_wrapper(inner[1])
+    parallel = nn.parallel.DistributedDataParallel(network())
+    for model in (inner, torch.compile(network(), backend="eager"), parallel, torch.compile(parallel, backend="eager")):
+        state = owned(model)
+        assert state.layout == plain.layout
+        state.load_further(plain.extra_state())
+        assert state.extra_state().keys() == plain.extra_state().keys()
+    with pytest.raises(UserError, match=r"wrap: parameter '0.weight' is a DTensor, .* use DistributedDataParallel"):
+        owned(fully_shard(network(), mesh=one_rank))
 
 
 def sound(state: MemberState) -> StageState:

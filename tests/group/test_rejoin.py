@@ -14,6 +14,8 @@ from members import Members, Spec
 
 from planaria.report.run.ledger import require_exactly_once
 
+pytestmark = pytest.mark.timeout(300)
+
 
 class Route:
     """Forwards connections to an address until they are cut."""
@@ -65,7 +67,7 @@ def members(tmp_path: Path) -> Iterator[Members]:
     started.close()
 
 
-def wait_until(reached: Callable[[], bool], members: Members, patience_s: float = 90.0) -> None:
+def wait_until(reached: Callable[[], bool], members: Members, patience_s: float = 140.0) -> None:
     until = time.monotonic() + patience_s
     while not reached():
         assert time.monotonic() < until, members.error(1)
@@ -73,7 +75,7 @@ def wait_until(reached: Callable[[], bool], members: Members, patience_s: float 
 
 
 def test_a_member_whose_connections_break_joins_again(members: Members) -> None:
-    route = Route(members.host(Spec(seed=1, epochs=3, pause_s=0.2)))
+    route = Route(members.host(Spec(seed=1, epochs=3, pause_s=0.2), 140))
     cut = members.start(Spec(seed=2, address=route.address, epochs=3, pause_s=0.02))
     for _ in range(2):
         before = len(members.used(cut))
@@ -90,7 +92,7 @@ def test_a_member_whose_connections_break_joins_again(members: Members) -> None:
 
 
 def test_a_member_ends_with_one_error_if_nothing_answers(members: Members) -> None:
-    route = Route(members.host(Spec(seed=1, epochs=2, pause_s=0.2)))
+    route = Route(members.host(Spec(seed=1, epochs=2, pause_s=0.2), 140))
     lost = members.start(Spec(seed=2, address=route.address, epochs=2, pause_s=0.02, joining={"patience_s": 2.0}))
     wait_until(lambda: len(members.used(lost)) >= 4, members)
     route.close()

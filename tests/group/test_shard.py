@@ -45,6 +45,24 @@ def test_every_epoch_has_every_sample_once(
     assert all(len([*blocks.batches(number)]) == accumulate for number in numbers[:-1]), "only the last one is short"
 
 
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
+def test_ranks_divide_each_block_into_parts_of_equal_length(
+    count: int, batch: int, accumulate: int, ranks: int
+) -> None:
+    loader = DataLoader(list(range(count)), batch, shuffle=True)  # type: ignore[arg-type]
+    whole = MappedBlocks(loader, accumulate * ranks, 0)
+    parts = [MappedBlocks(loader, accumulate, 0, rank, ranks) for rank in range(ranks)]
+    assert {part.count(1) for part in parts} == {whole.count(1)}
+    for number in range(whole.count(1)):
+        read_here = [read(part, number) for part in parts]
+        assert len({len([*part.batches(number)]) for part in parts}) == 1
+        assert {sample for part in read_here for sample in part} == set(read(whole, number))
+        if number < whole.count(1) - 1:
+            assert sorted(sample for part in read_here for sample in part) == sorted(read(whole, number))
+    stream = [blocks_of(DataLoader(Counting(), 4), 2, 0, rank, 2) for rank in (0, 1)]
+    assert [[b.tolist()[0] for b in blocks.batches(1)] for blocks in stream] == [[16, 24], [20, 28]]
+
+
 def test_epochs_differ_and_seeds_do() -> None:
     loader = DataLoader(list(range(100)), 10, shuffle=True)  # type: ignore[arg-type]
     one, other = MappedBlocks(loader, 1, 0), MappedBlocks(loader, 1, 1)

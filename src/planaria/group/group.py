@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import json
 import re
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +21,20 @@ from torch.optim import Optimizer
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
+from planaria.group.entrance import START_S, GroupEntrance, start_controller
 from planaria.group.member_state import MemberState, Stateful
 from planaria.group.membership import ConnectionLost, Membership, note, require_same
 from planaria.group.optimizer import GroupOptimizer
+from planaria.group.ranks import Follower, Ranks
 from planaria.group.settings import ExchangeSettings, HostSettings, SharedData, group_config
 from planaria.group.shard import Blocks, Shard, blocks_of
 from planaria.models.group_family import group_family
 from planaria.report.run.report import write_report
-from planaria.runtime.engine.join import JoinTerms, NextEntrance, connect, setup_of
-from planaria.runtime.fleet.joined_machine import own_name
+from planaria.runtime.engine.join import JoinTerms, connect, setup_of
 from planaria.runtime.fleet.joining import RunAddress, kept_key, read_key
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import Setup
 
-_START_S = 60.0
-"""limit for the controller's start"""
 KEY = "~/.planaria/group.key"
 """file with the key that members prove to know"""
 
@@ -112,9 +108,11 @@ class Group:
         self._owned: MemberState | None = None
         self._agreed: ExchangeSettings | None = None
         self._data: SharedData | None = None
-        self._member: Membership | None = None
+        self._ranks: Ranks | None = None
+        self._member: Membership | Follower | None = None
         self._sign = ""
         """identifies the group, as opposed to a later one at the same address"""
+        self._sharded = False
         self._mid_block = False
         """whether the current block has further batches"""
         self._current: int | None = None
@@ -145,7 +143,9 @@ class Group:
         """
         if self._owned is not None:
             raise UserError("wrap: this group has an optimizer already; make one group for each model")
-        self._owned = MemberState(model, optimizer, also or {})
+        self._owned, self._ranks = MemberState(model, optimizer, also or {}), Ranks(model)
+        if self._sharded and self._ranks.count > 1:
+            raise UserError("wrap: call it before shard, which divides the data among the ranks of this model too")
         chosen = {**options, **({} if every is None else {"every": every})}
         self._agreed = ExchangeSettings(exchange, compress, robust, chosen)
         return GroupOptimizer(optimizer, self._step, lambda: self._mid_block)
@@ -158,7 +158,9 @@ class Group:
         :param accumulate: batches of a block, for each call of the optimizer's ``step``.
         :raises UserError: if the loader cannot be divided.
         """
-        blocks = blocks_of(loader, accumulate, self._settings.seed)
+        rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.count)
+        self._sharded = True
+        blocks = blocks_of(loader, accumulate, self._settings.seed, rank, ranks)
         count = steps if steps is not None else blocks.count(epochs)
         if not count:
             raise UserError("shard: the length of a stream is unknown; give steps")
@@ -180,7 +182,7 @@ class Group:
             if self._current is not None:  # without a step the gradient stays with the owner
                 self._skip(member)
 
-    def _skip(self, member: Membership) -> None:
+    def _skip(self, member: Membership | Follower) -> None:
         """End a block without a step: the owner adds up gradients, or its gradient scaler met one that is not finite.
 
         :raises UserError: if the members share a gradient, to which this one must contribute.
@@ -193,23 +195,32 @@ class Group:
             )
         self._proceed(member, updates=False)
 
-    def _begin(self, data: SharedData) -> Membership:
+    def _begin(self, data: SharedData) -> Membership | Follower:
         """Become a member with the first call."""
         if self._member is not None:
             return self._member
-        if self._owned is None or self._agreed is None:
+        if self._owned is None or self._ranks is None:
             raise UserError("shard: call wrap(optimizer, model) first")
         self._owned.extra_state()  # what cannot be sent to newcomers is this process's mistake
-        if self._hosts:
-            config = group_config(self._settings, self._agreed, data, self._owned)
-            self.address, self.folder = _start_controller(config.model_dump_json(), self._key)
-            if self._opened is not None:
-                self._opened(self.address)
         self._data = data
-        self._member = self._joined()
-        atexit.register(self.leave)
+        if self._ranks.rank:
+            self._member = Follower(self._ranks, self._owned)
+        else:
+            with self._ranks.leading():
+                self._open()
+                self._member = self._joined()
+            atexit.register(self.leave)
         self._advance()
         return self._member
+
+    def _open(self) -> None:
+        """Start the controller, if this process hosts."""
+        assert self._owned is not None and self._agreed is not None and self._data is not None
+        if self._hosts:
+            config = group_config(self._settings, self._agreed, self._data, self._owned)
+            self.address, self.folder = start_controller(config.model_dump_json(), self._key)
+            if self._opened is not None:
+                self._opened(self.address)
 
     def _joined(self, again: bool = False) -> Membership:
         """Become a member, or become one ``again`` after the connection broke.
@@ -220,18 +231,21 @@ class Group:
         assert self._owned is not None and self._data is not None
         patience_s = self._settings.patience_s
         known = RunAddress(at=self.address, key=self._key.hex())
-        entrance = _GroupEntrance(self.address, Path(), known, patience_s)
+        entrance = GroupEntrance(self.address, Path(), known, patience_s)
         visit = connect(entrance, JoinTerms(1, patience_s, patience_s), note, again)
         assert visit is not None
-        setup = setup_of(visit)
-        if again and setup.sign != self._sign:
-            visit.end()
-            raise RunStopped(f"{self.address}: another group is there now, without this one's weights; start again")
-        self._sign = setup.sign
-        setup = replace(setup, sign="")
-        require_same(setup, self._owned)
-        self._require_agreed(setup, self._data)
-        return Membership(visit, setup, self._owned, _START_S)
+        with ExitStack() as unless_accepted:
+            unless_accepted.callback(visit.end)
+            setup = setup_of(visit)
+            if again and setup.sign != self._sign:
+                raise RunStopped(f"{self.address}: another group is there now, without this one's weights; start again")
+            self._sign = setup.sign
+            setup = replace(setup, sign="")
+            require_same(setup, self._owned)
+            self._require_agreed(setup, self._data)
+            member = Membership(visit, setup, self._owned, START_S)
+            unless_accepted.pop_all()
+        return member
 
     def _require_agreed(self, setup: Setup, data: SharedData) -> None:
         """Raise UserError for the first setting in which this process differs from the group."""
@@ -244,7 +258,7 @@ class Group:
             ("wrap: options", dict(agreed.options), dict(theirs.options)),
             ("wrap: compress", agreed.compress, theirs.compress),
             ("wrap: robust", agreed.robust, theirs.robust),
-            ("shard: batch_size × accumulate", data.block_samples, config.pipeline.microbatch_size),
+            ("shard: batch_size × accumulate × ranks", data.block_samples, config.pipeline.microbatch_size),
             ("shard: number of samples", data.samples, family.samples),
             ("shard: epochs or steps: blocks", data.blocks, family.blocks),
             ("seed", self._settings.seed, config.seed),
@@ -260,26 +274,36 @@ class Group:
             raise UserError("optimizer.step: this member has no samples; call it in the loop over group.shard(loader)")
         self._proceed(member, updates=True)
 
-    def _proceed(self, member: Membership, updates: bool) -> None:
+    def _proceed(self, member: Membership | Follower, updates: bool) -> None:
         assert self._current is not None
-        member.runner.take_gradient(self._current, updates)
+        member.take_gradient(self._current, updates)
         self._current = None
         self._advance()
 
     def _advance(self) -> None:
-        """Let the group proceed; if the connection to it broke, join again and continue with a peer's weights.
+        """Let the group proceed, and all ranks of this member with it.
 
         :raises RunStopped: if this process was dismissed, or the group does not answer in time.
         """
-        assert self._member is not None
+        member = self._member
+        if isinstance(member, Follower):
+            member.advance()
+            return
+        assert member is not None and self._owned is not None and self._ranks is not None
+        with self._ranks.leading():
+            self._member = member = self._advanced(member)
+        self._ranks.send(member, self._owned)
+
+    def _advanced(self, member: Membership) -> Membership:
+        """Return the membership once it waits for a gradient: a new one, with a peer's state, if the old one broke."""
         until = None
         while True:
             try:
                 if until is not None:
-                    before, self._member = self._member.runner, self._joined(again=True)
-                    self._member.runner.steps, self._member.runner.progress = before.steps, before.progress
-                self._member.advance()
-                return
+                    before, member = member.runner, self._joined(again=True)
+                    member.runner.steps, member.runner.progress = before.steps, before.progress
+                member.advance()
+                return member
             except ConnectionLost as error:
                 until = until or time.monotonic() + self._settings.patience_s
                 if time.monotonic() > until:
@@ -289,7 +313,7 @@ class Group:
     def log(self, loss: float) -> None:
         """Report the loss of the current step for the live page and the report."""
         if self._member is not None:
-            self._member.runner.reported = float(loss)
+            self._member.report(float(loss))
 
     def report(self, to: str | Path | None = None) -> Path:
         """Write the group's report, one HTML page that works offline, and return its path (default: in its folder).
@@ -313,7 +337,7 @@ class Group:
     @property
     def progress(self) -> int:
         """Updates of all members up to this member's last one, for learning-rate schedules."""
-        return 0 if self._member is None else self._member.runner.progress
+        return 0 if self._member is None else self._member.progress
 
     @property
     def rounds(self) -> int:
@@ -346,41 +370,3 @@ def _marking_last(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
 def _invitation(address: str, key: Path) -> str:
     """Return the line that tells others how to join."""
     return f"group at {address}; others join with planaria.join({address!r}) and a copy of {key}"
-
-
-def _start_controller(config: str, key: bytes) -> tuple[str, Path]:
-    """Start the controller of a group; return its HOST:PORT and its folder.
-
-    :raises UserError: if it cannot start.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "planaria.group.controller"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(json.dumps({"config": config, "key": key.hex(), "host": own_name()}) + "\n")
-    process.stdin.close()
-    killer = threading.Timer(_START_S, process.kill)
-    killer.start()
-    line = process.stdout.readline()
-    killer.cancel()
-    answer = json.loads(line) if line else {"error": "group: its controller did not start; see its error above"}
-    if "error" in answer:
-        raise UserError(answer["error"])
-    return answer["address"], Path(answer["folder"])
-
-
-@dataclass(frozen=True)
-class _GroupEntrance(NextEntrance):
-    """Access to a group's controller."""
-
-    patience_s: float
-
-    def unanswered(self, error: OSError) -> Exception:
-        return RunStopped(
-            f"{self.at}: no answer from there for {self.patience_s:g} s ({error.strerror or error}); check the "
-            "address, and that the host's loop has begun"
-        )

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from planaria.common.errors import UserError
@@ -29,6 +30,28 @@ _DEEPEST = 32
 _TENSOR, _LIST, _TUPLE, _DICT = "tensor", "list", "tuple", "dict"
 _WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
 """names that ``torch.compile`` and activation checkpointing insert"""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model within ``torch.compile`` and ``DistributedDataParallel``.
+
+    :raises UserError: if its parameters are flat shards.
+    """
+    while (
+        inner := getattr(model, "_orig_mod", model.module if isinstance(model, DistributedDataParallel) else None)
+    ) is not None:
+        model = inner
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise _sharded("", "FullyShardedDataParallel")
+    return model
+
+
+def _sharded(name: str, kind: str) -> UserError:
+    of = f"parameter {name!r}" if name else "the model"
+    return UserError(
+        f"wrap: {of} is a {kind}, of which each rank has a part, and members exchange whole tensors; use "
+        "DistributedDataParallel within a machine, or pipeline stages (`planaria train`)"
+    )
 
 
 def plain_name(name: str) -> str:
@@ -49,6 +72,7 @@ class MemberState:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, also: Mapping[str, Stateful]) -> None:
         """:raises UserError: if a trained parameter is in no group of the optimizer, or has a type that is not sent."""
+        model = unwrapped(model)
         self.model = model
         self.optimizer = optimizer
         self.also = dict(also)
@@ -57,10 +81,7 @@ class MemberState:
         optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self.parameters.items():
             if type(parameter.data) is not Tensor:
-                raise UserError(
-                    f"wrap: parameter {name!r} is a {type(parameter.data).__name__}; members exchange whole tensors: "
-                    "shard the model on one machine by pipeline stages instead (`planaria train`)"
-                )
+                raise _sharded(name, type(parameter.data).__name__)
             if parameter.dtype not in TYPES or not parameter.dtype.is_floating_point:
                 raise UserError(f"wrap: parameter {name!r} is {parameter.dtype}; give a model in fp32, bf16 or fp16")
             if id(parameter) not in optimised:

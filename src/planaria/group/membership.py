@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import NoReturn
 
@@ -91,10 +90,7 @@ class Membership:
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
         threading.Thread(target=self._stay, name="group", daemon=True).start()
-        with ExitStack() as unless_admitted:
-            unless_admitted.callback(visit.end)
-            self.worker, incarnation, self._line = self._admitted(patience_s)
-            unless_admitted.pop_all()
+        self.worker, incarnation, self._line = self._admitted(patience_s)
         setup = replace(setup, key=visit.key, host=visit.own_address, reach=visit.reach)
         self._link = _MemberLink(self._line, setup.config.fleet.heartbeat_s, inbox=Inbox())
         self._pool.dismiss = lambda: self._link.inbox.put(d.UnassignWorker())
@@ -126,9 +122,22 @@ class Membership:
         return self.runner.steps
 
     @property
+    def progress(self) -> int:
+        """Updates so far, counted over all members."""
+        return self.runner.progress
+
+    @property
     def rounds(self) -> int:
         """Rounds of the exchange that this member has settled."""
         return self._made.messages.round_member.rounds
+
+    def take_gradient(self, block: int, updates: bool) -> None:
+        """Take the gradient of a block from the parameters; without ``updates`` the owner made no step with it."""
+        self.runner.take_gradient(block, updates)
+
+    def report(self, loss: float) -> None:
+        """Report the loss of the current step."""
+        self.runner.reported = loss
 
     def advance(self) -> None:
         """Let the worker run until it needs the gradients of :attr:`blocks`, or until the group's end.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from planaria.common.errors import UserError
 from planaria.group.settings import SharedData
+
+_Batch = TypeVar("_Batch")
 
 
 class Blocks(Protocol):
@@ -56,8 +58,10 @@ class Shard:
 class MappedBlocks:
     """Blocks of a ``DataLoader`` over a dataset with an index. The seed gives each epoch another order."""
 
-    def __init__(self, loader: DataLoader[Any], accumulate: int, seed: int) -> None:
-        """:raises UserError: if the loader chooses its own samples, which cannot be divided among members."""
+    def __init__(self, loader: DataLoader[Any], accumulate: int, seed: int, rank: int = 0, ranks: int = 1) -> None:
+        """``rank``: the part of each block to read, of ``ranks`` parts of ``accumulate`` batches.
+
+        :raises UserError: if the loader chooses its own samples, which cannot be divided among members."""
         self._data = loader.dataset
         self._collate = loader.collate_fn
         self._pin = loader.pin_memory
@@ -70,8 +74,8 @@ class MappedBlocks:
         if getattr(loader.sampler, "replacement", False) or getattr(loader.sampler, "_num_samples", None) is not None:
             raise UserError("shard: a sampler with replacement or num_samples cannot be divided; use shuffle=True")
         self._shuffled, self._seed = isinstance(loader.sampler, RandomSampler), seed
-        self._batch, self._accumulate = loader.batch_size, accumulate
-        self.samples, self.block_samples = len(self._data), self._batch * accumulate  # type: ignore[arg-type]
+        self._batch, self._block, self._part = loader.batch_size, accumulate * ranks, (rank, ranks)
+        self.samples, self.block_samples = len(self._data), self._batch * self._block  # type: ignore[arg-type]
         full, rest = divmod(self.samples, self._batch)
         self._per_epoch = full + (rest > 0 and not loader.drop_last)
         if not self._per_epoch:
@@ -86,13 +90,12 @@ class MappedBlocks:
 
     def count(self, epochs: int) -> int:
         self._most = epochs * self._per_epoch
-        return math.ceil(self._most / self._accumulate)
+        return math.ceil(self._most / self._block)
 
     def batches(self, block: int) -> Iterator[Any]:
         """Yield the batches of a block, which may begin in one epoch and end in the next."""
-        for batch in range(block * self._accumulate, (block + 1) * self._accumulate):
-            if batch >= self._most:
-                return
+        first = block * self._block
+        for batch in part(range(first, int(min(first + self._block, self._most))), *self._part):
             epoch, number = divmod(batch, self._per_epoch)
             yield self._read(self._ordered(epoch)[number * self._batch : (number + 1) * self._batch].tolist())
 
@@ -129,10 +132,10 @@ class StreamedBlocks:
 
     samples = 0
 
-    def __init__(self, loader: Iterable[Any], accumulate: int, batch: int) -> None:
+    def __init__(self, loader: Iterable[Any], accumulate: int, batch: int, rank: int = 0, ranks: int = 1) -> None:
         self._loader = loader
-        self._accumulate = accumulate
-        self.block_samples = batch * accumulate
+        self._block, self._part = accumulate * ranks, (rank, ranks)
+        self.block_samples = batch * self._block
         self._position, self._stream = 0, iter(loader)
 
     def count(self, epochs: int) -> int:
@@ -141,20 +144,29 @@ class StreamedBlocks:
     def batches(self, block: int) -> Iterator[Any]:
         if block < self._position:
             self._position, self._stream = 0, iter(self._loader)
-        skipped = (block - self._position) * self._accumulate
+        skipped = (block - self._position) * self._block
         self._position = block + 1
-        batches = list(itertools.islice(self._stream, skipped, skipped + self._accumulate))
+        batches = list(itertools.islice(self._stream, skipped, skipped + self._block))
         if not batches:
             raise UserError(f"shard: the stream ends before block {block}; lower steps, or give a longer one")
-        yield from batches
+        yield from part(batches, *self._part)
 
 
-def blocks_of(loader: Iterable[Any], accumulate: int, seed: int) -> Blocks:
-    """Return the blocks of a loader: ``accumulate`` batches each.
+def part(batches: Sequence[_Batch], rank: int, ranks: int) -> list[_Batch]:
+    """Return a rank's part of the batches of a block; all parts have the same length.
+
+    In an incomplete block, some batches belong to two parts, as samples do with a ``DistributedSampler``.
+    """
+    each = math.ceil(len(batches) / ranks)
+    return [batches[(turn * ranks + rank) % len(batches)] for turn in range(each)]
+
+
+def blocks_of(loader: Iterable[Any], accumulate: int, seed: int, rank: int = 0, ranks: int = 1) -> Blocks:
+    """Return the blocks of a loader: ``accumulate`` batches for each rank.
 
     :raises UserError: if it cannot be divided among members.
     """
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        return MappedBlocks(loader, accumulate, seed)
+        return MappedBlocks(loader, accumulate, seed, rank, ranks)
     size = loader.batch_size if isinstance(loader, DataLoader) else None
-    return StreamedBlocks(loader, accumulate, size or 1)
+    return StreamedBlocks(loader, accumulate, size or 1, rank, ranks)
