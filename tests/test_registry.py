@@ -178,7 +178,7 @@ def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("eco", r"recovery\.strategy = 'eco': no such choice; did you mean 'echo'\?, or write 'module:Class'"),
+        ("eco", r"recovery\.strategy = 'eco': no such choice; did you mean 'echo'\? \(or 'module:Class'"),
         ("?", r"known here: .*, whole_copies; for comparisons: copy, identity, oracle, random, reset, uniform, or"),
         ("nowhere_at_all:Mine", r"there is no module 'nowhere_at_all' on Python's path or in "),
         ("OWN:Mien", r"has no 'Mien'; did you mean 'Mine'\?"),

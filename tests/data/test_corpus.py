@@ -179,7 +179,7 @@ def test_formats_that_were_read_as_text_have_a_new_fingerprint(tmp_path: Path) -
     for name in ("a.txt", "a.json", "a.ndjson"):
         (tmp_path / name).write_text('{"text": "x"}')
         os.utime(tmp_path / name, ns=(1, 1))
-        with patch.object(corpus, "kind_of", lambda _: None):
+        with patch.object(corpus, "format_of", lambda _: None):
             as_text = fingerprint(DataConfig(source=str(tmp_path / name)))
         seen.add((name, as_text == fingerprint(DataConfig(source=str(tmp_path / name)))))
     assert seen == {("a.txt", True), ("a.json", False), ("a.ndjson", False)}

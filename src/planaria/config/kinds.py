@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from planaria.common.errors import UserError
+from planaria.config import shipped
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import present_name
-from planaria.config.shipped import PACKAGE
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ TRAIN = RecipeKind("train", RunConfig, "train")
 @cache
 def registered() -> tuple[RecipeKind, ...]:
     """Return all kinds, the run's own first."""
-    parts = sorted(file.parent.name for file in PACKAGE.glob("*/recipe_kinds.py"))
+    parts = sorted(file.parent.name for file in shipped.PACKAGE.glob("*/recipe_kinds.py"))
     return TRAIN, *(kind for part in parts for kind in import_module(f"planaria.{part}.recipe_kinds").KINDS)
 
 
@@ -67,7 +67,8 @@ def require_kind(tree: Mapping[str, Any], recipe: Path, *kinds: str) -> None:
     actual = kinds_of(tree)
     if not set(actual) & set(kinds):
         right = command_of(min(actual))
-        raise UserError(f"{recipe} is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
+        named = shipped.spelling(recipe)
+        raise UserError(f"{named} is a recipe for `planaria {right}`; run `planaria {right} {named}`")
 
 
 def without_tables(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Registry(Generic[Chosen]):
         path = registered[name].value if name in registered else name
         if ":" not in path:
             fix = nearest(name, self.names, self.controls)
-            raise UserError(f"{named}: no such choice; {fix}, or write 'module:Class' for a class of your own")
+            raise UserError(f"{named}: no such choice; {fix} (or 'module:Class' for a class of your own)")
         module = path.partition(":")[0]
         if not all(word.isidentifier() for word in module.split(".")):
             raise UserError(f"{named}: {module!r} is not a module name; write 'module:Class', such as 'mine:Mine'")
