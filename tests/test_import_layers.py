@@ -65,6 +65,7 @@ LEVELS = (
     (*(f"runtime.{name}" for name in ENTRY), "cli.serving", "group"),
     ("lab", "lab.compare.run_comparison", "lab.compare.api"),
     ("cli.commands", "lab.commands", "swarm.commands"),
+    ("lab.folder_kinds", "swarm.folder_kinds"),
     ("cli",),
     ("__main__", *PROGRAMS),
 )
@@ -185,6 +186,34 @@ def test_importing_the_core_loads_no_other_part() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "planaria.runtime.worker.worker" in loaded
     assert not [name for name in loaded if name.startswith(tuple(f"planaria.{part}" for part in PARTS))]
+
+
+def test_the_core_reaches_other_parts_by_registration_only() -> None:
+    """``planaria`` itself names the public interface."""
+    core = {m: tree for m, tree in modules().items() if room(m).partition(".")[0] not in PARTS}
+    del core["planaria"]
+    inner = tuple(f"planaria.{part}." for part in PARTS)
+    assert not [f"{m} imports {target}" for m in core for target in neighbours(m) if f"{target}.".startswith(inner)]
+    by_name = {
+        m
+        for m, tree in core.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and str(node.value).startswith(inner)
+    }
+    assert by_name == {"planaria.cli.entry", "planaria.report.live_page.run_source"}
+
+
+def test_a_runs_report_and_check_load_kinds_of_other_parts_only(tmp_path: Path) -> None:
+    code = (
+        "import sys; from planaria.cli.entry import run\n"
+        "for words in (['report'], ['run', 'check'], ['run', 'check', '--accept']):\n"
+        f"    try: run([*words, {str(tmp_path)!r}])\n"
+        "    except Exception as error: assert type(error).__name__ == 'UserError'\n"
+        "print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    others = {name for name in loaded if name.startswith(tuple(f"planaria.{part}" for part in PARTS))}
+    assert others == {f"planaria.{part}{kinds}" for part in PARTS for kinds in ("", ".folder_kinds")}
 
 
 def test_without_a_fault_a_worker_imports_no_injector() -> None:

@@ -11,9 +11,9 @@ from typer import Option
 from planaria.cli.checkpoints import Checkpoint, Format
 from planaria.cli.flags import Run, Seed, command, flag, refuse, run_argument, run_option, switch
 from planaria.common.errors import UserError
+from planaria.config import folders
+from planaria.config.folders import PAGE, Choice, ReportPage, Strategy
 
-Way = Literal["once", "vote", "tree"]
-Choice = Literal["agreement", "plurality"]
 Precision = Literal["fp32", "bf16"]
 Experts = Annotated[Path | None, run_option("--experts", "an ensemble (`planaria experts train`) instead")]
 WAYS = "with --task: directly (once, the default), the best of eleven (vote), or divided into functions (tree)"
@@ -45,7 +45,7 @@ def _generate(
     chat: Annotated[bool, switch("--chat", CHAT)] = False,
     task: Annotated[str | None, flag("programs:PATH", "write a program for a problem of this file")] = None,
     problem: Annotated[int | None, flag("N", "with --task: the problem's number, from 0")] = None,
-    way: Annotated[Way | None, Option("--as", help=WAYS)] = None,
+    way: Annotated[Strategy | None, Option("--as", help=WAYS)] = None,
     choose: Annotated[Choice | None, Option(help=CHOICES)] = None,
     tokens: Annotated[int | None, flag("N", TOKENS)] = None,
     temperature: Annotated[float | None, flag("T", "0 is greedy (default 0.7; with --task 0.2 and 0.8)")] = None,
@@ -65,10 +65,9 @@ def _generate(
         raise UserError(
             "give --prompt TEXT, --chat, or --task programs:PATH --problem N and optionally --as once, vote or tree"
         )
-    from planaria.lab.commands import ensemble
     from planaria.runtime.complete import stream
 
-    complete = stream if experts is None else ensemble.stream
+    complete = stream if experts is None else folders.named("experts").generate
     limits = (100 if tokens is None else tokens, 0.7 if temperature is None else temperature, top_k, seed)
     pieces = complete(_one_of(run, experts), prompt, *limits, _note)
     print(prompt, end="", flush=True)
@@ -95,7 +94,7 @@ def _write_program(
     run: Path | None,
     task: str,
     problem: int | None,
-    strategy: Way,
+    strategy: Strategy,
     choose: Choice | None,
     tokens: int,
     top_k: int,
@@ -105,8 +104,7 @@ def _write_program(
         raise UserError(f"--task {task}: give --problem, such as --problem 0")
     if choose is not None and strategy == "once":
         raise UserError(f"--choose {choose} requires --as vote or --as tree")
-    from planaria.swarm.commands.write_program import write_program
-
+    write_program = folders.named("swarm").write_program
     return write_program(_one_of(run, None), task, problem, strategy, tokens, top_k, seed, choose or "agreement")
 
 
@@ -128,11 +126,9 @@ def _eval(
     tolerance: Annotated[float | None, flag("R", "with --worst: residual to reach (default .001)")] = None,
 ) -> int:
     """Measure validation perplexity, whole and with stages left out."""
-    from planaria.cli.commands.evaluate import evaluate
-    from planaria.lab.commands import ensemble
     from planaria.models.huggingface import is_exported
 
-    folder = _one_of(run, experts)
+    folder, ensembles = _one_of(run, experts), folders.named("experts")
     of_run = {"omit": omit, "subsets": subsets, "microbatches": microbatches}
     if worst or experts is not None or is_exported(folder):
         refuse(of_run, "applies to runs; ensembles and exported models are evaluated whole; leave it out")
@@ -140,13 +136,15 @@ def _eval(
         if experts is None:
             raise UserError(f"{folder} --worst requires an ensemble; give it with --experts RUN")
         refuse({"text": text}, "cannot be combined with --worst, which reads the ensemble's own texts")
-        return ensemble.weigh_worst(folder, tokens, floor, tolerance)
+        return ensembles.weigh_worst(folder, tokens, floor, tolerance)
     refuse({"tokens": tokens, "floor": floor, "tolerance": tolerance}, "requires --worst")
     if experts is not None:
-        return ensemble.evaluate(folder, text)
+        return ensembles.evaluate(folder, text)
     if is_exported(folder):
-        return ensemble.evaluate_model(folder, text)
+        return ensembles.evaluate_exported(folder, text)
     refuse({"text": text}, "requires --experts RUN or an exported model")
+    from planaria.cli.commands.evaluate import evaluate
+
     return evaluate(folder, "0.25,0.5" if omit is None else omit, 64 if subsets is None else subsets, microbatches)
 
 
@@ -180,10 +178,9 @@ def _export(
     from planaria.cli.commands.checkpoint import export
     from planaria.models.huggingface import is_exported
     from planaria.runtime.import_export import export_again
-    from planaria.swarm.trained_policy import export_peer
 
-    swarm, merged = (run / "peers").is_dir(), is_exported(run)
-    if peer is None and (swarm or number is not None):
+    swarm, merged = folders.named("swarm"), is_exported(run)
+    if peer is None and (swarm.fits(run) or number is not None):
         raise UserError(f"{run}: give a peer with --peer, such as --peer p0")
     if peer is None and not merged:
         print("\n".join(export(run, checkpoint, kind, to, precision, shard)))
@@ -196,7 +193,7 @@ def _export(
         "shard": shard,
     }
     refuse(options, f"is for a run's checkpoint, and {run} is {label}; leave it out")
-    print(export_again(run, to) if peer is None else export_peer(run, peer, to, number, print))
+    print(export_again(run, to) if peer is None else swarm.export_peer(run, peer, to, number, print))
     return 0
 
 
@@ -226,11 +223,48 @@ def _report(
 
         print(write_trace(run, to))
     else:
-        from planaria.cli.commands.report import report
+        from planaria.report.page import write_sheets
 
-        for written in report(run, to, csv):
+        found = _found_report(run)
+        print(found.write(to or found.file))
+        for written in () if csv is None else write_sheets(csv, found.body()):
             print(written)
+        found.check()
     return 0
+
+
+def _found_report(run: Path) -> ReportPage:
+    """Return the report of a folder or a schedule; UserError if there is none."""
+    if run.is_file():
+        return _schedule_report(run)
+    kind = folders.kind_of(run)
+    return _run_report(run) if kind is None else kind.report(run)
+
+
+def _run_report(run: Path) -> ReportPage:
+    from planaria.control.log.logs import read_run
+    from planaria.report.run.ledger import require_exactly_once
+    from planaria.report.run.report import body, write_page
+    from planaria.runtime.engine import run_folders
+
+    if (run / run_folders.CONFIG).is_file():
+        run_folders.verify_digests(run, run_folders.CONFIG)
+    record = read_run(run)
+    return ReportPage(
+        run / PAGE,
+        lambda to: write_page(record, to),
+        lambda: body(record),
+        lambda: require_exactly_once(record),
+    )
+
+
+def _schedule_report(file: Path) -> ReportPage:
+    from planaria.planner.schedule import read
+    from planaria.report.run.schedule_figures import step_of
+    from planaria.report.run.schedule_page import body, write_page
+
+    plan = read(file)
+    return ReportPage(file.with_suffix(".html"), lambda to: write_page(plan, to), lambda: body(plan, step_of(plan)))
 
 
 @command("run check")

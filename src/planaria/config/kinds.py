@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from planaria.common.errors import UserError
-from planaria.config import shipped
+from planaria.config import parts, shipped
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import present_name
 
@@ -41,8 +40,7 @@ TRAIN = RecipeKind("train", RunConfig, "train")
 @cache
 def registered() -> tuple[RecipeKind, ...]:
     """Return all kinds, the run's own first."""
-    parts = sorted(file.parent.name for file in shipped.PACKAGE.glob("*/recipe_kinds.py"))
-    return TRAIN, *(kind for part in parts for kind in import_module(f"planaria.{part}.recipe_kinds").KINDS)
+    return TRAIN, *parts.registered("recipe_kinds")
 
 
 def kinds_of(tree: Mapping[str, Any]) -> list[str]:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from planaria.common import digests, documents
 from planaria.common.errors import RunStopped, UserError
-from planaria.config import recipe
+from planaria.config import folders, recipe
 from planaria.control.facts.decisions import Spawn
 from planaria.control.log.logs import EVENTS, ID, read_run
 from planaria.control.log.state_file import StateFile, describe, read_state
 from planaria.control.replay import replay
 from planaria.models.huggingface import is_exported
 from planaria.runtime.engine import run_folders
-from planaria.swarm.records.lines import PEERS
 
 
 def replay_run(folder: Path) -> str:
@@ -68,7 +67,8 @@ def accept_changes(folder: Path) -> list[str]:
     if not (folder / run_folders.CONFIG).is_file():
         raise UserError(f"{folder}: neither a run nor an exported model; give the folder of one, such as runs/NAME")
     with run_folders.locked_for_training(folder):
-        if not (folder / PEERS).is_dir():
+        kind = folders.kind_of(folder)
+        if kind is None or not kind.has_own_config:
             recipe.parse(documents.text(folder / run_folders.CONFIG), str(folder / run_folders.CONFIG))
         return _accepted(folder, (*run_folders.RUN_FILES, ID))
 
