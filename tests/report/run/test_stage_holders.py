@@ -7,7 +7,6 @@ import synthetic_replicas as r
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.report.run.event_lines import Narrator
-from planaria.report.run.naming import naming_of
 from planaria.report.run.stage_holders import MachineStay, machine_section, machines
 
 HERE: r.Facts = [
@@ -50,7 +49,7 @@ def test_a_stay_from_its_beginning_to_its_end() -> None:
     record = r.record(HERE + FOUNDED + LEAVES + over)
     (stay,) = machines(record)
     assert stay == MachineStay("g1", "lab, pid 7", 2, 12.0, 20.0, "leaves (SIGTERM)", {6, 7}, handed_over=0, lost=0)
-    (section,) = machine_section(record, naming_of(record))
+    (section,) = machine_section(record)
     assert "lab, pid 7" in section and "stages 0, 1 of replica 3" in section and ">10.0<" in section
 
 
@@ -75,7 +74,7 @@ def test_a_resumed_run_counts_its_machines_again() -> None:
 
 def test_a_run_without_joined_machines_has_no_section() -> None:
     record = r.record(HERE[:9])
-    assert list(machine_section(record, naming_of(record))) == []
+    assert list(machine_section(record)) == []
 
 
 def test_joining_and_leaving_machines_have_lines() -> None:

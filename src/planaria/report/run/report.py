@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -67,6 +67,12 @@ def body(record: RunRecord) -> Iterator[str]:
     yield page.heading(record.config.name, outcome, _summary(record))
     yield page.note(_origin(record))
     yield page.cards(_facts(record, timings))
+    for section in SECTIONS:
+        yield from section(record)
+    yield page.footer(f"Written by planaria report from {record.folder.name}.")
+
+
+def _loss_and_speed(record: RunRecord) -> Iterator[str]:
     if any(True for _ in record.trained):
         every = " Both are means over the replicas." if naming_of(record).several else ""
         yield page.section(
@@ -79,28 +85,13 @@ def body(record: RunRecord) -> Iterator[str]:
             "Tokens per second since the previous step, recoveries included.",
             page.chart(speed_figure(record.metrics), "speed"),
         )
-    yield from replica_section(record)
+
+
+def _coding(record: RunRecord) -> Iterator[str]:
     if record.config.exchange.coded:
         from planaria.exchange.coded import coded_report  # imports torch
 
         yield from coded_report.section(record)
-    yield from robust_report.section(record)
-    yield from compression_report.section(record)
-    yield from diagnosis.section(record)
-    yield from machine_section(record, naming_of(record))
-    yield from _pipeline(record)
-    yield from _recoveries(record, timings)
-    yield from failovers.section(record)
-    yield from snapshots.section(record, timings)
-    yield from _holders_and_bytes(record, timings)
-    yield from stage_peaks.section(record)
-    yield from _checkpoints(record)
-    yield page.section(
-        "Configuration",
-        "The resolved recipe; values that differ from the defaults are blue.",
-        page.settings(_settings(record)),
-    )
-    yield page.footer(f"Written by planaria report from {record.folder.name}.")
 
 
 def _summary(record: RunRecord) -> str:
@@ -232,7 +223,8 @@ def _pipeline(record: RunRecord) -> Iterator[str]:
         )
 
 
-def _recoveries(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
+def _recoveries(record: RunRecord) -> Iterator[str]:
+    timings = recoveries(record)
     if not timings:
         return
     names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
@@ -279,13 +271,13 @@ def _row(name: str, timing: RecoveryTiming) -> list[str]:
     ]
 
 
-def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
+def _holders_and_bytes(record: RunRecord) -> Iterator[str]:
     stays = holdings(record)
     if stays:
         yield page.section(
             "Stage holders",
             "A change of colour is a change of holder.",
-            page.chart(holdings_figure(stays, timings, _zero(record)), "holders"),
+            page.chart(holdings_figure(stays, recoveries(record), _zero(record)), "holders"),
         )
     sent = bytes_figure(record)
     if sent is not None:
@@ -306,6 +298,34 @@ def _checkpoints(record: RunRecord) -> Iterator[str]:
             "Resumptions in another shape than the checkpoint's.",
             page.table("reshaped", ["step", "checkpoint", "from", "to", "state"], rows, 5),
         )
+
+
+def _configuration(record: RunRecord) -> Iterator[str]:
+    yield page.section(
+        "Configuration",
+        "The resolved recipe; values that differ from the defaults are blue.",
+        page.settings(_settings(record)),
+    )
+
+
+SECTIONS: tuple[Callable[[RunRecord], Iterator[str]], ...] = (
+    _loss_and_speed,
+    replica_section,
+    _coding,
+    robust_report.section,
+    compression_report.section,
+    diagnosis.section,
+    machine_section,
+    _pipeline,
+    _recoveries,
+    failovers.section,
+    snapshots.section,
+    _holders_and_bytes,
+    stage_peaks.section,
+    _checkpoints,
+    _configuration,
+)
+"""sections in the order of the page; one that does not apply to a run yields nothing"""
 
 
 def _zero(record: RunRecord) -> float:

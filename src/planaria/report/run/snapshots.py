@@ -11,10 +11,10 @@ from planaria.control.log.run_record import RunRecord
 from planaria.control.state.memory_snapshots import MemorySnapshot
 from planaria.report import page
 from planaria.report.phrases import counted
-from planaria.report.run.recovery_timing import RecoveryTiming
+from planaria.report.run.recovery_timeline import recoveries
 
 
-def section(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
+def section(record: RunRecord) -> Iterator[str]:
     """Yield the section, if the run kept snapshots in memory."""
     memory = MemorySnapshot.start(record.starts[-1][1].chain) if record.starts else None
     if memory is None:
@@ -28,7 +28,7 @@ def section(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
         how += ", which is also in files in the machine's memory" if rule.persist else ""
     blocked = [sum(s.end - s.start for s in w.spans if s.action == "copy") for _, w in record.worked]
     held_up = [seconds for seconds in blocked if seconds > 0]
-    back = [timing for timing in timings if timing.outcome == "recalled"]
+    back = [timing for timing in recoveries(record) if timing.outcome == "recalled"]
     again = [timing.step - timing.resumed_step for timing in back if timing.resumed_step is not None]
     rows = [
         ("snapshots retained", "–" if rule.in_step else str(_retained(record))),

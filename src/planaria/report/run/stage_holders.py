@@ -10,7 +10,7 @@ from planaria.control.facts.events import Event, HostJoined, HostLeft, RunStarte
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.membership import Membership
-from planaria.report.run.naming import Naming
+from planaria.report.run.naming import Naming, naming_of
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ def machines(record: RunRecord) -> list[MachineStay]:
     return stays.all
 
 
-def machine_section(record: RunRecord, naming: Naming) -> Iterator[str]:
+def machine_section(record: RunRecord) -> Iterator[str]:
     """Yield the section on machines that joined, if any did."""
     stays = machines(record)
     if not stays:
         return
-    zero = record.starts[0][0]
+    naming, zero = naming_of(record), record.starts[0][0]
     rows = [
         [
             stay.host,
