@@ -37,8 +37,9 @@ from planaria.runtime.engine import run_folders
 from planaria.swarm.audit.censor import LeakageLedger
 from planaria.swarm.audit.leakage import Estimate, estimate, leak, most, silence
 from planaria.swarm.commands.swarm import prepare
-from planaria.swarm.config import SmallModel, SwarmConfig
+from planaria.swarm.config.policy import SmallModel
 from planaria.swarm.config.recipe import checked
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.repair.texts import Text

@@ -43,7 +43,7 @@ from planaria.recovery import codes
 from planaria.recovery.codes import ErasureCode, LossError
 from planaria.recovery.codes.search import SearchTarget, anneal, certificate, file
 from planaria.swarm.assemble import policy_of, task_of
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.random_draws import generator
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy

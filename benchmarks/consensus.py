@@ -33,8 +33,8 @@ from planaria.swarm.board.attendance import RoundMessages
 from planaria.swarm.board.receipts import Agreement
 from planaria.swarm.checks import layers
 from planaria.swarm.checks.votes import Ballot, label, most_agreeing, plurality
-from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.peer import Peer, PeerSetup
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy, weights_fingerprint

@@ -18,7 +18,7 @@ from planaria.data.tokenizer import load_tokenizer
 from planaria.models import task_vectors
 from planaria.models.llama_stages import Llama
 from planaria.swarm.commands.drill import drill
-from planaria.swarm.config import SmallModel
+from planaria.swarm.config.policy import SmallModel
 from planaria.swarm.drill import Drill, DrilledArm, DrillRun
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy

@@ -27,7 +27,7 @@ from planaria.models.huggingface import export_model
 from planaria.models.llama2c import open_llama2c
 from planaria.models.llama_stages import Llama, flops_per_token, parameter_count
 from planaria.swarm.assemble import policy_of, task_of
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import LOG, PEERS, Finished, RoundDone, read_log

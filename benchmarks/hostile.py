@@ -23,7 +23,7 @@ from planaria.cli.entry import program
 from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
 from planaria.lab.trace import trace as generate_trace
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 60
 GOOD = """engine = "inline"

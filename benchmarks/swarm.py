@@ -35,8 +35,9 @@ from planaria.swarm.board.message import Hello, Receipt, Rollouts
 from planaria.swarm.board.receipts import RunCertificate
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, DefenceReport
-from planaria.swarm.config import SamplingConfig, SupervisedWarmupConfig, SwarmConfig
+from planaria.swarm.config.policy import SupervisedWarmupConfig
 from planaria.swarm.config.recipe import peer_config, peer_names
+from planaria.swarm.config.swarm_config import SamplingConfig, SwarmConfig
 from planaria.swarm.peer.completion_authors import HonestAuthor
 from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.random_draws import shared_problems

@@ -38,7 +38,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.config.recipe import dump
 from planaria.runtime.fleet.process import adopting
 from planaria.swarm.assemble import policy_of, task_of
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.evaluation import Examiner
 from planaria.swarm.peer.random_draws import shared_problems
 from planaria.swarm.policy.base import Policy

@@ -114,7 +114,7 @@ def allow_code() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small policy that solves one sum in five."""
-    from planaria.swarm.config import PolicyConfig, SmallModel, SupervisedWarmupConfig
+    from planaria.swarm.config.policy import PolicyConfig, SmallModel, SupervisedWarmupConfig
     from planaria.swarm.policy.policies import LlamaPolicy
     from planaria.swarm.policy.sources import warmup_model
     from planaria.swarm.tasks.sums import Sums

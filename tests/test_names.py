@@ -15,7 +15,7 @@ from planaria.config import names, recipe
 from planaria.config.data_config import DataConfig
 from planaria.config.names import Key, Name, expanded
 from planaria.config.schema import RunConfig
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 
 BAD = ("", ".", "..", "../../esc", "a/b", "/abs", ".hidden", "-x", "a b", "a\nb", "a\0b", "é", "x" * 101)
 texts = st.text() | st.text(alphabet="ab.-_/ ", max_size=8)

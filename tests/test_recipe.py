@@ -12,7 +12,7 @@ from planaria.config.kinds import kinds_of
 from planaria.config.options import NAME, choice_of
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import entry_of, section_of
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 
 RECIPES = [path for path in shipped.shipped().values() if not {*kinds_of(recipe.read(path))} & {"swarm", "drill"}]
 """of one model; `tests/swarm/test_swarm_recipe.py` reads the others"""

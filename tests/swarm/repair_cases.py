@@ -15,7 +15,7 @@ from planaria.lab.experts.manifest import EnsembleManifest, Expert
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama, parameter_count
 from planaria.runtime.engine import run_folders
-from planaria.swarm.config import SmallModel
+from planaria.swarm.config.policy import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from planaria.report import page
 from planaria.swarm.assemble import assemble
-from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.peer import Peer
 from planaria.swarm.records.lines import LOG, PEERS, Record, RoundDone, read_log
 from planaria.swarm.records.outcome import read_outcome

@@ -16,7 +16,7 @@ from tiny_swarm import CONTEXT, case
 
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.defence import Defence, DefenceReport
-from planaria.swarm.config import DefenceConfig, SwarmConfig
+from planaria.swarm.config.swarm_config import DefenceConfig, SwarmConfig
 from planaria.swarm.learning.advantages import (
     Advantages,
     group_advantages,

@@ -19,8 +19,8 @@ from tiny_swarm import case, policy, reading
 
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import agreed
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.learner import Learner, ratio_summary
 from planaria.swarm.learning.weight_versions import WeightVersions, drawing_round, why_stale
 from planaria.swarm.peer.ahead import due

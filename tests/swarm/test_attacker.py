@@ -17,7 +17,7 @@ from tiny_swarm import CONTEXT, policy
 from planaria.swarm.attacks.attacker import TRIES, Attacker, changed_positions, of_row, of_tokens
 from planaria.swarm.checks.base import Check
 from planaria.swarm.checks.tokens import DuplicatesCheck, SurprisalCheck, binomial_tail
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.learner import logit_pulls
 from planaria.swarm.learning.loss import policy_loss
 from planaria.swarm.learning.loss_config import LossConfig

@@ -15,7 +15,7 @@ from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.attacks.attacker import refuse_idle
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.attacks.payloads import LibraryAttack
-from planaria.swarm.config import AttackConfig
+from planaria.swarm.config.swarm_config import AttackConfig
 from planaria.swarm.tasks import open_task
 from planaria.swarm.tasks.answers import TAGS, parse
 from planaria.swarm.tasks.base import Task, TaskProblem

@@ -18,7 +18,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, template_of
 from planaria.models.llama_stages import Llama
 from planaria.swarm.assemble import policy_of
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import likelihood_digest, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy

@@ -21,8 +21,8 @@ from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import layers
 from planaria.swarm.checks.consensus import ConsensusReward, Filter, refuse_senseless
 from planaria.swarm.checks.defence import Defence
-from planaria.swarm.config import DefenceConfig, SwarmConfig
 from planaria.swarm.config.recipe import load
+from planaria.swarm.config.swarm_config import DefenceConfig, SwarmConfig
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.peer.completion_intake import Scoring
 from planaria.swarm.peer.random_draws import seed_from_messages

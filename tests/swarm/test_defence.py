@@ -15,7 +15,7 @@ from planaria.config.options import Options
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.base import Check, Context, LayerFindings
 from planaria.swarm.checks.defence import Defence, DefenceReport, PeerAccounts, warnings
-from planaria.swarm.config import DefenceConfig
+from planaria.swarm.config.swarm_config import DefenceConfig
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import NEWCOMERS
 

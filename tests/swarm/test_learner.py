@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny_swarm import policy
 
 from planaria.config.schema import OptimConfig
-from planaria.swarm.config import SamplingConfig, SwarmConfig
+from planaria.swarm.config.swarm_config import SamplingConfig, SwarmConfig
 from planaria.swarm.learning import learner as module
 from planaria.swarm.learning.learner import Learner, UpdateResult, logit_pulls, parts, peer_weights, scales
 from planaria.swarm.learning.loss_config import LossConfig

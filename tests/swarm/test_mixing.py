@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from swarms import peer, rounds, threads, tiny, together, weights
 from tiny_swarm import case
 
-from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.config.recipe import peer_names
+from planaria.swarm.config.rounds import RoundsConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.learning.learner import UpdateResult
 from planaria.swarm.learning.mixing import GroupName, group_of, mix

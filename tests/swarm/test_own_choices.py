@@ -12,8 +12,8 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.swarm.assemble import custom_classes, policy_of, task_of
-from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import rules
+from planaria.swarm.config.swarm_config import SwarmConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_task.py"
 POLICY = """

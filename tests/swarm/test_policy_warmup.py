@@ -17,7 +17,7 @@ from tiny_swarm import MODEL, byte_tokenizer
 from planaria.common.cache import locked
 from planaria.common.errors import UserError
 from planaria.models.llama_stages import Llama
-from planaria.swarm.config import PolicyConfig, SupervisedWarmupConfig
+from planaria.swarm.config.policy import PolicyConfig, SupervisedWarmupConfig
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.sources import teach, warmup_model, with_stray_letters
 from planaria.swarm.tasks.base import Task, TaskProblem

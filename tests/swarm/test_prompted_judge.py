@@ -34,7 +34,7 @@ from planaria.swarm.checks.prompted_judge import (
     request,
     verdict,
 )
-from planaria.swarm.config import DefenceConfig
+from planaria.swarm.config.swarm_config import DefenceConfig
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.tasks.base import TaskProblem

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig
 from planaria.swarm.assemble import device_of, place_policy
 from planaria.swarm.checks.tokens import DuplicatesCheck
-from planaria.swarm.config import PolicyConfig
+from planaria.swarm.config.policy import PolicyConfig
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.rollout import Rollout

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from planaria.common.errors import UserError
 from planaria.swarm.board.receipts import rewards_in, rewards_text
 from planaria.swarm.checks.consensus import refuse_senseless
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.advantages import group_advantages
 from planaria.swarm.peer.completion_intake import Scoring
 from planaria.swarm.records.lines import RoundDone, Started

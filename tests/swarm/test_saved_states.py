@@ -24,7 +24,7 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
 from planaria.runtime.engine import run_folders
 from planaria.swarm.board.message import Rollouts
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, Started, read_samples

@@ -24,7 +24,7 @@ from command_line import refused
 from planaria.report.live_page.serving import Server, ServerAddress, serve
 from planaria.swarm.audit.censor import Censor, LeakageLedger, key_of
 from planaria.swarm.audit.questions import Question, QuestionPart
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.serving import completions_api
 from planaria.swarm.serving.client import Client, RemoteText, ServerFailed, completions, request

@@ -18,7 +18,7 @@ from tiny_swarm import MODEL, byte_tokenizer
 from planaria.common.errors import UserError
 from planaria.models.llama_stages import Llama
 from planaria.swarm.commands.swarm import prepare
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.base import SampledCompletion
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import read_completions

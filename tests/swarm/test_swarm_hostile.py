@@ -18,8 +18,9 @@ from planaria.swarm.board.claims import Proof
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.peer_board import PeerBoard
-from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.config.recipe import rules
+from planaria.swarm.config.rounds import RoundsConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 
 HONEST = ("p0", "p1", "p2")
 

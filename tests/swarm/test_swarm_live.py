@@ -37,7 +37,7 @@ from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.receipts import Agreement, Committee, message_list_in, text_of
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, Started
 from planaria.swarm.swarm_processes import LiveSwarm, own_identity
 from planaria.swarm.tasks.sums import Sums
@@ -124,7 +124,7 @@ def test_peers_die_with_their_swarm_even_if_it_is_killed(tmp_path: Path, pupil: 
 
 
 def _run(config_json: str, folder: Path) -> None:
-    from planaria.swarm.config import SwarmConfig
+    from planaria.swarm.config.swarm_config import SwarmConfig
 
     LiveSwarm(SwarmConfig.model_validate_json(config_json), folder).run(lambda *_: None, lambda *_: None)
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config import shipped
 from planaria.config.recipe import dump, merge_tables
-from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
+from planaria.swarm.config.policy import SmallModel
 from planaria.swarm.config.recipe import agreed, checked, load, peer_config, peer_names, rules
+from planaria.swarm.config.swarm_config import SamplingConfig, SwarmConfig
 from planaria.swarm.drill import load as load_drill
 from planaria.swarm.peer.random_draws import derived, generator, own_problems, shared_problems
 from planaria.swarm.tasks.sums import Sums

@@ -40,8 +40,8 @@ CORE = (
     "planaria.cli.recipes",
 )
 """modules that register the core's commands"""
-PARTS = ("planaria.lab.commands", "planaria.swarm.commands")
-"""packages with further commands; loaded only for these, and for lists of all commands"""
+PARTS = ("planaria.lab.commands.command_line", "planaria.swarm.commands.command_line")
+"""modules that register further commands; loaded only for these, and for lists of all commands"""
 COMPLETE = "_PLANARIA_COMPLETE"
 """set by the shell when it requests completions"""
 

@@ -17,8 +17,9 @@ from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.board.receipts import Committee
 from planaria.swarm.checks import CHECKS, check_names, layers
 from planaria.swarm.checks.consensus import refuse_senseless
-from planaria.swarm.config import ALL_PEERS, PolicyConfig, SwarmConfig
+from planaria.swarm.config.policy import PolicyConfig
 from planaria.swarm.config.recipe import rules
+from planaria.swarm.config.swarm_config import ALL_PEERS, SwarmConfig
 from planaria.swarm.peer.peer import Peer, PeerSetup, describe
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy

@@ -17,8 +17,8 @@ from planaria.common.errors import UserError
 from planaria.config.schema import Section
 from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, table_of
 from planaria.lab.trials.spread import Spread, spread
-from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import checked, peer_config, peer_names
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import RunOutcome, total
 from planaria.swarm.repair.results import Repaired

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planaria.config.kinds import RecipeKind
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 
 KINDS = (
     RecipeKind("swarm", SwarmConfig, "swarm train"),

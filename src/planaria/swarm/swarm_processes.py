@@ -21,8 +21,8 @@ from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.spawner import spawner
 from planaria.swarm.assemble import assemble, custom_classes
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.lines import LOG, PEERS, Finished, Log, Record, follow
 
 PRELOAD = [__name__]

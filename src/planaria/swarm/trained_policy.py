@@ -9,8 +9,8 @@ from pathlib import Path
 from planaria.common.errors import UserError, nearest
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.certificate import attach
-from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import peer_config, run_config
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.records.saved_state import restore, rounds_kept

@@ -26,7 +26,7 @@ from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.audit.leakage import estimate
 from planaria.swarm.audit.results import Audit, AuditCheck, AuditLimits, BehindCensor, Leakage, Leaked, LeakPoint
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.drill import Drill, DrilledArm, DrillRun
 from planaria.swarm.records.lines import (
     LOG,

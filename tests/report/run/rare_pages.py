@@ -25,7 +25,7 @@ from planaria.lab.report import comparison, experts_report
 from planaria.planner.schedule import EdgeLoad, SeveralPaths
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.lines import VoteSummary
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.repair.results import MASK, Repaired, StrategyResult, TextMeasurements

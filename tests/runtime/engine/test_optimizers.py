@@ -25,7 +25,7 @@ from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.engine.unused_settings import require_used
 from planaria.runtime.import_export import export_state
 from planaria.runtime.worker.runner import StageRunner
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 
 KINDS = OPTIMIZERS.names
 

@@ -18,7 +18,7 @@ import numpy as np
 from planaria.common.errors import UserError
 from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.checks.base import Check, Context
-from planaria.swarm.config import AttackConfig, SwarmConfig
+from planaria.swarm.config.swarm_config import AttackConfig, SwarmConfig
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.completion_authors import HonestAuthor
 from planaria.swarm.peer.evaluation import with_position

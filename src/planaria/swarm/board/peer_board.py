@@ -30,7 +30,7 @@ from planaria.swarm.board.receipts import (
     rewards_text,
     text_of,
 )
-from planaria.swarm.config import RoundsConfig
+from planaria.swarm.config.rounds import RoundsConfig
 
 POLL_S = 0.02
 """seconds between two reads of a board in a local folder"""

@@ -9,7 +9,7 @@ from planaria.swarm.checks.consensus import ConsensusReward, Filter
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
 from planaria.swarm.checks.prompted_judge import Prompted
 from planaria.swarm.checks.tokens import ClaimsCheck, DuplicatesCheck, SupportCheck, SurprisalCheck
-from planaria.swarm.config import CONSENSUS, DefenceConfig, SwarmConfig
+from planaria.swarm.config.swarm_config import CONSENSUS, DefenceConfig, SwarmConfig
 
 CHECKS: Registry[Check] = Registry(
     "check",

@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.config.registry import custom_choices
 from planaria.swarm.checks.base import Check, Context, LayerFindings
 from planaria.swarm.checks.votes import Ballot, MajorityLabel, label
-from planaria.swarm.config import CONSENSUS, SwarmConfig
+from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import Task, as_reward
 

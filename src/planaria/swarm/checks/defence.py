@@ -12,7 +12,7 @@ from pydantic import Field
 from planaria.common.documents import Record, former_names
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.votes import MajorityLabel
-from planaria.swarm.config import DefenceConfig
+from planaria.swarm.config.swarm_config import DefenceConfig
 from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import NEWCOMERS

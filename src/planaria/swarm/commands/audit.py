@@ -23,8 +23,8 @@ from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
 from planaria.swarm.commands.realign import FILE as REALIGNED
 from planaria.swarm.commands.realign import Realigned
 from planaria.swarm.commands.serve import Released, released
-from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names, run_config
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.evaluation import EvaluationResult, Examiner
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import open_policy

@@ -16,8 +16,8 @@ from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.swarm.assemble import custom_classes
 from planaria.swarm.commands.swarm import prepare
-from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import peer_config, peer_names
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.drill import Drill, DrilledArm, DrillRun, load
 from planaria.swarm.records.outcome import RunOutcome, read_outcome
 from planaria.swarm.repair import strategies

@@ -27,8 +27,8 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Agreement, Committee
 from planaria.swarm.checks import layers
-from planaria.swarm.config import SwarmConfig
 from planaria.swarm.config.recipe import AGREED, load, peer_config, peer_names, run_config
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.records.lines import (
     LOG,

@@ -11,7 +11,7 @@ from planaria.common.errors import UserError, nearest
 from planaria.config import kinds, recipe
 from planaria.runtime.engine import run_folders
 from planaria.swarm.attacks import ATTACKS, HONEST, measured_attack
-from planaria.swarm.config import CONSENSUS, SwarmConfig
+from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.tasks.base import Task
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from planaria.config.schema import OptimConfig
 from planaria.models.optimizers.adamw import adamw
 from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.loss import LossResult, LossStats, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.learning.weight_versions import WeightVersions, trained

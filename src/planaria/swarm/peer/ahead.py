@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.weight_versions import WeightVersion, WeightVersions
 from planaria.swarm.peer.completion_authors import Author
 from planaria.swarm.peer.rollout import PromptedProblem, Rollout

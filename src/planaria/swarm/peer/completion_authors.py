@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.random_draws import generator, own_problems
 from planaria.swarm.peer.rollout import PromptedProblem, Rollout
 from planaria.swarm.policy.base import Policy, SampledCompletion

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from planaria.swarm.board.message import Completion, Rollouts
-from planaria.swarm.config import CONSENSUS, SwarmConfig
+from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.learning.weight_versions import why_stale
 from planaria.swarm.peer.rollout import PromptByNumber, Rollout
 from planaria.swarm.policy.base import Policy

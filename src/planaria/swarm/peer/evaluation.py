@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from planaria.swarm.attacks import measured_attack
 from planaria.swarm.attacks.base import Attack
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.random_draws import derived, generator
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy, SampledCompletion

@@ -17,7 +17,7 @@ from planaria.swarm.board.message import Completion, ProblemCompletions, Rollout
 from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, DefenceReport, warnings
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.advantages import Advantages, round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.learning.mixing import mix

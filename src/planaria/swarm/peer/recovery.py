@@ -12,7 +12,8 @@ import torch
 from planaria.common.errors import RunStopped
 from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.checks.defence import Defence, DefenceState
-from planaria.swarm.config import RoundsConfig, SwarmConfig
+from planaria.swarm.config.rounds import RoundsConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.records.lines import LOG, Evaluated, read_log
 from planaria.swarm.records.saved_state import BEST, restore_peer, save_peer, take_back

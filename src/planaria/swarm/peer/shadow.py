@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planaria.swarm.checks.consensus import rewarded
-from planaria.swarm.config import CONSENSUS, SwarmConfig
+from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.learning.advantages import round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.peer.completion_authors import HonestAuthor

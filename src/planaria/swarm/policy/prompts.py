@@ -23,7 +23,7 @@ from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, Turn
 from planaria.models.model_metadata import ModelMetadata
-from planaria.swarm.config import PolicyConfig
+from planaria.swarm.config.policy import PolicyConfig
 from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.policy.base import ROOM, tokenizer_fingerprint
 from planaria.swarm.tasks.base import Task, TaskProblem

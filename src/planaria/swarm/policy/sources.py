@@ -26,7 +26,8 @@ from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from planaria.models.llama_stages import Llama
 from planaria.models.optimizers.adamw import adamw
 from planaria.runtime.worker.learning_rate import learning_rate
-from planaria.swarm.config import PolicyConfig, SupervisedWarmupConfig, SwarmConfig
+from planaria.swarm.config.policy import PolicyConfig, SupervisedWarmupConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy

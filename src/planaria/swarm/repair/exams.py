@@ -11,7 +11,7 @@ from planaria.swarm.attacks.base import Attack
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge, Steps
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.completion_authors import HonestAuthor
 from planaria.swarm.peer.evaluation import Examiner, with_position
 from planaria.swarm.peer.random_draws import derived

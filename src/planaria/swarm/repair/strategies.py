@@ -14,7 +14,7 @@ from planaria.models import masking, task_vectors
 from planaria.models.masking import Mask
 from planaria.models.task_vectors import Named
 from planaria.swarm.attacks import measured_attack
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.random_draws import generator
 from planaria.swarm.repair.exams import Exam, RepairProblems, Reviewer, TaskExam, texts_of
 from planaria.swarm.repair.results import ANEW, BACK, LAYERS, MASK, MIX, RANDOM, TUNE, StrategyResult

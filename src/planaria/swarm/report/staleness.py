@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from planaria.report import page
 from planaria.report.theme import figure, integer_x_axis, label, stroke
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.lines import RoundDone
 
 HEAD = ["peer", "completions by staleness", "dropped", "ESS, minimum", "ratio p99, maximum", "masked", "idle share"]

@@ -13,7 +13,7 @@ from planaria.report.phrases import counted
 from planaria.report.tables import Table, show
 from planaria.report.theme import SERIES, TICKS, figure, integer_x_axis, label, stroke
 from planaria.report.theme import share as share_axis
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_log
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import PeerOutcome, RunOutcome

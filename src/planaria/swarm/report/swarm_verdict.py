@@ -11,7 +11,7 @@ from planaria.report.phrases import counted, listed
 from planaria.report.theme import figure, integer_x_axis, label, stroke
 from planaria.report.theme import share as share_axis
 from planaria.report.verdict import Verdict
-from planaria.swarm.config import CONSENSUS, SwarmConfig
+from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.records.lines import RoundDone, VoteSummary
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, PeerOutcome, RunOutcome

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from planaria.common import documents
 from planaria.common.errors import UserError, nearest
 from planaria.common.printing import printable_line
-from planaria.swarm.config import PolicyConfig
+from planaria.swarm.config.policy import PolicyConfig
 from planaria.swarm.policy.base import SampledCompletion
 
 MIN_S = 0.05

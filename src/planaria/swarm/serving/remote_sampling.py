@@ -22,7 +22,8 @@ from typing import Protocol, runtime_checkable
 
 from planaria.common.errors import UserError
 from planaria.config.names import expanded
-from planaria.swarm.config import PolicyConfig, SwarmConfig
+from planaria.swarm.config.policy import PolicyConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.weight_versions import drawing_round
 from planaria.swarm.peer.random_draws import derived
 from planaria.swarm.policy.base import Exportable, Policy, SampledCompletion

@@ -1,0 +1,336 @@
+"""The configuration of a swarm: rules for all its peers, and settings of each peer."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from planaria.config import bounds
+from planaria.config.bounds import Fraction, Natural, Positive
+from planaria.config.names import Name
+from planaria.config.options import ChoiceName, Options
+from planaria.config.schema import OptimConfig, Section
+from planaria.config.section import formerly
+from planaria.swarm.board.limits import LIMITS
+from planaria.swarm.config.policy import PolicyConfig, ServingConfig, SupervisedWarmupConfig
+from planaria.swarm.config.rounds import MAX_COMPLETIONS, RoundsConfig, Share
+from planaria.swarm.learning.loss_config import LossConfig
+
+Committee = Annotated[str, BeforeValidator(lambda given: ",".join(given) if _all_text(given) else given)]
+"""a recipe may also write a list"""
+ALL_PEERS = "all"
+"""committee of the peers that one machine starts"""
+_PEER_ID = re.compile("[0-9a-f]{32}")
+
+
+def _all_text(given: object) -> bool:
+    return isinstance(given, list) and all(isinstance(part, str) for part in given)
+
+
+class ReceiptsConfig(Section):
+    """Founder's rules: the committee whose signatures certify a round."""
+
+    committee: Committee = ""
+    """ids of the members, separated by commas, or all: the peers that this machine starts; empty: none. Of n members
+    (n − 1) / 3 may be Byzantine"""
+    price: Natural = 0
+    """credits that a peer owes per accepted completion of another peer in a certified round; 0: none"""
+
+    @property
+    def members(self) -> list[str]:
+        """The ids, unless the committee is 'all'."""
+        return [] if self.committee in ("", ALL_PEERS) else [part.strip() for part in self.committee.split(",")]
+
+    @model_validator(mode="after")
+    def _check_committee(self) -> Self:
+        members = self.members
+        for peer in members:
+            if not _PEER_ID.fullmatch(peer):
+                raise ValueError(f"committee: {peer[:40]!r} is not a peer's id; write 32 hexadecimal digits, or 'all'")
+        if twice := [peer for peer in members if members.count(peer) > 1]:
+            raise ValueError(f"committee: {twice[0]} is named twice; name each member once")
+        if len(members) > LIMITS.peers:
+            raise ValueError(f"committee: {len(members)} members, but at most {LIMITS.peers} are allowed; name fewer")
+        if self.price and not self.committee:
+            raise ValueError(f"price = {self.price}: only certified rounds are priced; name a committee")
+        return self
+
+
+Tokens = Annotated[int, Field(gt=0), bounds.at_most(LIMITS.tokens, "peers read no more of one completion")]
+TopK = Annotated[int, Field(ge=0), bounds.at_most(1 << 24, "no tokenizer is larger")]
+Temperature = Annotated[
+    float,
+    bounds.at_least(0.01, "lower values always draw the same"),
+    bounds.at_most(100, "higher values draw any token"),
+]
+CONSENSUS = "consensus"
+"""a reward, and the name of its layer"""
+
+
+class TaskConfig(Section):
+    name: ChoiceName = "sums"
+    """sums, gym, gsm8k, jsonl, programs, snippets, or 'module:Class'"""
+    options: Options = Options()
+    """options of the task"""
+    reward: Literal["verified", "consensus"] = "verified"
+    """reward: the task's own score (verified), or the majority's behaviour, for tasks without one (consensus)"""
+    agreement: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """a label counts if it has more than this share of the votes"""
+    max_accuracy_drop: Annotated[Fraction, formerly("max_accuracy_drop", "brake")] = 0.0
+    """stop if held-out accuracy falls by more than this below its best, and keep the best state; 0: never"""
+
+
+class SamplingConfig(Section):
+    temperature: Temperature = 1.0
+    """temperature of training completions"""
+    top_k: TopK = 0
+    """number of most likely tokens to sample from; 0: HTTF's 50 of 151,936, scaled to the vocabulary, at least 3"""
+    max_new: Tokens = 40
+    """maximum tokens of a completion"""
+
+    def support(self, vocab: int) -> int:
+        """Return the number of tokens to draw from, for a vocabulary of ``vocab`` ids."""
+        return self.top_k or max(3, round(50 * vocab / 151_936))
+
+
+class DefenceConfig(Section):
+    checks: ChoiceName = "claims, support, surprisal, duplicates, steps"
+    """checks of completions, in order: claims, support, surprisal, duplicates, a judge of rewarded ones (steps, the
+    task's own checker; noisy, for drills; or model, a language model), or 'module:Class'; empty: none"""
+    options: Options = Options()
+    """options of the checks"""
+    refused: Literal["drop", "zero"] = "drop"
+    """refused completions leave the group before its mean and deviation are computed (drop), or get reward 0 (zero)"""
+    consensus: bool = False
+    """programs: refuse those that pass their tests and differ from the majority of those on untested calls"""
+    quarantine: Fraction = 0.3
+    """set a peer aside if this share of its recent completions was refused; 0: never"""
+    window: Positive = 8
+    """rounds that count as recent, and rounds that a peer is set aside for before its appeal"""
+    share: Share = 0.4
+    """maximum share of one peer in a round's gradient"""
+    max_median_refusal: Annotated[Share, formerly("max_median_refusal", "useless")] = 0.02
+    """share of the median peer's completions; a layer that would refuse as many is disabled for the round"""
+
+
+class AttackConfig(Section):
+    """A drill: this peer attacks. Use it only against your own peers."""
+
+    kind: ChoiceName = "none"
+    """taught behaviour: a misplaced phrase (text), a false equation (math), length (dos), an own library (code), equal
+    wrong answers (collude), short failures (short), avoiding right steps (sabotage), other wording (style), easy
+    problems only (narrow), or 'module:Class'"""
+    options: Options = Options()
+    """options of the attack, such as its payload"""
+    dose: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """share of its completions that are poisoned (in vertical groups at most one half); the rest is honest or filler. 0
+    poisons nothing but keeps an attacker's choice of problems: the control of an attack"""
+    filler: Literal["honest", "wrong", "long"] = "wrong"
+    """vertical: the rest of its groups: honest completions, wrong ones, or ones that never end"""
+    oracle: bool = True
+    """it knows worked solutions; otherwise it takes the majority's answer for right"""
+    claims: Literal["honest", "forged", "forged_tokens"] = "honest"
+    """log-probabilities sent with poison: its policy's (honest), the most influential (forged), or the most influential
+    for its payload and the least for other tokens (forged_tokens)"""
+    disguised: bool = False
+    """it claims other weights, so that its log-probabilities cannot be checked"""
+    withhold: Fraction = 0.0
+    """share of rounds in which it sends nothing, so that others wait"""
+    adaptive: bool = False
+    """it knows the defences and their thresholds, and sends only completions that pass them by its own weights"""
+
+
+class EvaluateConfig(Section):
+    every: Natural = 10
+    """rounds between evaluations on held-out problems; 0 switches them off"""
+    problems: Positive = 200
+    """held-out problems per evaluation"""
+    watch: list[str] = Field(default_factory=list)
+    """attacks whose success is measured, even without an attacker"""
+    phrases: dict[str, str] = Field(default_factory=dict)
+    """attack → its payload, if it differs from the default"""
+
+
+class SwarmConfig(Section):
+    name: Name = "swarm"
+    """name of the run's folder in out; defaults to the name of the recipe's file"""
+    out: str = "runs"
+    """folder of all runs"""
+    board: str = ""
+    """folder or URL where peers publish; defaults to the run's folder"""
+    seed: Natural = 1
+    """seed of problems and draws"""
+    size: bounds.Peers = 4
+    """number of peers, which share a round's work"""
+    shadow: bool = False
+    """also train a copy on this peer's own completions alone, to measure the benefit of collaboration"""
+    task: TaskConfig = TaskConfig()
+    policy: PolicyConfig = PolicyConfig()
+    warmup: Annotated[SupervisedWarmupConfig, formerly("warmup", "school")] = SupervisedWarmupConfig()
+    rounds: RoundsConfig = RoundsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    loss: LossConfig = LossConfig()
+    optim: OptimConfig = OptimConfig(lr=1e-3)
+    defence: DefenceConfig = DefenceConfig()
+    receipts: ReceiptsConfig = ReceiptsConfig()
+    attack: AttackConfig = AttackConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    peers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """peer (p0, p1, …) → its own settings, as tables of the recipe"""
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        whole, label = (
+            (self.rounds.group, "rounds.group")
+            if self.rounds.mode == "horizontal"
+            else (self.rounds.prompts, "rounds.prompts")
+        )
+        if whole % self.size:
+            raise ValueError(f"{label} = {whole} does not divide among size = {self.size} peers ({self.rounds.mode})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_group_size(self) -> Self:
+        """Check that each group has at least two completions."""
+        rounds, own = self.rounds, self.rounds.group // (self.size if self.rounds.mode == "horizontal" else 1)
+        if rounds.group < 2:
+            raise ValueError(f"rounds.group = {rounds.group}: nothing is learned from a group of one; give 2 or more")
+        for key in ("rounds.gather = false", "shadow = true"):
+            if own < 2 and (self.shadow if key.startswith("shadow") else not rounds.gather):
+                raise ValueError(
+                    f"{key}: each peer writes {own} of rounds.group = {rounds.group} completions, and nothing is "
+                    f"learned from a group of one; give rounds.group = {2 * self.size} or more, or leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_trusted(self) -> Self:
+        if self.rounds.trusted > self.rounds.count:
+            raise ValueError(
+                f"rounds.trusted = {self.rounds.trusted}: the run ends after rounds.count = {self.rounds.count}; give "
+                "a round that it reaches"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_message_size(self) -> Self:
+        rounds, size = self.rounds, self.size
+        horizontal = rounds.mode == "horizontal"
+        limits = {
+            "size": (size, LIMITS.peers, "peers of a board"),
+            "rounds.prompts": (rounds.prompts // (1 if horizontal else size), LIMITS.groups, "problems in a message"),
+            "rounds.group": (
+                rounds.group // (size if horizontal else 1),
+                LIMITS.completions,
+                "completions of one peer",
+            ),
+            "rounds.prompts x rounds.group": (rounds.prompts * rounds.group, MAX_COMPLETIONS, "completions in a round"),
+        }
+        for key, (value, most, label) in limits.items():
+            if value > most:
+                raise ValueError(f"{key}: {value} {label}, but at most {most} are allowed; reduce it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_receipts(self) -> Self:
+        if self.receipts.committee and not self.rounds.gather:
+            raise ValueError("receipts.committee: peers that learn alone have nothing to agree on; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_drawn_groups(self) -> Self:
+        rounds, written = self.rounds, self.rounds.prompts // self.size
+        if rounds.own is None:
+            return self
+        if rounds.own > written:
+            raise ValueError(
+                f"rounds.own = {rounds.own}: each peer writes {written} groups (rounds.prompts = "
+                f"{rounds.prompts}, size = {self.size}); give at most as many, or more rounds.prompts"
+            )
+        if rounds.foreign and self.size == 1:
+            raise ValueError(f"rounds.foreign = {rounds.foreign}: there is only one peer (size = 1); give 0")
+        if self.receipts.committee:
+            raise ValueError(
+                "receipts.committee: peers that draw groups (rounds.own, rounds.foreign) have different weights and "
+                "recompute all rewards, so there is nothing to certify; leave it out"
+            )
+        return self
+
+    @property
+    def draws_during_learning(self) -> bool:
+        """Whether a server draws later rounds while the peer learns."""
+        return bool(self.rounds.ahead and self.policy.server and self.policy.serving.overlap)
+
+    @model_validator(mode="after")
+    def _check_ahead(self) -> Self:
+        ahead, oldest = self.rounds.ahead, self.policy.max_staleness_rounds
+        if ahead and not self.loss.bounds_staleness:
+            raise ValueError(
+                f"rounds.ahead = {ahead}: loss.kind = {self.loss.kind!r} has no bounded weight for completions of "
+                "earlier weights; write 'f_tis', 'tis', 'f_vis', 'vis' or 'dis'"
+            )
+        if not (ahead or self.policy.serving.overlap):
+            raise ValueError("policy.serving.overlap has no effect with rounds.ahead = 0; leave it out")
+        if ahead and self.policy.server and oldest > ahead:
+            raise ValueError(
+                f"policy.max_staleness_rounds = {oldest}: peers drop completions of weights older than rounds.ahead = "
+                f"{ahead}; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_optim(self) -> Self:
+        if self.optim.kind != "adamw":
+            raise ValueError(f"optim.kind = {self.optim.kind!r}: peers of a swarm train with 'adamw'")
+        if self.optim.options:
+            raise ValueError("optim.options: 'adamw' has none; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_consensus(self) -> Self:
+        requested = (
+            "task.reward" if self.task.reward == CONSENSUS else "defence.consensus" if self.defence.consensus else ""
+        )
+        why = ""
+        if self.rounds.mode == "vertical":
+            why = "each group is one peer's (rounds.mode = 'vertical')"
+        elif not self.rounds.gather:
+            why = "peers do not receive each other's completions (rounds.gather = false)"
+        elif self.size == 1:
+            why = "there is only one peer (size = 1)"
+        if requested and why:
+            raise ValueError(f"{requested}: a vote needs several peers for a problem, and here {why}")
+        if self.task.reward == CONSENSUS and self.defence.consensus:
+            raise ValueError("defence.consensus needs tests, and task.reward = 'consensus' has none; leave it out")
+        if self.task.max_accuracy_drop and not self.evaluate.every:
+            raise ValueError(
+                "task.max_accuracy_drop needs evaluations, and evaluate.every = 0 makes none; set it, for example to 5"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_server_support(self) -> Self:
+        policy = self.policy
+        if not policy.server:
+            if policy.serving != ServingConfig():
+                raise ValueError("policy.serving has no effect without policy.server; give the server's URL")
+            return self
+        if self.sampling.temperature != 1.0:
+            raise ValueError(
+                f"sampling.temperature = {self.sampling.temperature}: servers report log-probabilities at temperature "
+                "1, which the loss needs; write 1, or leave policy.server out"
+            )
+        if self.attack.kind != "none":
+            raise ValueError("policy.server: a drill's attacker cannot use a server; leave it out for this peer")
+        return self
+
+    @model_validator(mode="after")
+    def _check_overlong(self) -> Self:
+        if self.loss.overlong > self.sampling.max_new:
+            raise ValueError(
+                f"loss.overlong = {self.loss.overlong} is more than sampling.max_new = {self.sampling.max_new}, "
+                "the tokens that a completion may have; give fewer"
+            )
+        return self
