@@ -39,7 +39,7 @@ from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.models.llama_stages import flops_per_token, parameter_count, stage_layers
 from planaria.pipeline.network.costs import MessageCosts, message_bytes
 from planaria.pipeline.plan.clock import PlanSimulation

@@ -42,7 +42,7 @@ from planaria.data.stream import Stream
 from planaria.lab.compare.race import ValidationPoint
 from planaria.lab.compare.race_results import smoothed, ticks_to
 from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.models.family import Pipelined
 from planaria.models.llama_stages import Llama, global_name, parameter_count
 from planaria.pipeline.routing.skipping import visits_per_microbatch

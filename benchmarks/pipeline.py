@@ -32,7 +32,7 @@ from planaria.control.protocols import Observer
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.lab.compare.clock import clock_of
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_bytes
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import build_plan

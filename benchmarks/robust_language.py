@@ -29,8 +29,8 @@ from planaria.config.schema import DataConfig
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.faults.byzantine import Byzantine, Misbehaviour, misbehaviour_of
-from planaria.lab.inline.engine import InlineEngine
-from planaria.lab.inline.replicas import StageRounds
+from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.replicas import StageRounds
 from planaria.runtime.worker.runner import NonFinite
 
 REPLICAS, PER_REPLICA, BYZANTINE = 8, 4, (1, 6)

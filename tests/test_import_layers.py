@@ -52,7 +52,7 @@ LEVELS = (
         "runtime.prediction",
         *(f"faults.{name}" for name in INJECTORS),
     ),
-    ("lab.trials", "lab.inline"),
+    ("lab.trials", "lab.reference"),
     ("lab.compare", "lab.experts", "swarm"),
     (
         "report",

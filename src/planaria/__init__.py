@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planaria.group.group import join as join
     from planaria.lab.compare.api import ComparisonResult as ComparisonResult
     from planaria.lab.compare.api import compare as compare
-    from planaria.lab.inline.engine import InlineEngine as InlineEngine
+    from planaria.lab.reference.engine import InlineEngine as InlineEngine
     from planaria.report.observe.listener import Step as Step
     from planaria.runtime.configuration import configure as configure
     from planaria.runtime.configuration import streams as streams
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ComparisonResult": "planaria.lab.compare.api",
     "Group": "planaria.group.group",
-    "InlineEngine": "planaria.lab.inline.engine",
+    "InlineEngine": "planaria.lab.reference.engine",
     "LedgerError": "planaria.common.errors",
     "Run": "planaria.runtime.run",
     "RunConfig": "planaria.config.schema",

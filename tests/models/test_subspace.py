@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.model_config import SubspaceConfig
 from planaria.config.schema import ModelConfig, RunConfig
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.models.families import build_stage
 from planaria.models.llama_stages import Llama, parameter_count, stage_parameters
 from planaria.models.subspace import Subspace

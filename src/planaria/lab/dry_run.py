@@ -18,7 +18,7 @@ from planaria.data.stream import Stream
 from planaria.lab.compare.race_job import Race, cached_races
 from planaria.lab.compare.race_spec import TUNED, Arm
 from planaria.lab.compare.run_comparison import ComparisonRequest, PreparedComparison, prepare_races
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.lab.trials.spread import seeds_shown
 from planaria.report.phrases import counted
 from planaria.report.tables import Table, show

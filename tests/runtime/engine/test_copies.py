@@ -12,7 +12,7 @@ import torch
 from tiny_engine import Recipe, config_in, engine_of, lose, losses, raw, whole
 
 from planaria.common.errors import UserError
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.models.state import StageState
 from planaria.pipeline.plan.build import build_plan
 from planaria.pipeline.routing import routes

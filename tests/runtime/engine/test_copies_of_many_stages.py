@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny_engine import Recipe, engine_of, lose, losses, whole
 from torch import Tensor
 
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.models.packing import pack, unpack
 from planaria.models.state import Shapes, StageState
 from planaria.recovery import RECOVERIES

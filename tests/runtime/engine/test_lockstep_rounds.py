@@ -17,7 +17,7 @@ from planaria.control.facts import events as e
 from planaria.exchange.base import Update
 from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault, Trace
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
 from planaria.runtime.engine.prepare import prepare

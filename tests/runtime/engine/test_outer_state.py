@@ -15,7 +15,7 @@ from planaria.config.schema import ExchangeConfig, ModelConfig, RunConfig
 from planaria.control.facts.events import MessageCompressed
 from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
-from planaria.lab.inline.replicas import InlineReplicas
+from planaria.lab.reference.replicas import InlineReplicas
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.worker.exchange_round import RoundMember
 from planaria.runtime.worker.outer_state import OuterState, UpdateReport

@@ -18,7 +18,7 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.exchange.weight_message import consensus
 from planaria.faults.trace import Fault, Trace
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.watch import RunWatch
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger

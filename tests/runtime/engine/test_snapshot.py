@@ -15,7 +15,7 @@ from observer import Log, train_inline
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.faults.trace import Trace
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.recovery.base import DamagedReplica
 from planaria.recovery.snapshot import Snapshot
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder, remove_orphaned

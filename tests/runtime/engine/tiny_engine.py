@@ -11,7 +11,7 @@ from typing import Any
 import planaria
 from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.recovery.chain import ChainPlan

@@ -27,7 +27,7 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.control.replay import replay
 from planaria.faults.trace import Fault, Trace
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.report import page

@@ -21,7 +21,7 @@ from planaria.control.log.run_record import RunRecord
 from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.facts import CloseRound
 from planaria.faults.trace import Fault
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.runtime.engine.config_checks import check
 from schedules import on_schedule, shape
 

@@ -12,7 +12,7 @@ from harness import apart, ending, facts, folder_of, inline, inline_losses, loss
 from planaria.cli.commands.check import replay_run
 from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.report.run.ledger import sample_ledger
 from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.engine import run_folders

@@ -16,7 +16,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import PEER
 from planaria.data.shards import Data
 from planaria.data.stream import Stream
-from planaria.lab.inline.engine import InlineEngine
+from planaria.lab.reference.engine import InlineEngine
 from planaria.models.state import StageState
 from planaria.recovery.checkpoint import PendingSave
 

@@ -33,7 +33,7 @@ from planaria.planner.schedule import Schedule
 from planaria.runtime.controller.controller import Controller
 from planaria.runtime.controller.relay_watch import RelayWatch
 from planaria.runtime.engine import link_survey_node
-from planaria.runtime.engine.one_process import inline_config, one_process, peak_report
+from planaria.runtime.engine.inline_fleet import inline_config, inline_fleet, peak_report
 from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.requirements import device_needs, require_answers
 from planaria.runtime.engine.run_files import local_workplace
@@ -97,7 +97,7 @@ def train(
     with ExitStack() as ending:
         requested = ending.enter_context(stop_requested(stop))
         place: AbstractContextManager[Elastic] = (
-            one_process(resolved, prepared.dataset, folder, started.offset, started.part)
+            inline_fleet(resolved, prepared.dataset, folder, started.offset, started.part)
             if inline
             else opened(
                 config, prepared.dataset, folder, started.own_workers, started.offset, started.part, failover, progress

@@ -1,4 +1,4 @@
-"""In-process engine: all stages in this process, and a plan's actions in one fixed topological order."""
+"""Reference engine: all stages in this process, and a plan's actions in one fixed topological order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from planaria.control.state.memory_snapshots import MemorySnapshot
 from planaria.control.state.replica import after_commit
 from planaria.data.stream import Stream
 from planaria.exchange.coded.coded_worker import coded_steps
-from planaria.lab.inline.replicas import InlineReplicas, StageRounds
-from planaria.lab.inline.rounds import InlineRounds, carry_out
+from planaria.lab.reference.replicas import InlineReplicas, StageRounds
+from planaria.lab.reference.rounds import InlineRounds, carry_out
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
 from planaria.pipeline.plan.actions import Action, StepPlan

@@ -1,4 +1,4 @@
-"""Replicas of an inline run: their exchange as the recipe specifies, and their consensus model.
+"""Replicas of the reference engine: their exchange as the recipe specifies, and their consensus model.
 
 Each stage of a replica is a node. The exchange itself is pure (``exchange/``); this module applies it to runners.
 """

@@ -46,7 +46,7 @@ def inline_config(config: RunConfig) -> RunConfig:
 
 
 @contextmanager
-def one_process(
+def inline_fleet(
     run: ResolvedRun, data: Data, folder: Path, offset: int = 0, part: str = ""
 ) -> Iterator[CooperativeFleet]:
     """Yield a fleet of workers in this process, and set torch to one thread meanwhile.
