@@ -21,15 +21,15 @@ class SourceConfig(Section):
     """One source of a mixture: ``[data.mixture.NAME]``."""
 
     source: str
-    """as data.source"""
+    """source of this domain, in the form of data.source"""
     weight: bounds.Weight
     """the source's share of the samples is this divided by the sum of all weights"""
     field: str | None = None
-    """as data.field, the default"""
+    """record field with the text; default: data.field"""
     format: Format = "auto"
-    """as data.format"""
+    """format of the source, in the form of data.format"""
     max_chars: Annotated[bounds.Positive | None, formerly("max_chars", "most")] = None
-    """as data.max_chars"""
+    """most characters to read, in the form of data.max_chars"""
     epochs: Annotated[float, Field(gt=0)] | None = None
     """how often a run may read all of the source, at most; unlimited by default"""
 

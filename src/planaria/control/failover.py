@@ -32,7 +32,7 @@ class FailoverState:
     cause: ControllerEnd = "exited"
     """end of the controller"""
     noticed: float = 0.0
-    """when its loss was noticed, monotonic seconds"""
+    """time at which its loss was noticed, monotonic seconds"""
     has_checkpoint: bool = True
     """whether this machine has the run's newest checkpoint"""
 

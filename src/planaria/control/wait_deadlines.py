@@ -69,7 +69,7 @@ def _awaited(run: RunState) -> Iterator[str]:
 
 
 _FIRST_S, _MAX_S = 10.0, 60.0
-"""from a worker's start to the first report, and the longest pause between reports; pauses double"""
+"""seconds from a worker's start to the first report, and the longest pause between reports; pauses double"""
 
 
 class StartDeadlines:
@@ -104,7 +104,7 @@ class StartDeadlines:
 
 
 SAVE_RETRY_S = 2.0
-"""after a failed last save of a run, until the retry"""
+"""seconds between a failed last save of a run and the retry"""
 MIN_STRAGGLER_WAIT_S = 0.05
 """minimum wait for further updates after enough have arrived; longer if these took longer"""
 
@@ -113,7 +113,7 @@ class RoundWait(NamedTuple):
     """A replica's wait for others in a round."""
 
     key: tuple[int, int, bool]
-    """as in ``control/rounds.py``"""
+    """key of the wait, in the form of ``control/rounds.py``"""
     began: float
     until: float
 
@@ -232,7 +232,7 @@ _IDLE_CPU_SHARE = 0.02
 _DURATION_DECAY = 0.995
 """decay of the longest duration from one span of its kind to the next: a run may become faster"""
 _COMPILING_S = 600.0
-"""for a stage's first passes if they are compiled"""
+"""seconds allowed for a stage's first passes if they are compiled"""
 
 
 class WorkerDeadlines:

@@ -29,7 +29,7 @@ class ValidUpdates(NamedTuple):
 
     rule: Exchange
     updates: dict[int, Update]
-    """by replica"""
+    """valid update of each replica"""
     refused: dict[int, str]
     """replica whose update is invalid → why"""
 

@@ -19,7 +19,7 @@ from planaria.group.member_state import MemberState
 from planaria.group.membership import Membership
 
 _FAILED = -2
-"""in place of a block's number: rank 0 raises an error"""
+"""value sent in place of a block's number: rank 0 raises an error"""
 _NO_BLOCK = -1
 
 

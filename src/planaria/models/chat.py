@@ -227,7 +227,7 @@ def read_template(file: Path, names: tuple[tuple[str, str], ...]) -> Template:
 
 _FIX = "fix the record, or set data.template"
 _RENDERERS: dict[int, child_process.Child] = {}
-"""by process id: a forked process must not share its parent's renderer"""
+"""renderer of each process id: a forked process must not share its parent's renderer"""
 
 
 def _renderer() -> child_process.Child:

@@ -29,13 +29,13 @@ class Prices(NamedTuple):
     """Non-negative prices, [kinds] unless noted."""
 
     origin: Floats
-    """of a second of a slot at a data node"""
+    """price of a second of a slot at a data node"""
     slot: Floats
-    """of a second of a slot at a worker"""
+    """price of a second of a slot at a worker"""
     work: Floats
-    """of a second of a worker's time"""
+    """price of a second of a worker's time"""
     visit: Floats
-    """of a visit to a worker"""
+    """price of a visit to a worker"""
     long: Floats
     """[kinds, microbatches]: of a long route, by how many of a data node's microbatches may be as long"""
     away: Floats

@@ -40,7 +40,7 @@ class ScheduleNode(Section):
     slots: Annotated[int, Field(ge=1, le=1 << 40)]
     role: Literal["any", "data", "worker"]
     forward_s: tuple[ExactSeconds, ExactSeconds, ExactSeconds]
-    """of one microbatch: at the entry, at a block stage, at the return"""
+    """forward seconds of one microbatch: at the entry, at a block stage, at the return"""
     backward_s: tuple[ExactSeconds, ExactSeconds, ExactSeconds]
 
 
@@ -49,7 +49,7 @@ class PlanRules(Section):
 
     sizes: list[Positive]
     microbatches: Positive
-    """of each data node"""
+    """microbatches of each data node"""
     visits: Positive
     swaps: Natural
     jump: Positive
@@ -120,7 +120,8 @@ class Schedule(Section):
     sums_s: list[list[list[ExactSeconds]]] | None = None
     """[2, sites, sites]: a message with all gradients of an ends node, of a block-stage node; null if not planned"""
     paths: SeveralPaths | None = None
-    """if given, every node is its own site, and link_s and transmit_s are those of the edges' paths"""
+    """paths between sites; if given, every node is its own site, and link_s and transmit_s are those of the edges'
+    paths"""
 
     @property
     def gap(self) -> float | None:

@@ -127,7 +127,7 @@ class Form(Fact):
     members: list[Member]
     links: list[MemberLink]
     routes: list[list[int]] = Field(default_factory=list)
-    """with a schedule: the nodes that each microbatch of a step visits; otherwise the recipe's routing applies"""
+    """nodes that each microbatch of a step visits, with a schedule; otherwise the recipe's routing applies"""
     rounds: int = 0
     """rounds of the exchange that the replica has completed"""
     inner: int = 0

@@ -205,7 +205,7 @@ class Replanned(Fact):
     seconds: float
     """duration of the search"""
     before_s: float = 0.0
-    """with slow links: the simulated step on the current routes, repaired if nodes are missing"""
+    """simulated step on the current routes, repaired if nodes are missing, s; with slow links"""
 
 
 class RoundSettled(Fact):
@@ -264,9 +264,9 @@ class LeaderStarted(Fact):
     has_checkpoint: bool = True
     """whether this machine has the run's newest checkpoint"""
     silent_s: float
-    """from the former controller's last log line to this event"""
+    """seconds from the former controller's last log line to this event"""
     lost_s: float
-    """from the moment the loss was noticed to this event"""
+    """seconds from the detection of the loss to this event"""
     wall_time: float
     """seconds since 1970, UTC"""
 

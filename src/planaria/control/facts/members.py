@@ -130,7 +130,7 @@ class OpenPrefetchLinks(Fact):
     generations: list[int]
     """their generations"""
     links: list[MemberLink]
-    """between nodes of different members"""
+    """connections between nodes of different members"""
 
 
 class BeginRound(Fact):
@@ -141,7 +141,7 @@ class BeginRound(Fact):
     members: list[int]
     generations: list[int]
     links: list[MemberLink]
-    """between nodes of different members"""
+    """connections between nodes of different members"""
 
 
 class Settle(Fact):
@@ -157,7 +157,7 @@ class Settle(Fact):
     byzantine: list[int] = Field(default_factory=list)
     """those of them with proof"""
     counted: dict[int, dict[int, float]] = Field(default_factory=dict)
-    """if updates are weighted over all stages: member → weight of each update in its result"""
+    """weight of each update in a member's result (member → update → weight), if updates are weighted over all stages"""
     contributors: list[int] = Field(default_factory=list)
     """replicas whose updates they combine; empty: the members themselves"""
     rivals: dict[str, dict[int, float]] = Field(default_factory=dict)

@@ -52,7 +52,7 @@ class WorkReport(Fact):
     dropped: bool = False
     spans: list[Span]
     sent_bytes: dict[int, int]
-    """by the node at the other end"""
+    """bytes sent to each node"""
     peak_bytes: Bytes = 0
     """peak memory of the worker's process since its start; 0 in logs of older versions"""
     device_peak_bytes: Bytes = 0
@@ -82,7 +82,7 @@ class Heartbeat(Fact):
 
 
 CONTROLLER = "controller"
-"""in place of a worker"""
+"""sender name of the controller, where others are workers"""
 Mode = Literal["train", "evaluate"]
 
 
@@ -191,7 +191,7 @@ class StageSaved(Fact):
     file: Annotated[str, Field(pattern=f"^({STAGE_FILE})?$")] = ""
     """its name; the stage's number in logs of older versions"""
     sha256: str = ""
-    """of the file; empty in logs of older versions"""
+    """SHA-256 of the file; empty in logs of older versions"""
     seconds: float = 0.0
     """duration of the write; 0 in logs of older versions"""
     node: int = -1
@@ -235,7 +235,7 @@ class FaultInjected(Fact):
     step: int
     moment: str
     number: int = -1
-    """of the fault in its trace"""
+    """number of the fault in its trace"""
 
 
 Report = Annotated[

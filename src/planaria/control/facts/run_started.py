@@ -77,7 +77,7 @@ class Provenance(Fact):
     """Origin of a run, shown in its report; no effect on decisions."""
 
     version: str
-    """of planaria, Python and PyTorch"""
+    """versions of planaria, Python and PyTorch"""
     machine: str
     """name, architecture and number of processors of the controller's machine"""
     command: str

@@ -72,7 +72,7 @@ class HandOverSlowStage(Fact):
     predicted_s: float
     """expected seconds per step afterwards"""
     cost_s: float
-    """of the handover: the longest time a worker has taken to link"""
+    """seconds of the handover: the longest time a worker has taken to link"""
 
 
 class Reroute(Fact):
@@ -86,4 +86,4 @@ class Reroute(Fact):
     predicted_s: float
     """simulated step on the new routes"""
     cost_s: float
-    """of a new generation: the longest time a worker has taken to link"""
+    """seconds of a new generation: the longest time a worker has taken to link"""

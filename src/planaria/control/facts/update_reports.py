@@ -25,7 +25,7 @@ class UpdateReceived(Fact):
     replica: int
     """the sender; the worker's own for the update it sends"""
     digest: str = ""
-    """of the update, if members compare them (``exchange/robust/equivocation.py``)"""
+    """digest of the update, if members compare them (``exchange/robust/equivocation.py``)"""
     products: dict[int, FiniteFloat] = Field(default_factory=dict)
     """inner products of the update with earlier ones at this node, its own and itself, by replica; if updates are
     weighted over all stages (``exchange/robust/weighing.py``)"""

@@ -40,7 +40,7 @@ class LogCopy:
         self.over = False
         """whether the copied log ends with the end of the run"""
         self.last_sign = self.noticed = time.monotonic()
-        """when the controller gave a sign of life, and when this process considered it lost; monotonic seconds"""
+        """times of the controller's last sign of life and of its loss, as noticed by this process; monotonic seconds"""
 
     def follow(self, stopped: Callable[[], bool] = lambda: False) -> LogAppender | None:
         """Return once this machine leads; None if the run has ended, or once ``stopped`` is true.

@@ -54,7 +54,7 @@ class Member(_Record):
     """A holder's state of the run's membership."""
 
     id: Hex32
-    """of its folder"""
+    """identifier of the server's folder"""
     roster: Roster = {}
     """the only one in which it enrols"""
     founded: bool = False

@@ -23,9 +23,9 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.common.object_store import BadObject
 
 MAX_BATCH_BYTES = 64 << 20
-"""of a batch"""
+"""maximum size of a batch, bytes"""
 MAX_FILE_BYTES = 16 << 20
-"""of a run's file in the store, such as its configuration"""
+"""maximum size of a run's file in the store, such as its configuration, bytes"""
 _LEASE_BYTES = 1 << 10
 _LEASE = "lease.json"
 _PROBE = "probe"
@@ -36,11 +36,11 @@ class SharedPosition(NamedTuple):
     """A position between two batches of a shared log."""
 
     number: int = 1
-    """of the batch after it"""
+    """number of the next batch"""
     lines: int = 0
     """lines before it"""
     term: int = 1
-    """of the batch before it"""
+    """term of the previous batch"""
 
 
 BEGIN = SharedPosition()

@@ -158,7 +158,7 @@ class ReplicaState:
     slow_links: tuple[SlowLink, ...] = ()
     """slow links considered by plans, as measured"""
     routes: Routes = field(default_factory=list)
-    """of the current generation, with a schedule"""
+    """routes of the current generation, if the recipe has a schedule"""
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     relay_of_edge: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     """edges that use a relay → its name"""

@@ -137,7 +137,7 @@ class RunState:
     writing: Mapping[str, BackgroundWrite] = field(default_factory=lambda: MappingProxyType({}))
     """worker → its background write, also of a cancelled checkpoint"""
     unsaved: UnsavedCheckpoint | None = None
-    """from a failed save to the next seal"""
+    """checkpoint that failed to save, until the next seal"""
     unsealed: RunState | None = None
     """state before the last seal, restored if the seal fails"""
     durable: RollbackPoint = field(default_factory=RollbackPoint)
@@ -161,7 +161,7 @@ class RunState:
     blamed: Mapping[tuple[str, tuple[int, ...]], SlowPartFound] = field(default_factory=lambda: MappingProxyType({}))
     """(fault, nodes) → the part that is currently slow"""
     last_handover_at: float | None = None
-    """when, by the gauges' clock, a worker last had to hand over its stage because it was slow"""
+    """time, by the gauges' clock, at which a worker last had to hand over its stage because it was slow"""
     stopping: str = ""
     """reason for a requested stop"""
     stops_before_repair: bool = False

@@ -44,7 +44,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "wrong_size": WrongSize,
     "wrong_type": WrongType,
 }
-"""by name; only planaria's own: a trace may come from a stranger and must not name a class to import"""
+"""attacks by name; only planaria's own, since a trace may come from a stranger and must not name a class to import"""
 
 DEFAULT_ATTACK = "nan"
 """attack of a fault that names none"""

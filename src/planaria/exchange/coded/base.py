@@ -39,7 +39,7 @@ class MiniTask:
     piece: int
     """chunks and weights, as in :meth:`Scheme.parts`"""
     vector: int = 0
-    """which of the worker's vectors for this job receives the gradients"""
+    """number of the worker's vector for this job that receives the gradients"""
     sent: bool = True
     """whether this mini-task completes the vector, which is then sent at the end of the round"""
 
@@ -55,7 +55,7 @@ class CodedVector:
 
 
 Tasks = tuple[tuple[MiniTask, ...], ...]
-"""by worker"""
+"""mini-tasks of each worker"""
 
 
 class Scheme(Choice, ABC):

@@ -56,7 +56,7 @@ class SchemeChoice:
 
     best: SchemeCandidate
     candidates: tuple[SchemeCandidate, ...]
-    """by time plus error, best first"""
+    """schemes in order of time plus error, best first"""
     why: str
     """one sentence"""
     always_slow: tuple[int, ...] = ()

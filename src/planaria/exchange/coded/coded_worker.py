@@ -36,14 +36,14 @@ class NodeTask(NamedTuple):
     """One task of a replica's node."""
 
     number: int
-    """among all tasks that a replica may have in the step"""
+    """number among all tasks that a replica may have in the step"""
     task: MiniTask
     plan: StepPlan
     """its passes, numbered from 0"""
     microbatches: list[int]
     """microbatch of the step for each pass"""
     weights: list[float]
-    """of the passes"""
+    """weight of each pass"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class CodedSteps:
     coding: Coding
     resolved: ResolvedRun
     microbatches: int
-    """per step, over all replicas"""
+    """microbatches per step, over all replicas"""
 
     @property
     def rounds(self) -> int:

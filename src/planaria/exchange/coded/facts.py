@@ -51,7 +51,7 @@ class CodedStep:
     """A step whose replicas work in rounds that may end without some of them (``exchange/coded/``)."""
 
     counted: tuple[frozenset[int], ...] = ()
-    """for each completed round, the replicas whose results count"""
+    """replicas whose results count, for each completed round"""
     sent: frozenset[int] = frozenset()
     """nodes that have sent all their results of the current round"""
     late: bool = False

@@ -17,7 +17,8 @@ PLACE_BITS, CODE_BITS = 12, 2
 CHUNK = 1 << PLACE_BITS
 _LARGEST = torch.finfo(torch.bfloat16).max
 _BIN_EDGES_IN_SIGMA = (-2.25, -0.75, 0.75)
-"""between the bins of ``released``, in standard deviations from the mean: four of width 6σ/4, the third about zero"""
+"""edges between the bins of ``released``, in standard deviations from the mean: four of width 6σ/4, the third about
+zero"""
 
 
 class TopK2(FixedCountChunks):

@@ -63,11 +63,11 @@ class RobustAggregator:
     on_weights: OnWeights | None = None
     """receives the weight of each member in a round's value, if the rule has coefficients"""
     strikes: int = STRIKES
-    """as of :attr:`~planaria.exchange.base.Exchange.strikes`"""
+    """rejections before exclusion, the default of :attr:`~planaria.exchange.base.Exchange.strikes`"""
     scope: Scope = "stage"
     """scope of a judgement: the updates that each stage receives, or whole replicas (``weighing.py``)"""
     known_weights: UpdateWeights | None = None
-    """with scope "replica": the members' weights over all stages"""
+    """weights of the members over all stages, if ``scope`` is ``"replica"``"""
 
     def min_members(self) -> int:
         """Return the fewest members with which the rule tolerates its Byzantine ones; a bucket with one counts as

@@ -31,7 +31,7 @@ class WireChoice:
 
     wire: str
     sent_bytes: int
-    """in a step, by all workers"""
+    """bytes that all workers send in a step"""
     step_s: float
     microbatch_size: int
     same_size_s: float

@@ -33,7 +33,7 @@ class SwappedSteps(Range):
     """Steps to a loss with swapped routing over those with full routing, without failures."""
 
     parameters: int
-    """of the raced model"""
+    """parameters of the raced model"""
 
     def why_size_not_covered(self, size: int) -> str:
         """See :meth:`Curve.why_size_not_covered`."""
@@ -51,7 +51,7 @@ class Observation(Record):
     extra: float
     """steps to the target over those without failures on the same routes, less 1; noise can make it negative"""
     parameters: int
-    """of the model"""
+    """parameters of the model"""
 
 
 class Curve(Record):

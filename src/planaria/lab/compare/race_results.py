@@ -128,7 +128,7 @@ class ArmScore(Record):
     memory: float
     """memory of copies over all stages' weights and moments"""
     curves: list[list[tuple[float, float]]]
-    """for each seed, (hours, smoothed loss)"""
+    """curve of each seed: pairs of hours and smoothed loss"""
     traffic_per_weight_byte: float = 0.0
     """bytes that a replica sends to others in a step over those of its weights"""
     workers: int = 0
@@ -142,7 +142,7 @@ class ArmScore(Record):
     inputs: ArmInputs | None = None
     """inputs of its numbers, with :attr:`courses`"""
     courses: list[ArmCourse] = Field(default_factory=list)
-    """for each seed"""
+    """course of each seed"""
 
     @model_validator(mode="before")
     @classmethod

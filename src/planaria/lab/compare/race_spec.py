@@ -98,7 +98,7 @@ class Comparison(TrialsWithArms, JobSettings):
     """the recipe whose sizes and [network] determine the hours; default: this one"""
     trace: TraceSpec = TraceSpec()
     controls: bool = True
-    """if arms differ in recovery, also run controls that lose nothing (oracle) and only moments (reset)"""
+    """whether to run controls that lose nothing (oracle) and only moments (reset), if arms differ in recovery"""
     search: TuningGrid = TuningGrid()
 
 

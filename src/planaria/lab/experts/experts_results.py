@@ -22,9 +22,9 @@ class DomainScore(Record):
     """An ensemble on one domain's test text; losses in nats per token."""
 
     loss: float
-    """of the mixture"""
+    """loss of the mixture"""
     best: float
-    """of the best single expert"""
+    """loss of the best single expert"""
     averaged: float
     """mean of the experts' losses: an upper bound"""
     speaking: list[float]
@@ -103,7 +103,7 @@ class FittedWeights(Record):
     """texts on which the weights were fitted"""
     floor: float
     weights: list[float]
-    """of each expert"""
+    """weight of each expert"""
     prices: dict[str, float]
     """domain → q_d: reduction of the worst domain's loss per nat of reduction of this domain's"""
     value: float

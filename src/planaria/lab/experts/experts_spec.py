@@ -34,7 +34,7 @@ class TextSpec(Section):
     field: str = "text"
     """the text's key in JSONL records"""
     where: dict[str, str] = Field(default_factory=dict)
-    """of a labelled JSONL file: only records that have these values"""
+    """values that a record of a labelled JSONL file must have"""
 
     @field_validator("begins")
     @classmethod
@@ -50,7 +50,7 @@ class DomainSpec(TextSpec):
     """A domain."""
 
     of: list[str] = Field(default_factory=list)
-    """in place of source: the domains whose text this one mixes, as many samples of each"""
+    """domains whose text this one mixes, as many samples of each; in place of source"""
     after: str = ""
     """the domain whose expert this one's branches off, in place of a parent; only the last of such a chain speaks"""
     hand: Natural | None = None
@@ -161,7 +161,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
     most: Positive = 4_000_000
     """characters of a domain that are used"""
     clusters: Natural = 0
-    """with a single domain of unlabelled text: cut it into this many domains by content"""
+    """number of domains into which a single domain of unlabelled text is cut by content; 0: not cut"""
     test_windows: Positive = 200
     """samples of each domain's test text on which perplexity is measured"""
     retries: Natural = 2

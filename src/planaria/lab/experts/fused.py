@@ -31,7 +31,7 @@ class SourceModel(Record):
     domain: str = ""
     path: str
     sha256: str
-    """of its weights, by :func:`planaria.models.task_vectors.digest`"""
+    """SHA-256 of the expert's weights, by :func:`planaria.models.task_vectors.digest`"""
 
 
 class Routers(Record):

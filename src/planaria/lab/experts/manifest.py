@@ -29,12 +29,12 @@ class Expert(Record):
     model: str
     """its folder, relative to the manifest's"""
     sha256: str
-    """of its weights"""
+    """SHA-256 of the expert's weights"""
     parameters: int
     parent: str = ""
     """folder of the model that it branched off, relative to the manifest's; empty if unknown"""
     belief: float = Field(default=0.0, allow_inf_nan=False)
-    """for the cached prior: ln π, up to a constant"""
+    """ln π of the cached prior, up to a constant"""
 
     @property
     def added(self) -> bool:

@@ -195,7 +195,7 @@ Solver = Literal["extragradient", "halpern"]
 MANY = 10_000
 """rows from which halpern needs fewer evaluations, as measured; it was not faster in seconds on one machine"""
 TOLERANCE = 1e-3
-"""of the residual"""
+"""largest residual of a solution"""
 FLAT = 1e-3
 """minimum L, for equal experts, whose F is constant"""
 PASSES = 4000

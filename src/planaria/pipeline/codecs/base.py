@@ -21,7 +21,7 @@ Leg = Literal["forward", "backward"]
 """activations travel forward, their gradients backward"""
 LEGS: tuple[Leg, ...] = ("forward", "backward")
 Shape = Sequence[int]
-"""of an activation: samples, tokens, width"""
+"""shape of an activation: samples, tokens, width"""
 
 
 class Visit(NamedTuple):

@@ -22,7 +22,7 @@ from planaria.pipeline.codecs.floats import Bf16
 from planaria.pipeline.codecs.group_quantisation import GroupQuantiser
 
 _ID_BYTES = 8
-"""of an int64"""
+"""bytes of an int64"""
 
 
 def _bits(bits: int) -> int:

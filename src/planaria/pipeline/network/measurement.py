@@ -36,7 +36,7 @@ class NodeSamples(Section):
     """Times that one node measured, in seconds from sending a message to receiving its acknowledgement."""
 
     round_trips: Annotated[list[_Time], Field(min_length=1, max_length=MAX_SAMPLES)]
-    """of empty messages"""
+    """round-trip times of empty messages, s"""
     small: Annotated[int, Field(gt=0, le=MAX_BYTES)]
     large: Annotated[int, Field(gt=0, le=MAX_BYTES)]
     """bytes of the two messages"""

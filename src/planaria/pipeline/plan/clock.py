@@ -45,12 +45,12 @@ class PlanSimulation:
         self.starts = [0] * len(self.waits)
         self.ends = [0] * len(self.waits)
         self.link_free: dict[tuple[int, int], int] = defaultdict(int)
-        """when each queue is free: that of a link, or of a node's inbound link if its neighbours share it"""
+        """time when each queue is free: that of a link, or of a node's inbound link if its neighbours share it"""
         self.copied_off: dict[int, int] = defaultdict(int)
         self.copied_onto: dict[int, int] = defaultdict(int)
-        """when a node's device has finished its copies, each way"""
+        """time when a node's device has finished its copies, in each direction"""
         self.messages: Counter[tuple[int, int, str]] = Counter()
-        """by sender, receiver and kind of pass"""
+        """messages by sender, receiver and kind of pass"""
 
     def run(self) -> int:
         """Run to the end and return the time."""

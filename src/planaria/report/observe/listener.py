@@ -18,7 +18,7 @@ class Step:
     step: int
     """its number, from 0"""
     steps: int
-    """of the whole run"""
+    """steps of the whole run"""
     loss: float
     """nats per token, before the update; the mean over replicas"""
     tokens_per_s: float

@@ -23,7 +23,7 @@ class Durations:
     """Histogram of durations, seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(RECOVERY_S) + 1))
-    """per bucket up to each of ``RECOVERY_S``, and above the last"""
+    """recoveries in each bucket up to each of ``RECOVERY_S``, and above the last"""
     total: float = 0.0
 
     def add(self, seconds: float) -> None:
@@ -110,7 +110,7 @@ class RunTally:
         self.term = 0
         """term of the controller that leads; 0 before the run starts"""
         self.lost_controllers: Counter[str] = Counter()
-        """by cause"""
+        """lost controllers by cause"""
         self.rounds = 0
         """number of rounds settled by groups of replicas"""
         self.sent = Counter(stages=0, replicas=0)

@@ -22,7 +22,7 @@ class Failover:
 
     started: e.LeaderStarted
     led_t: float
-    """when the next controller led"""
+    """time when the next controller led, s"""
     ordered_t: float | None = None
     """time of its first decision"""
     committed_t: float | None = None

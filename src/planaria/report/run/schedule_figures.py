@@ -51,7 +51,7 @@ class PlannedPass(NamedTuple):
     microbatch: int
     hop: int
     arrives: int
-    """when its input arrives, or when the microbatch is admitted"""
+    """time when its input arrives, or when the microbatch is admitted"""
     starts: int
     ends: int
 

@@ -169,7 +169,7 @@ class ParameterState:
     clock: int | None
     """updates of its moments; None: it has none"""
     scale: float
-    """of its learning rate"""
+    """learning-rate scale of the stage"""
     how: Mapping[str, recut.TensorOrigin]
     """origin of the weights and the optimizer's tensors, by kind"""
 

@@ -35,11 +35,11 @@ _CHECKPOINTS = "checkpoints"
 _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 MAX_BYTES = 1 << 24
-"""of a run's identity or a manifest"""
+"""maximum size of a run's identity or a manifest, bytes"""
 MAX_PART_BYTES = 1 << 42
-"""of a stage's file, if a user's class determines its size"""
+"""maximum size of a stage's file if a user's class determines its size, bytes"""
 _PARAMETER_BYTES = 64
-"""of one parameter in a stage's file: three fp32 numbers, and fewer for each part of the outer state"""
+"""bytes of one parameter in a stage's file: three fp32 numbers, and fewer for each part of the outer state"""
 _LAST_S = 600.0
 """seconds to copy the last checkpoint at the end of a run"""
 

@@ -39,7 +39,7 @@ from planaria.runtime.checkpoint import tensor_file
 _HASH_THREADS = 2
 """threads that compute digests beside the writer"""
 Digests = tuple[str, str]
-"""of a whole file (:func:`_file_digest`), and of the weights in it"""
+"""digests of a whole file (:func:`_file_digest`) and of the weights in it"""
 Seen = Callable[[memoryview], object]
 Read = TypeVar("Read", Tensor, int)
 READ_THREADS = 4
@@ -58,9 +58,9 @@ class StageLabel(BaseModel):
     index: int | None = None
     """index of the node in its stage; None in older versions"""
     part: str = ""
-    """of a snapshot in memory: the part of the run that retained it; "" in checkpoints"""
+    """part of the run that retained a snapshot in memory; "" in checkpoints"""
     generation: int = -1
-    """of a snapshot in memory: the generation that retained it; -1 in checkpoints"""
+    """generation that retained a snapshot in memory; -1 in checkpoints"""
 
     def require(self, expected: StageLabel, path: Path) -> None:
         """Raise UserError for the first field that differs from the expected label."""

@@ -55,7 +55,7 @@ class CheckpointManifest(BaseModel):
     samples: Natural | None = None
     """samples used for training; default: those of its steps"""
     replicas: Replicas = 1
-    """if several, each has a folder ``replica-R``, and the model is their mean (``loading.py``)"""
+    """number of replicas; if several, each has a folder ``replica-R``, and the model is their mean (``loading.py``)"""
     first_block: Natural | None = None
     """first block of samples (of one replica's step) that is not used completely; default: it follows from ``samples``
     """

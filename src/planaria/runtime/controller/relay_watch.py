@@ -11,7 +11,7 @@ from typing import NamedTuple
 from planaria.control.facts import events as e
 
 _EVERY_S = 2.0
-"""between two rounds of probes"""
+"""seconds between two rounds of probes"""
 _FAILURES = 3
 """failed probes in a row after which a relay counts as silent: a busy machine may miss one"""
 

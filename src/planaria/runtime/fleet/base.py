@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 MAX_REPORT_BYTES = 1 << 24
-"""of a worker's report"""
+"""maximum size of a worker's report, bytes"""
 THAW_LIMIT_S = 60.0
 """a dead incarnation that stays silent this long is killed"""
 
@@ -54,7 +54,7 @@ class Reported:
     incarnation: int
     text: bytes
     number: int = 0
-    """of a notice that a supervisor delivers once, to one controller or the next; 0: not counted"""
+    """number of a notice that a supervisor delivers once, to one controller or the next; 0: not counted"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class WorkerEnded:
     cause: Literal["connection", "exit", "heartbeat"]
     detail: str
     number: int = 0
-    """as of :class:`Reported`"""
+    """number of the notice, as in :class:`Reported`"""
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,11 @@ class FleetWork:
     workers: int
     """workers alive at once, including spares"""
     prepare_workplace: PrepareWorkplace
-    """for every other machine; importable"""
+    """importable function that prepares the workplace of every other machine"""
     files: Mapping[str, Path]
     """folders served to other machines, by the first part of a file's name"""
     key: bytes = field(repr=False)
-    """of the run"""
+    """key of the run"""
     needs: DeviceNeeds = ON_CPUS
 
 

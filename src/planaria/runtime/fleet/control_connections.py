@@ -109,7 +109,7 @@ class WorkerLine(ControlConnection):
     def __init__(self, channel: SecureChannel, max_bytes: int, own_address: str) -> None:
         super().__init__(channel, max_bytes)
         self.own_address = own_address
-        """of this machine on the route to the controller, for other machines of the run"""
+        """address of this machine on the route to the controller, for other machines of the run"""
         self._ready: deque[bytes] = deque()
 
     def send_bytes(self, text: bytes) -> None:

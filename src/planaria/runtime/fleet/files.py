@@ -28,7 +28,7 @@ from planaria.runtime.transport.secure import StrangerError
 PATIENCE_S = 60.0
 """seconds to wait for the next message or piece"""
 MAX_BYTES = 1 << 42
-"""of one file"""
+"""maximum size of one file, bytes"""
 _PIECE = 1 << 19
 _MAX_MESSAGE_BYTES = 1 << 20
 _PLAIN, _STEP = "[A-Za-z0-9_][A-Za-z0-9_.-]*", "checkpoints/step-[0-9]{8,}"

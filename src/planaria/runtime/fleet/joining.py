@@ -135,7 +135,7 @@ class JoinRequest(Message):
     called: _Name
     """name for its owner"""
     version: _Name
-    """of planaria"""
+    """version of planaria"""
     workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)]
     """0: enough for one replica"""
     at: _Name = ""

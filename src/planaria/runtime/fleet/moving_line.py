@@ -40,8 +40,8 @@ class MovingLine:
         self.address = addresses[0]
         """HOST:PORT of the present controller"""
         self._connected, self._lost_since = time.monotonic(), -1.0
-        """when the present connection began, and when the last one to a controller that leads was lost (-1: it is not)
-        """
+        """times when the present connection began, and when the last one to a controller that leads was lost (-1: it is
+        not)"""
         self._ordered = True
         """whether the present controller has given an order"""
         self.on_move: Callable[[str], None] = lambda address: None

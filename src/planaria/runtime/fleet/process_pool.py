@@ -51,7 +51,7 @@ class PoolConfiguration:
     prepare_workplace: PrepareWorkplace
     preload: list[str]
     address: str
-    """of the controller's switchboard"""
+    """address of the controller's switchboard"""
     key: bytes = field(repr=False)
     needs: DeviceNeeds = ON_CPUS
     machine: str = ""
@@ -95,7 +95,7 @@ class ProcessPool:
         self._preparing = threading.Lock()
         self._workplace: Workplace | None = None
         self.address = orders.address
-        """of the controller that leads, which new workers call"""
+        """address of the controller that leads, to which new workers connect"""
         self._scratch = tempfile.TemporaryDirectory(prefix="planaria-pool-")
         self._left = Path(self._scratch.name) / "left"
         """file with the address of the controller that workers are to leave"""

@@ -57,13 +57,12 @@ SETTINGS = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""for a cluster started here; with Ray's defaults, workers have a low priority, and a lost node is detected after a
-minute
-"""
+"""settings of a cluster started here; with Ray's defaults, workers have a low priority, and a lost node is detected
+after a minute"""
 _ALL_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """let an actor without a GPU see all of the node's; some versions of Ray hide them"""
 _OBJECT_STORE_BYTES = 80 << 20
-"""about the least that Ray allows; planaria stores nothing there"""
+"""size of Ray's object store, near the least that Ray allows, bytes; planaria stores nothing there"""
 
 
 class Cluster:
@@ -191,7 +190,7 @@ class _Ray:
         """Reserve a bundle of these ``resources`` for each worker; UserError if there is no room."""
         self._orders, self._resources = orders, resources
         self._devices: dict[tuple[Bundle, str], Future[str]] = {}
-        """by bundle and its node at that time"""
+        """device check of each bundle and the node that held it"""
         self._groups: dict[int, PlacementGroup] = {}
         self._numbers = count()
         if not self._groups[self.reserve(workers)].wait(_ROOM_S):

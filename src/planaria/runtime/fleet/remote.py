@@ -71,7 +71,7 @@ class Unreturned:
 HostReport = (
     Spawned | Lost | Unreturned | Leaving | Joined | Left | FaultRequested | tuple[ConnectingPeer, ControlConnection]
 )
-"""from a host, or a worker's new connection"""
+"""report of a host, or a worker's new connection"""
 
 
 @dataclass(eq=False)

@@ -52,7 +52,7 @@ from planaria.runtime.fleet.supervisor_messages import (
 
 log = logging.getLogger(__name__)
 SOCKET = "supervisor.sock"
-"""in the run's folder"""
+"""name of the socket in the run's folder"""
 RECENT = 16
 """orders to a worker that the supervisor remembers; one decision sends a worker two at most"""
 LOOK_S = 0.25
@@ -114,7 +114,7 @@ class WorkerSupervisor:
         """controllers that have connected but not greeted, oldest first, with the deadline"""
         self._term = 0
         self._led = time.monotonic()
-        """when there was a leader last"""
+        """time when a controller last led"""
         self._started: set[tuple[str, int]] = set()
         self._orders: dict[str, deque[str]] = {}
         """worker → its last orders"""

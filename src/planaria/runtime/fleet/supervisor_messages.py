@@ -10,7 +10,7 @@ from planaria.runtime.fleet.base import MAX_REPORT_BYTES, Message, Notice, Repor
 from planaria.runtime.fleet.joining import Signal, Start
 
 MAX_BYTES = 2 * MAX_REPORT_BYTES
-"""of a message: a report as a JSON string"""
+"""maximum size of a message, a report as a JSON string, bytes"""
 
 
 class Hello(Message):

@@ -30,7 +30,7 @@ PROCESS = 290_000_000
 PRELOADED = 100_000_000
 """further ones, if the family imports a library"""
 SHARED = 190_000_000
-"""of :data:`PROCESS`, the bytes that all workers of a machine share"""
+"""bytes of :data:`PROCESS` that all workers of a machine share"""
 HEAP = 1.1
 """resident bytes of a CPU's heap relative to its tensors"""
 
@@ -41,13 +41,13 @@ class StageMemory(NamedTuple):
     state: int
     """weights, gradients and moments; on a CPU also copies of other stages, outer state and updates of replicas"""
     kept: int
-    """by microbatches between their forward and backward pass"""
+    """bytes kept by microbatches between their forward and backward pass"""
     working: int
     """temporary tensors of a pass, and messages in transit"""
     start: int
     """tensors of the block stage with which every worker compiles and times a pass when it starts"""
     process: int = CONTEXT
-    """of the process itself"""
+    """bytes of the process itself"""
     heap: float = 1.0
     """bytes of the process relative to its tensors"""
     stacked: bool = False

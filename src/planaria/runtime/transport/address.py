@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planaria.common.address import Address
 
 RELAY = "relay"
-"""in place of HOST:PORT: both ends connect to the controller, which forwards their bytes"""
+"""value in place of HOST:PORT: both ends connect to the controller, which forwards their bytes"""
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """a listener at all addresses of its machine → its address on that machine"""
 
@@ -29,7 +29,7 @@ class Reach:
 
 
 REACHABLE = Reach()
-"""of a machine that others reach at its listeners' address"""
+"""reach of a machine to which others connect at its listeners' addresses"""
 
 
 def listening(host: str, port: int, reach: Reach) -> Address:

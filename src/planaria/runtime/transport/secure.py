@@ -36,7 +36,7 @@ _FROM, _UNTIL = datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31)
 """a run's key lives as long as the run, and clocks may be wrong"""
 _NONCE_BYTES = 32
 _NO_NONCE = bytes(_NONCE_BYTES)
-"""in place of a nonce: the connection stays inside TLS"""
+"""value in place of a nonce: the connection stays inside TLS"""
 _MET, _APART = b"\x01", b"\x00"
 _MEETING_S = 1.0
 """seconds; a connection within one kernel succeeds or fails at once"""

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 DEPTH = 4
 """concurrent copies in each direction"""
 SLOTS = 8
-"""of a worker's ring; a tensor without a free slot goes through the socket"""
+"""slots of a worker's ring; a tensor without a free slot goes through the socket"""
 
 
 class DeviceEvent(Protocol):

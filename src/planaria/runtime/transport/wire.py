@@ -26,7 +26,7 @@ _LAYOUT = struct.Struct("<4sBBBB 4I 4Q Q d BBB 53x")
 _MAGIC = b"PLNR"
 _VERSION = 5
 _LATEST_S = 1e9
-"""on a monotonic clock: uptime of thirty years"""
+"""largest valid time of a monotonic clock, s: an uptime of thirty years"""
 _DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16, 3: torch.int64, 4: torch.uint8}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _LARGE = 256 << 10
@@ -71,7 +71,7 @@ class Activation(NamedTuple):
     step: int
     microbatch: int
     hop: int
-    """of the sending visit"""
+    """hop of the sender"""
     content: Pass
 
 
@@ -99,7 +99,7 @@ class State(NamedTuple):
     """A packed state for a worker that takes over a stage. Its edge belongs to one generation and carries only this."""
 
     stage: int
-    """of the sender"""
+    """stage of the sender"""
     content: Literal[FrameContent.STATE] = FrameContent.STATE
 
 

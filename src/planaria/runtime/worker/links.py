@@ -39,7 +39,7 @@ class WorkerLinks:
         self.edges: dict[int, EdgeEnd] = {}
         self.transfers: dict[int, EdgeEnd] = {}
         self.round_edges: dict[int, EdgeEnd] = {}
-        """to the same stage of other replicas, in the current round"""
+        """connections to the same stage of other replicas, in the current round"""
         self.opened: set[EdgeEnd] = set()
         self._inbound: EmulatedLink | None = None
         self._sent: dict[int, int] = {}

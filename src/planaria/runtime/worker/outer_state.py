@@ -60,7 +60,7 @@ class OuterState:
         self.exchange = exchange(config)
         self._alone = not config.has_several_replicas
         self.settled = StageOuterState()
-        """after the last commit or round"""
+        """state after the last commit or round"""
         self.publisher = UpdatePublisher()
         """replaced by an injected fault"""
         self.left_out: Mapping[int, str] = {}

@@ -41,7 +41,7 @@ class ReceivedFrames:
         self._land = land
         self._layouts = {leg: codec.layout(shape, leg) for leg in LEGS}
         self._frames: dict[FrameId, tuple[tuple[int, int], Tensor]] = {}
-        """with the generation and step of each"""
+        """received frames, each with its generation and step"""
         self._now = 0, 0
 
     def advance(self, generation: int, step: int) -> None:

@@ -57,13 +57,13 @@ class TargetCounts(NamedTuple):
     """
 
     counts: Sequence[int]
-    """of each microbatch"""
+    """number of targets in each microbatch"""
     total: int
-    """of the step"""
+    """number of targets in the step"""
     microbatches: int
-    """of the step"""
+    """number of microbatches in the step"""
     replica_total: int
-    """of the microbatches whose mean is the gradient of a stage: those of its replica"""
+    """number of targets in the microbatches whose mean is the gradient of a stage: those of its replica"""
 
     def weight(self, microbatch: int) -> float:
         """Return the factor of a microbatch's mean loss in the mean over the step's microbatches: n B / N."""

@@ -60,7 +60,7 @@ class TakenState(NamedTuple):
     donated: Mapping[int, StageState] = {}
     """the donors' states from which a recovery strategy rebuilt it, by stage"""
     part: SnapshotPart | None = None
-    """of the snapshot to which it was rolled back"""
+    """part of the snapshot to which it was rolled back"""
 
 
 def _require_intact(copies: StageCopies) -> None:

@@ -13,15 +13,15 @@ class MessageLimits:
 
     message_bytes: int = 4 * 2**20
     groups: int = 256
-    """of a message"""
+    """maximum number of groups in a message"""
     completions: int = 64
-    """of a group"""
+    """maximum number of completions in a group"""
     characters: int = 32_768
-    """of a completion"""
+    """maximum number of characters in a completion"""
     tokens: int = 8192
-    """of a completion"""
+    """maximum number of tokens in a completion"""
     peers: int = 256
-    """of a board"""
+    """maximum number of peers of a board"""
 
 
 LIMITS = MessageLimits()

@@ -202,7 +202,7 @@ class Receipt(RunMessage):
 
     kind: Literal["receipt"] = "receipt"
     round: Round
-    """for weights: number of rounds learned from"""
+    """number of rounds that the weights include"""
     about: Literal["round", "rewards", "weights"]
     digest: Hex64
     text: Text = ""

@@ -48,7 +48,7 @@ class AuditArguments:
 
     named: ModelArguments
     run: Path | None = None
-    """for a model: the swarm whose task and attacks measure it"""
+    """swarm whose task and attacks measure a model"""
     watch: tuple[str, ...] = ()
     questions: Path | None = None
     adversary: str | None = None

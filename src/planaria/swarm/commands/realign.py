@@ -64,7 +64,7 @@ class Realigned(Record):
     seed: int
     steps: int
     kept: list[dict[str, float]]
-    """for each mask, tensor → share kept"""
+    """share of each tensor that a mask keeps, for each mask"""
     before: TextMeasurements
     after: TextMeasurements
     rivals: list[StrategyResult]

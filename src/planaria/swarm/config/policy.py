@@ -62,7 +62,8 @@ class ServingConfig(Section):
     """what the server loads after a round: adapters (policy.options.lora; vLLM, SGLang), whole weights (SGLang), or
     whichever is trained (auto)"""
     overlap: bool = True
-    """with rounds.ahead: draw while the peer learns; otherwise in turn, with equally old weights (a control)"""
+    """whether a peer draws while it learns, with rounds.ahead; otherwise in turn, with equally old weights (a control)
+    """
     folder: str = ""
     """folder for these files on a disk shared with the server; by default the peer's own folder"""
 

@@ -76,12 +76,12 @@ class CreditOrder(_Plain):
     kind: Literal["order"] = "order"
     parties: Annotated[tuple[Name, ...], Field(min_length=2, max_length=MAX_HOPS + 1)]
     channels: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_HOPS)]
-    """between consecutive parties"""
+    """channels between consecutive parties"""
     numbers: Annotated[tuple[Number, ...], Field(max_length=MAX_HOPS)]
     """sequence number of this order in each channel: 0, 1, 2, …"""
     amount: Credits
     signature: Signature = ""
-    """of the operator, which assigns the numbers"""
+    """signature of the operator, which assigns the numbers"""
 
     @model_validator(mode="after")
     def _check_route(self) -> Self:

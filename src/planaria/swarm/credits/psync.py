@@ -101,7 +101,7 @@ class _Slot:
     """Messages known for one number."""
 
     orders: dict[str, CreditOrder] = field(default_factory=dict)
-    """by digest; more than one only with a Byzantine operator"""
+    """orders by digest; more than one only with a Byzantine operator"""
     entitled: str = ""
     """digest of the first order whose previous channels are all locked"""
     decided: dict[str, bool] = field(default_factory=dict)

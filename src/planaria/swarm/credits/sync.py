@@ -46,7 +46,7 @@ class PaymentTerms:
 
     hops: int
     members: int
-    """of each committee"""
+    """members of each committee"""
     delta: float
     """Δ: assumed maximum message delay"""
     locked_by: bytes

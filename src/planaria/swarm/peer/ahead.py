@@ -24,7 +24,7 @@ class Draw:
     """A peer's completions of a round."""
 
     completions: Sequence[Sequence[Rollout]]
-    """by problem"""
+    """completions of each problem"""
     version: int
     """round of the weights that drew them"""
     weights: str

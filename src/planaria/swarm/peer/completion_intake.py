@@ -30,7 +30,7 @@ class CompletionScore(NamedTuple):
     """Score of a single completion."""
 
     reward: float = 0.0
-    """by the task's own score; 0 if peers vote"""
+    """reward by the task's own score; 0 if peers vote"""
     behaviour: Behaviour = ()
     """behaviour to vote on, if peers vote"""
 

@@ -68,7 +68,7 @@ class PeerSetup:
     """its own: peers may differ in all but the rules of the run"""
     name: str
     folder: Path
-    """of its records"""
+    """folder of the peer's records"""
     board: PeerBoard
     task: Task
     policy: Policy

@@ -51,7 +51,7 @@ class Rollout:
     index: int = 0
     """index among the peer's completions of the problem"""
     reward: float = 0.0
-    """by this peer's own scoring"""
+    """reward by this peer's own scoring"""
     behaviour: Behaviour = ()
     """results on which peers vote"""
     penalty: float = 0.0

@@ -80,7 +80,7 @@ class RoundResult:
 
     number: int
     seconds: Mapping[str, float]
-    """of each phase"""
+    """seconds of each phase"""
     peer: str
     """the recording peer"""
     report: DefenceReport

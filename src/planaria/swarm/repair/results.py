@@ -31,7 +31,7 @@ class TextMeasurements(Record):
     sound: HitTally = HitTally()
     """right answers with every reasoning step true"""
     nats: float | None = None
-    """of benign texts, per token"""
+    """loss on benign texts, nats per token"""
 
     @property
     def worst(self) -> float | None:

@@ -24,7 +24,7 @@ from planaria.swarm.report.swarm_verdict import agreement_section, verdict
 LAST = 4
 """number of final evaluations that are averaged"""
 PATTERNS = ("", "/", ".", "x")
-"""of bars, after all colours are used"""
+"""patterns of bars, after all colours are used"""
 HEAD = ["peer", "model", "start", "now", "alone", "gain from collaboration"]
 
 

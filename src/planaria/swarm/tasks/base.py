@@ -38,7 +38,7 @@ class TaskReward(NamedTuple):
     """A task's score, clipped to the range a swarm accepts."""
 
     value: float
-    """from 0 to 1"""
+    """score from 0 to 1"""
     flaw: str = ""
     """why ``value`` differs from the task's score; empty if it does not"""
 

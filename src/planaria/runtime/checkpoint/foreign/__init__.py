@@ -38,7 +38,7 @@ class ReadReply(documents.Record):
     samples: int | None = None
     """None: unknown"""
     digests: tuple[str, ...] = ()
-    """of the stages' files, in order"""
+    """digests of the stages' files, in order"""
     notes: tuple[str, ...] = ()
 
 

@@ -60,7 +60,7 @@ class ForeignFolder(Protocol):
     clocks: Mapping[str, int]
     """parameter → updates of its moments"""
     step: int | None
-    """of the run, if known"""
+    """step of the run, if known"""
     samples: int | None
     """used for training, if known"""
     left: tuple[str, ...]
@@ -200,7 +200,7 @@ class ExportNote(documents.Record):
     """used for training"""
     model: ModelConfig
     scales: dict[str, float] = Field(default_factory=dict)
-    """of parameters whose learning-rate scale is not 1"""
+    """scales of the parameters whose learning-rate scale is not 1"""
     sums: dict[str, str] = Field(default_factory=dict)
     """kind and parameter → SHA-256 of the tensor with its clock"""
 

@@ -60,7 +60,7 @@ class Assignment:
 
     wholes: tuple[NamedTensor, ...]
     head: str | None
-    """in a tied model, name of the tensor that must equal the embedding table"""
+    """name of the tensor that must equal the embedding table, in a tied model"""
     left: tuple[str, ...]
     """names that are left out"""
 
