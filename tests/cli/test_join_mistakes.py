@@ -95,9 +95,9 @@ def test_an_unreachable_controller_is_refused(run: Path, capfd: pytest.CaptureFi
     publish_run_address(run, f"127.0.0.1:{closed_port()}", new_key())
     with run_folders.locked_for_training(run):
         err = mistake(capfd, run)
-    assert "no answer from there (Connection refused)" in err and "fleet.host" in err
+    assert "the controller does not answer (Connection refused)" in err and "fleet.host" in err
     err = mistake(capfd, run)
-    assert "address.json: left behind by a controller that was killed" in err and f"--resume {run}" in err
+    assert "address.json: the run's controller was killed" in err and f"--resume {run}" in err
 
 
 def test_joining_is_retried_for_the_given_patience(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +105,8 @@ def test_joining_is_retried_for_the_given_patience(tmp_path: Path, capfd: pytest
     (tmp_path / "key").chmod(0o600)
     code = exit_code("join", f"127.0.0.1:{closed_port()}", "--key-file", tmp_path / "key", "--patience", "0.7")
     out, err = capfd.readouterr()
-    assert code == 2 and "no answer from there (Connection refused)" in err
-    assert out.count("no answer from there yet; trying for up to 0.7 s\n") == 1
+    assert code == 2 and "the controller does not answer (Connection refused)" in err
+    assert out.count("no answer yet; trying for up to 0.7 s\n") == 1
 
 
 def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
@@ -200,7 +200,7 @@ def test_a_rejected_machine_exits_with_an_error(
 
     monkeypatch.setattr("planaria.runtime.engine.join._Stay", Stay)
     assert exit_code("join", run) == 1
-    assert capfd.readouterr().err == f"planaria: {run}: sent this machine away: its disk is full\n"
+    assert capfd.readouterr().err == f"planaria: {run}: the run dismissed this machine: its disk is full\n"
 
 
 @pytest.mark.usefixtures("address")

@@ -41,7 +41,7 @@ def misled(byzantine_member: int, accuser: int | None = None, **changed: Any) ->
 
 
 def test_strikes_must_exceed_one_and_need_an_exchange_that_rejects() -> None:
-    with pytest.raises(ValidationError, match="0 or at least 2: no replica is replaced for one mistake"):
+    with pytest.raises(ValidationError, match="0 or at least 2: one rejection excludes no replica"):
         ExchangeConfig(strikes=1)
     for exchange, used in (
         ({}, False),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.config.bounds import MIXTURE
+from planaria.config.bounds import MAX_MIXTURE_PERIOD
 from planaria.config.schema import DataConfig
 from planaria.data import shards, tokenizer
 from planaria.data.dataset import CorruptDataset, Mixture, open_data
@@ -56,9 +56,9 @@ def test_a_block_is_the_smallest_with_exact_weights() -> None:
 @given(st.lists(st.floats(1e-3, 1.0), min_size=2, max_size=9))
 def test_inexact_weights_are_met_within_a_ten_thousandth(weights: list[float]) -> None:
     found, total = weighed(*weights), sum(weights)
-    assert sum(found) <= MIXTURE and min(found) > 0
+    assert sum(found) <= MAX_MIXTURE_PERIOD and min(found) > 0
     for quota, weight in zip(found, weights, strict=True):
-        assert abs(quota / sum(found) - weight / total) < 1 / MIXTURE
+        assert abs(quota / sum(found) - weight / total) < 1 / MAX_MIXTURE_PERIOD
 
 
 @settings(max_examples=40)

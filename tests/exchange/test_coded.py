@@ -284,7 +284,7 @@ def test_counting_mini_tasks_counts_them(which: tuple[int, Scheme], seed: int) -
     [
         ("mgsc", 8, r"exchange\.coded\.scheme = 'mgsc': no such choice; did you mean 'msgc'\?"),
         ({"burst": 1}, 8, "give scheme, a name: gc, msgc, none, srsgc"),
-        ("gc", 2, r"'gc' needs exchange\.replicas = 3 or more, and here are 2"),
+        ("gc", 2, r"'gc' needs exchange\.replicas = 3 or more, not 2"),
         ({"scheme": "gc", "stragglers": 8}, 8, "stragglers = 8 leaves none of 8 replicas; give 7 or fewer"),
         ({"scheme": "msgc", "stragglers": 9}, 8, "stragglers = 9 is more than all 8 replicas; give 8 or fewer"),
         ({"scheme": "srsgc", "stragglers": 9}, 8, "stragglers = 9 is more than all 8 replicas"),
@@ -292,13 +292,13 @@ def test_counting_mini_tasks_counts_them(which: tuple[int, Scheme], seed: int) -
         ({"scheme": "srsgc", "burst": 3, "window": 3}, 8, "burst = 3 is not below window = 3"),
         ({"scheme": "srsgc", "burst": 2, "window": 4}, 8, "burst = 2 does not divide window − 1 = 3; give window = 5"),
         ({"scheme": "msgc", "window": 1}, 8, r"exchange\.coded\.window = 1"),
-        ({"scheme": "msgc", "window": 65, "burst": 1}, 8, "at most 64: a job would stay open for as many rounds"),
+        ({"scheme": "msgc", "window": 65, "burst": 1}, 8, "at most 64: a job stays open for as many rounds"),
         ({"scheme": "gc", "stragglers": 15}, 31, "stragglers = 15 needs a code for 31 replicas.*give 14, or other"),
         ({"scheme": "msgc", "stragglers": 15}, 31, "stragglers = 15 needs a code for 31 replicas.*give 14, or other"),
         ({"scheme": "srsgc", "burst": 1, "window": 2, "stragglers": 30}, 31, "stragglers = 30 needs.*give 28, or"),
         ({"scheme": "gc", "window": 2}, 8, r"exchange\.coded\.window: no option of 'gc'"),
         ({"scheme": "gc", "stragglers": -1}, 8, r"exchange\.coded\.stragglers = -1"),
-        ("gc", 1, r"'gc' needs exchange\.replicas = 3 or more, and here are 1"),
+        ("gc", 1, r"'gc' needs exchange\.replicas = 3 or more, not 1"),
         ({"scheme": "gc", "slow": float("nan")}, 8, r"exchange\.coded\.slow = nan: give a number above 1"),
         ({"scheme": "gc", "jobs": 0}, 8, r"exchange\.coded\.jobs = 0: give a number of jobs a step from 1"),
         ({"scheme": "gc", "slow": 1.0}, 8, r"exchange\.coded\.slow = 1\.0: give a number above 1"),
@@ -318,5 +318,5 @@ def test_a_setting_becomes_a_scheme_and_requires_enough_microbatches() -> None:
     made = coded_of({"scheme": "msgc", "jobs": 4}, 8)  # 24 chunks a job of 8 replicas
     assert made.microbatch_divisor(8) == 12
     made.require(8, 24)
-    with pytest.raises(UserError, match=r"8 replicas and jobs = 4 need pipeline\.microbatches.*of 12.*25; take 36"):
+    with pytest.raises(UserError, match=r"8 replicas and jobs = 4 need pipeline\.microbatches.*of 12, not 25; use 36"):
         made.require(8, 25)

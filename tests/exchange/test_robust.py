@@ -553,7 +553,7 @@ def test_pairs_tolerate_no_byzantine_member(kind: str) -> None:
     ):
         made("multikrum", group=4)
     assert made("median", group=4)
-    with pytest.raises(UserError, match="a value that all members share, and here each has its own; use another"):
+    with pytest.raises(UserError, match=r"but members of this exchange\.kind have different values; use another"):
         made("clipping", group=4)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Update
-from planaria.exchange.compress.dense import PLAIN
+from planaria.exchange.compress.dense import UNCOMPRESSED
 from planaria.exchange.update_publisher import UpdatePublisher
 from planaria.faults.byzantine import Byzantine, misbehaviour_of
 
@@ -24,7 +24,7 @@ def byzantine(attack: str, until: int | None = None, strength: float | None = No
 
 def sent(by: UpdatePublisher, step: int, honest: Update = HONEST, **known: dict[int, Tensor]) -> dict[int, Tensor]:
     """Return the update to each peer, in the round of the step's number."""
-    updates = by.updates(honest, PLAIN, (step, step), ME, OTHERS, **known)
+    updates = by.updates(honest, UNCOMPRESSED, (step, step), ME, OTHERS, **known)
     return {peer: update.blocking for peer, update in updates.items() if update.blocking is not None}
 
 
@@ -55,7 +55,9 @@ def test_an_attack_ends_at_its_step_or_after_one_sent_update() -> None:
 def test_an_attack_uses_its_own_update_and_those_of_the_last_round() -> None:
     alone = byzantine("sign_flip", until=9, strength=1.0)
     assert torch.equal(sent(alone, 3)[0], torch.tensor([-1.0, 2.0, -0.5]))
-    alone.received({0: Update(torch.tensor([3.0, 0.0, 0.5])), 2: Update(torch.tensor([2.0, 2.0, 2.0]))}, PLAIN, 3)
+    alone.received(
+        {0: Update(torch.tensor([3.0, 0.0, 0.5])), 2: Update(torch.tensor([2.0, 2.0, 2.0]))}, UNCOMPRESSED, 3
+    )
     assert torch.equal(sent(alone, 4)[0], torch.tensor([-2.0, 0.0, -1.0])), "the mean of three"
     known = {0: torch.tensor([1.0, 1.0, 1.0]), 4: torch.tensor([3.0, 3.0, 3.0])}
     assert torch.equal(sent(alone, 4, known=known)[0], torch.full((3,), -2.0)), (
@@ -65,10 +67,10 @@ def test_an_attack_uses_its_own_update_and_those_of_the_last_round() -> None:
 
 def test_updates_of_others_are_kept_only_if_needed() -> None:
     unaware = byzantine("own_flip", until=9)
-    unaware.received({0: Update(torch.ones(3))}, PLAIN, 3)
+    unaware.received({0: Update(torch.ones(3))}, UNCOMPRESSED, 3)
     assert not unaware._received
     honest = UpdatePublisher()
-    honest.received({0: Update(torch.ones(3))}, PLAIN, 3)
+    honest.received({0: Update(torch.ones(3))}, UNCOMPRESSED, 3)
     assert not attacks(honest, 3) and not vars(honest)
 
 
@@ -95,8 +97,8 @@ def test_random_numbers_depend_on_node_round_and_fault_only(attack: str) -> None
 def test_only_the_sent_update_is_corrupted() -> None:
     kept = {"residual": {"w": torch.ones(3)}}
     honest = Update(HONEST.blocking, torch.ones(2), kept)
-    update = byzantine("nan").updates(honest, PLAIN, (3, 3), ME, OTHERS)[0]
+    update = byzantine("nan").updates(honest, UNCOMPRESSED, (3, 3), ME, OTHERS)[0]
     assert update.prefetched is honest.prefetched and update.kept is kept
     assert update.blocking is not None and not torch.isfinite(update.blocking).any()
     nothing = Update()
-    assert byzantine("nan").updates(nothing, PLAIN, (3, 3), ME, OTHERS)[0] is nothing
+    assert byzantine("nan").updates(nothing, UNCOMPRESSED, (3, 3), ME, OTHERS)[0] is nothing

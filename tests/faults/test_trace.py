@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.config.bounds import EXACT
+from planaria.config.bounds import MAX_EXACT_INT
 from planaria.faults import trace as traces
 from planaria.faults.failure_groups import FailureDomain, failure_groups
 from planaria.faults.trace import Fault, Trace, burst_sizes, digest, injection_order, is_pending, read, write
 from planaria.faults.trace_generation import generate, hourly_of_all, per_step_probability
 
-SEEDS = st.integers(-EXACT, EXACT)
+SEEDS = st.integers(-MAX_EXACT_INT, MAX_EXACT_INT)
 
 
 def test_the_probability_of_one_step() -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.hf_config import ARCHITECTURES, PLAIN, to_config
+from planaria.models.hf_config import ARCHITECTURES, SUPPORTED_VALUES, to_config
 from planaria.models.huggingface import WEIGHTS, is_huggingface, is_ours, open_folder
 from planaria.models.llama_stages import Llama
 from planaria.models.moe_layer import Routing, to_file
@@ -74,7 +74,15 @@ def test_valid_files_are_read(folders: dict[str, Path], family: str) -> None:
 @settings(max_examples=120)
 @given(data=st.data())
 def test_any_value_of_any_key_is_read_or_refused(folders: dict[str, Path], family: str, data: st.DataObject) -> None:
-    known = [*valid(family), *PLAIN, *TABLES, "rope_theta", "head_dim", "num_experts_per_tok", "use_sliding_window"]
+    known = [
+        *valid(family),
+        *SUPPORTED_VALUES,
+        *TABLES,
+        "rope_theta",
+        "head_dim",
+        "num_experts_per_tok",
+        "use_sliding_window",
+    ]
     tables = st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "rope_theta"]), json_values, max_size=3)
     changes = data.draw(st.dictionaries(st.sampled_from(known), json_values | tables, min_size=1, max_size=3))
     outcome(folders[family], valid(family) | changes)

@@ -119,9 +119,9 @@ class DataConfig(Section):
     def _check_mixture_weights(self) -> Self:
         total = sum(config.weight for config in self.mixture.values())
         for name, config in self.mixture.items():
-            if config.weight * bounds.MIXTURE < total:
+            if config.weight * bounds.MAX_MIXTURE_PERIOD < total:
                 raise ValueError(
-                    f"data.mixture.{name}.weight = {config.weight:g} is less than one in {bounds.MIXTURE} of all "
-                    "weights; raise it, or leave the source out"
+                    f"data.mixture.{name}.weight = {config.weight:g} is less than one in "
+                    f"{bounds.MAX_MIXTURE_PERIOD} of all weights; raise it, or leave the source out"
                 )
         return self

@@ -305,7 +305,7 @@ class RunConfig(Section):
             replicas = f" × exchange.replicas = {together}" if together > 1 else ""
             raise ValueError(
                 f"pipeline.stages = {self.pipeline.stages} × pipeline.microbatches = {self.pipeline.microbatches}"
-                f"{replicas} makes {passes} passes a step, each of which is planned (at most {bounds.MAX_PASSES}); "
+                f"{replicas} makes {passes} passes per step; the planner supports at most {bounds.MAX_PASSES}; "
                 "lower pipeline.microbatches and raise pipeline.microbatch_size"
             )
         return self

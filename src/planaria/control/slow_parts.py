@@ -50,7 +50,7 @@ LATE_BATCH_FACTOR = 3.0
 """late batches: multiple of the initial time"""
 MIN_READ_S = 0.02
 """late batches: minimum extra seconds per step"""
-OF_STEP = 0.05
+MIN_SHARE_OF_STEP = 0.05
 """late batches: minimum share of a step"""
 
 
@@ -136,7 +136,7 @@ def slow_data(own: Mapping[int, NodeGauge], blamed: Blamed) -> list[SlowPart]:
     for node, gauge in own.items():
         now, past = gauge.read_s, gauge.past_read_s
         eased = threshold_factor(blamed, "slow data", [node])
-        limit = eased * max(LATE_BATCH_FACTOR * past, past + MIN_READ_S, OF_STEP * gauge.step_s)
+        limit = eased * max(LATE_BATCH_FACTOR * past, past + MIN_READ_S, MIN_SHARE_OF_STEP * gauge.step_s)
         if len(gauge.recent) == RECENT and now > limit:
             peer_reads_s = [g.read_s for peer, g in own.items() if peer != node and g.read_s > 0]
             slow.append(SlowPart("slow data", (node,), now, past, median(peer_reads_s) if peer_reads_s else 0.0))

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from planaria.config.bounds import MIXTURE
+from planaria.config.bounds import MAX_MIXTURE_PERIOD
 from planaria.config.schema import DataConfig
 
 Quotas = tuple[int, ...]
@@ -22,16 +22,16 @@ def quotas(data: DataConfig) -> Quotas:
     """Return how many samples of a block each source of ``data`` gets, in the order of ``data.sources``.
 
     The block is the smallest in which the shares are integers, by the weights as written (0.7 is seven tenths). If it
-    would exceed ``MIXTURE`` samples, use the nearest shares in a block of that size, by largest remainder.
+    would exceed ``MAX_MIXTURE_PERIOD`` samples, use the nearest shares in a block of that size, by largest remainder.
     """
     weights = [Fraction(repr(config.weight)) for _, config in sorted(data.mixture.items())] or [Fraction(1)]
     shares = [weight / sum(weights) for weight in weights]
     size = math.lcm(*(share.denominator for share in shares))
-    if size <= MIXTURE:
+    if size <= MAX_MIXTURE_PERIOD:
         return tuple(int(share * size) for share in shares)
-    counts = [int(share * MIXTURE) for share in shares]
-    short = sorted(range(len(counts)), key=lambda i: counts[i] - shares[i] * MIXTURE)
-    for i in short[: MIXTURE - sum(counts)]:
+    counts = [int(share * MAX_MIXTURE_PERIOD) for share in shares]
+    short = sorted(range(len(counts)), key=lambda i: counts[i] - shares[i] * MAX_MIXTURE_PERIOD)
+    for i in short[: MAX_MIXTURE_PERIOD - sum(counts)]:
         counts[i] += 1
     return tuple(counts)
 

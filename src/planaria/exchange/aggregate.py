@@ -212,14 +212,17 @@ class AggregatingExchange(Exchange, ABC):
     def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
         """Return why the exchange does not support this rule; empty if it does."""
         if by.continues and not self.synchronised:
-            return "such a rule continues from a value that all members share, and here each has its own; use another"
+            return (
+                "the rule continues from a value that all members share, but members of this exchange.kind "
+                "have different values; use another rule"
+            )
         if by.scope == "replica" and not self.interval:
             return (
-                "scope = 'replica' is for rounds, and here each stage agrees on its gradient within every step; leave "
-                "scope out, or take exchange.kind = 'diloco'"
+                "scope = 'replica' needs rounds, but this exchange.kind combines gradients within every step; leave "
+                "scope out, or use exchange.kind = 'diloco'"
             )
         if by.scope == "replica" and type(self).decoded_values is AggregatingExchange.decoded_values:
-            return "scope = 'replica': this kind does not decode its updates (decoded_values); leave scope out"
+            return "scope = 'replica': this exchange.kind does not decode its updates (decoded_values); leave scope out"
         return ""
 
     def why_unsupported(self, members: int) -> str:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from planaria.config.registry import Choice
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compress.dense import PLAIN
+from planaria.exchange.compress.dense import UNCOMPRESSED
 
 Weights = Mapping[str, Tensor]
 """one stage's parameters (or gradients) by local name"""
@@ -248,7 +248,7 @@ class Exchange(Choice, ABC):
 
     def codec(self, outer: StageOuterState) -> Compressor:
         """Return the codec for the blocking parts of the round after ``outer`` (``exchange.weight_message.pack``)."""
-        return PLAIN
+        return UNCOMPRESSED
 
     @property
     def tolerated(self) -> int:

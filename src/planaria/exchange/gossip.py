@@ -95,8 +95,8 @@ class SlowWeightExchange(OuterMomentumExchange, ABC):
         if self.aggregator not in ("senders", "clipped_senders"):
             return self
         raise ValueError(
-            f"aggregator = {self.aggregator!r} takes zeros as coordinates that were not sent, and here values include "
-            "slow weights, which are never zero; take 'mean', or exchange.kind = 'diloco'"
+            f"aggregator = {self.aggregator!r} treats zeros as coordinates that were not sent, but this exchange.kind "
+            "sends slow weights, which are not zero; use 'mean', or exchange.kind = 'diloco'"
         )
 
     @abstractmethod

@@ -21,7 +21,7 @@ from planaria.exchange.base import (
     UpdateWeights,
 )
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compress.dense import PLAIN
+from planaria.exchange.compress.dense import UNCOMPRESSED
 
 
 class ValidUpdates(NamedTuple):
@@ -65,7 +65,7 @@ def invalid_updates(updates: Updates, like: Update, codec: Compressor) -> dict[i
     """Return members with an invalid update and the reason; ``like`` is valid, ``codec`` encodes blocking parts."""
     reasons = {}
     for member, update in updates.items():
-        reason = invalid_part_reason("prefetched", update.prefetched, like.prefetched, PLAIN)
+        reason = invalid_part_reason("prefetched", update.prefetched, like.prefetched, UNCOMPRESSED)
         if reason := reason or invalid_part_reason("blocking", update.blocking, like.blocking, codec):
             reasons[member] = reason
     return reasons

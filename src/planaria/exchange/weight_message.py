@@ -10,7 +10,7 @@ from torch import Tensor
 
 from planaria.exchange.base import Shapes, Updates, Weights
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compress.dense import PLAIN
+from planaria.exchange.compress.dense import UNCOMPRESSED
 
 
 def flat(weights: Weights) -> Tensor:
@@ -30,12 +30,12 @@ def unflatten(vector: Tensor, like: Weights) -> dict[str, Tensor]:
     return {name: piece.view(shape).to(like[name].device) for (name, shape), piece in pairs}
 
 
-def pack(weights: Weights, codec: Compressor = PLAIN) -> Tensor:
+def pack(weights: Weights, codec: Compressor = UNCOMPRESSED) -> Tensor:
     """Return weights as a message on the CPU."""
     return codec.encode(flat(weights))
 
 
-def unpack(message: Tensor | None, like: Weights, codec: Compressor = PLAIN, draw: int = 0) -> dict[str, Tensor]:
+def unpack(message: Tensor | None, like: Weights, codec: Compressor = UNCOMPRESSED, draw: int = 0) -> dict[str, Tensor]:
     """Return the decoded weights, fp32, with the names, shapes and devices of ``like``.
 
     :raises ValueError: if the message has the wrong size or dtype.
@@ -47,7 +47,7 @@ def unpack(message: Tensor | None, like: Weights, codec: Compressor = PLAIN, dra
 
 def packed_bytes(shapes: Shapes) -> int:
     """Return the bytes of :func:`pack` for tensors of these shapes, uncompressed."""
-    return PLAIN.bytes(sum(shape.numel() for shape in shapes.values()))
+    return UNCOMPRESSED.bytes(sum(shape.numel() for shape in shapes.values()))
 
 
 def rms_spread(updates: Updates, codec: Compressor, draw: int = 0) -> float:

@@ -55,7 +55,7 @@ def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) ->
             )
         if fault.attack == "label_flip" and fault.stage % stages:
             raise UserError(
-                f"{at}: only the ends have labels; name a node of stage 0: {fault.stage - fault.stage % stages}, say"
+                f"{at}: only stage 0 has labels; give a node of stage 0, such as {fault.stage - fault.stage % stages}"
             )
 
 
@@ -66,11 +66,11 @@ def _why_update_unused(config: RunConfig) -> str:
     if exchange(config.exchange).interval is None:
         return f"exchange.kind = {config.exchange.kind!r} exchanges no updates"
     if not exchange(config.exchange).has_blocking_part:
-        return f"exchange.kind = {config.exchange.kind!r} sends updates one round later, and attacks corrupt new ones"
+        return f"exchange.kind = {config.exchange.kind!r} sends updates one round later, when attacks no longer apply"
     if config.exchange.coded:
         return "exchange.coded determines the messages of replicas"
     if config.routing.mixed and exchange(config.exchange).interval:
-        return "with routing.mixed microbatches pass through all replicas, and no update is of one alone"
+        return "with routing.mixed, microbatches pass through all replicas, and each update depends on several replicas"
     return ""
 
 
@@ -84,6 +84,6 @@ def require_readers(resolved: ResolvedRun, faults: Iterable[Fault], where: str) 
     for fault in faults:
         if fault.signal == "slow_data" and fault.stage not in readers:
             raise UserError(
-                f"{where}: a fault 'slow_data' at {fault.stage}, which reads no batches; name one of these: "
+                f"{where}: a fault 'slow_data' at {fault.stage}, which reads no batches; give one of these nodes: "
                 f"{', '.join(map(str, readers))}"
             )

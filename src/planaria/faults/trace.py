@@ -12,7 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from planaria.common import atomic, documents
 from planaria.common.errors import UserError, nearest
-from planaria.config.bounds import EXACT, Fraction, Natural, Stages, Steps
+from planaria.config.bounds import MAX_EXACT_INT, Fraction, Natural, Stages, Steps
 from planaria.config.schema import Section
 from planaria.config.section import formerly
 from planaria.faults.failure_groups import FailureDomain
@@ -107,7 +107,7 @@ class Fault(Section):
 class TraceArguments(Section):
     """The arguments of ``trace_generation.generate`` that made a trace; they reproduce it."""
 
-    seed: Annotated[int, Field(ge=-EXACT, le=EXACT)]
+    seed: Annotated[int, Field(ge=-MAX_EXACT_INT, le=MAX_EXACT_INT)]
     hourly: Fraction
     """probability that a block stage fails within an hour"""
     step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -50,6 +50,6 @@ class GroupEntrance(NextEntrance):
 
     def unanswered(self, error: OSError) -> Exception:
         return RunStopped(
-            f"{self.at}: no answer from there for {self.patience_s:g} s ({error.strerror or error}); check the "
+            f"{self.at}: no answer for {self.patience_s:g} s ({error.strerror or error}); check the "
             "address, and that the host's loop has begun"
         )

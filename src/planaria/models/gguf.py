@@ -36,7 +36,7 @@ LAYER = {
 }
 SPLITS = ("gpt-2", "smollm")
 """supported values of tokenizer.ggml.pre, the split before byte-pair merges"""
-PLAIN = {
+SUPPORTED_VALUES = {
     "rope.scaling.factor": 0.0,
     "rope.scale_linear": 1.0,
     "attention.sliding_window": 0,
@@ -187,7 +187,7 @@ def _refuse_unsupported(path: Path, metadata: Mapping[str, Any]) -> None:
     """Refuse features that change the results without a tensor that shows it."""
     if (scaling := metadata.get("llama.rope.scaling.type", "none")) != "none":
         raise UserError(f"{path}: rope scaling {scaling!r} is not supported; give a model with plain rotary positions")
-    for name, plain in PLAIN.items():
+    for name, plain in SUPPORTED_VALUES.items():
         if (setting := metadata.get(f"llama.{name}", plain)) != plain:
             raise UserError(f"{path}: llama.{name} = {setting!r} is not supported; give a model without it")
 

@@ -21,7 +21,7 @@ ARCHITECTURES = {
     "planaria_routed": "PlanariaRoutedForCausalLM",
 }
 """a LLaMA, and exports of models with its layers and :mod:`planaria.models.moe_layer`"""
-PLAIN: Mapping[str, object] = {
+SUPPORTED_VALUES: Mapping[str, object] = {
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
@@ -94,7 +94,7 @@ class _Rope(BaseModel):
 
 
 class _Stated(BaseModel):
-    """The types of the values read here; :data:`PLAIN` has the others."""
+    """The types of the values read here; :data:`SUPPORTED_VALUES` has the others."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
@@ -130,7 +130,7 @@ def _require_types(path: Path, table: Mapping[str, Any]) -> None:
 def from_config(path: Path, table: Mapping[str, Any]) -> ModelConfig:
     """Return the model in the config.json ``path``.
 
-    :raises UserError: for another architecture, features not in :data:`PLAIN`, or invalid shapes.
+    :raises UserError: for another architecture, features not in :data:`SUPPORTED_VALUES`, or invalid shapes.
     """
     _require_types(path, table)
     _refuse_unsupported(path, table)
@@ -169,7 +169,7 @@ def _refuse_unsupported(path: Path, table: Mapping[str, Any]) -> None:
                 supported = "only plain rotary positions are"
                 raise Unsupported(f"{path}: rope_scaling of type {kind!r}{also} is not supported; {supported}")
     routed = {"num_local_experts"} if model in ("mixtral", "planaria_routed") else set[str]()
-    for key, plain in PLAIN.items():
+    for key, plain in SUPPORTED_VALUES.items():
         if key not in routed and table.get(key, plain) not in (plain, None):
             shown = f"{table[key]!r:.80}"
             raise Unsupported(f"{path}: {key} = {shown} is not supported; this LLaMA has {key} = {plain!r}")

@@ -91,7 +91,7 @@ def least_turns(problem: PlanningProblem, alone: Ints) -> Ints:
     begun, back = np.zeros(problem.nodes, np.int64), alone.copy()
     ends = np.empty((problem.microbatches, problem.nodes), np.int64)
     after = np.zeros(problem.nodes, np.int64)
-    """Earliest entry of the k-th: the second rule with the largest j."""
+    """earliest entry of the k-th: the second rule with the largest j"""
     for k in range(problem.microbatches):
         if k:
             begun = begun + enters

@@ -17,13 +17,13 @@ Floats = NDArray[np.float64]
 RANDOMS = 10
 """random numbers that one move uses at most"""
 NODE, STAGE, ORDER, ROUTE, PLACE = range(5)
-"""Kinds of move: another node of the same stage; two microbatches exchange a stage; two neighbours on a route change
-order; two microbatches exchange routes; two nodes exchange stages."""
+"""kinds of move: another node of the same stage; two microbatches exchange a stage; two neighbours on a route change
+order; two microbatches exchange routes; two nodes exchange stages"""
 UNTIL = np.array([0.3, 0.6, 0.7, 0.9, 1.0])
 """cumulative probabilities of the kinds"""
 SPREAD = 0.3
-"""Weight, beside the step time, of the mean finish over data nodes. It gives a slope where the step time is flat: most
-moves do not affect the data node that finishes last."""
+"""weight, beside the step time, of the mean finish over data nodes, which gives a slope where the step time is flat:
+most moves do not affect the data node that finishes last"""
 CRITICAL = 0.5
 """share of moves that change a microbatch of the data node that finishes last"""
 FLOW = 0.02

@@ -52,7 +52,7 @@ class NearestRoutes:
         self.both = (problem.link + problem.link.T).astype(float)
         work = problem.passes[BLOCK].astype(float)
         self.crowd = 3 * work / problem.slots
-        """[nodes]: distance by which one more visit makes a node seem farther."""
+        """[nodes]: distance by which one more visit makes a node seem farther"""
         self.load = np.zeros(problem.nodes)
 
     def walk(self, data_node: int, route: Sequence[int], stages: Sequence[Sequence[int]]) -> list[int]:

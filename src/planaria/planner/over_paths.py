@@ -73,7 +73,7 @@ class MultipathPlanner:
         self.path_network = PathNetwork(
             network.paths, {link: rate / topology.scale for link, rate in network.capacity.items()}
         )
-        """Paths, and capacities divided by the topology's scale."""
+        """paths, and capacities divided by the topology's scale"""
 
     def edges(self, problem: PlanningProblem, solution: Solution) -> dict[tuple[int, int], SiteFlow]:
         """Return what each edge between sites carries in a step: activations out, gradients back."""

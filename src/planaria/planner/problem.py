@@ -56,7 +56,7 @@ class PlanningProblem:
     """data nodes at which one additional microbatch starts"""
     sums: Ints = field(default_factory=lambda: NO_SUMS)
     """[2, sites, sites]: time of a message with all gradients of an ends node, and of a block-stage node; empty if a
-    step ends with its passes."""
+    step ends with its passes"""
     latency: Ints = field(default_factory=lambda: NO_LATENCY)
     """[sites, sites]: part of ``link`` that does not depend on the message's size; schedules omit it; empty: none"""
 

@@ -37,7 +37,7 @@ def relaxed_bound(problem: PlanningProblem, routes: RouteSet, resources: StepRes
     best = (least_s(problem, routes, resources, prices), prices)
     chosen: list[Ints] = [np.empty(0, np.int64)] * len(resources.data)
     requested: Ints = np.empty(0, np.int64)
-    """Sets whose rule was violated."""
+    """sets whose rule was violated"""
     for _ in range(ROUNDS if best[0] < np.inf else 0):
         costs = cost(problem, routes, resources, prices)
         for o, pays in zip(np.flatnonzero(resources.data).tolist(), costs, strict=True):
@@ -59,7 +59,7 @@ def _solve(
 ) -> tuple[float, Prices, Floats]:
     """Return the least step over the ``chosen`` routes of each origin, seconds; its prices; the use of each route."""
     unit = float(routes.length.max())
-    """Nanoseconds; scales numbers to near 1 for the solver's tolerances."""
+    """nanoseconds; scales numbers to near 1 for the solver's tolerances"""
     origins = np.flatnonzero(resources.data)
     origin = np.repeat(origins, [len(chosen[o]) for o in origins])
     route = np.concatenate([chosen[o] for o in origins])

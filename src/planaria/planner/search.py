@@ -84,7 +84,7 @@ class _Run:
         self.problem, self.seed, self.budget, self.watch = problem, seed, budget, watch
         self.began, self.spent = time.monotonic(), 0
         self._visits = 1.0
-        """Microbatch visits to simulate between two checks of the clock."""
+        """microbatch visits to simulate between two checks of the clock"""
         self.best = greedy_plan(problem, random.Random(seed))
         self.best_ns = step_ns(problem, self.best)
 

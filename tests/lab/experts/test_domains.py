@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.lab.experts.domains import (
     GENERAL,
     HELD_OUT,
-    TENTH,
+    SPLIT_PARTS,
     TEST,
     TRAINED,
     read_pieces,
@@ -118,7 +118,7 @@ def test_a_tenth_is_for_tests_and_a_tenth_held_out_in_any_order(digests: set[str
     found = split_documents(sorted(digests), known)
     assert found == split_documents(sorted(digests, reverse=True) * 2, known)
     assert found.keys() == digests - known.keys()
-    tenth = -(-len(found) // TENTH)
+    tenth = -(-len(found) // SPLIT_PARTS)
     assert list(found.values()).count(TEST) == tenth
     if len(found) >= 3:
         assert list(found.values()).count(HELD_OUT) == tenth and TRAINED in found.values()

@@ -22,7 +22,7 @@ from planaria.control.state.roster import Roster, WorkerState
 from planaria.control.state.run import RunState
 from planaria.data.stream import BatchReader
 from planaria.exchange.base import Update
-from planaria.exchange.compress.dense import PLAIN
+from planaria.exchange.compress.dense import UNCOMPRESSED
 from planaria.exchange.update_publisher import UpdatePublisher
 from planaria.faults.trace import Fault, Trace, write
 from planaria.faults.worker import WorkerFaults
@@ -112,7 +112,7 @@ def test_a_later_attack_replaces_the_one_before() -> None:
     made.add(blow("lie", attack="own_flip", strength=2.0, until=6, number=1))
     made.start_step([])
     honest = Update(torch.tensor([1.0, -2.0, 0.5]))
-    output = outer.publisher.updates(honest, PLAIN, (3, 3), 1, (0,))
+    output = outer.publisher.updates(honest, UNCOMPRESSED, (3, 3), 1, (0,))
     assert torch.equal(output[0].blocking, torch.tensor([-2.0, 4.0, -1.0]))
 
 

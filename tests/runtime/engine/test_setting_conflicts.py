@@ -52,7 +52,7 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
         {"exchange": {"kind": "diloco", "robust": "median"}, "routing": {"mixed": True}},
         "does not belong to one",
     ),
-    ("`robust.scope", {"exchange": {"robust": WHOLE}}, "is for rounds"),
+    ("`robust.scope", {"exchange": {"robust": WHOLE}}, "needs rounds"),
     (
         "`robust.scope",
         {"exchange": {"kind": "diloco", "robust": {**WHOLE, "rule": "median"}}},

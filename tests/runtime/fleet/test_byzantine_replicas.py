@@ -221,7 +221,7 @@ def test_flipped_labels_change_the_losses_on_processes_as_in_one(tmp_path: Path)
     assert losses(record) == losses(single), "to the last bit"
     honest, counts = losses(in_one_process(several(tmp_path / "honest", 3))), losses(single)
     assert counts[0] == honest[0] and counts[1] != honest[1] and counts[5] > honest[5]
-    with pytest.raises(UserError, match=r"stage 3, step 1: only the ends have labels; name a node of stage 0: 2, say"):
+    with pytest.raises(UserError, match=r"stage 3, step 1: only stage 0 has labels; give a node of stage 0, such as 2"):
         prepare(several(tmp_path, 3), trace=Trace(faults=tuple(is_byzantine((1, "label_flip", 4), stages=[1]))))
     with pytest.raises(UserError, match=r"exchange\.coded determines the messages of replicas"):
         coded = several(tmp_path, 3, coded="gc").model_copy(update={"pipeline": record.config.pipeline})

@@ -62,7 +62,7 @@ def test_a_killed_controller_leaves_no_workers_and_a_run_that_can_be_resumed(tmp
         assert run.end()[0] == -signal.SIGKILL
     assert (run.folder / RUN_ADDRESS_FILE).exists()
     output = planaria("join", run.folder)
-    assert output.returncode == 2 and "left behind by a controller that was killed" in output.stderr, output
+    assert output.returncode == 2 and "the run's controller was killed" in output.stderr, output
     step = newest(run.folder).step
     record = resume(run.folder, train__steps=str(step + 10))
     assert facts(record, e.RunStarted)[1].first_step == step >= 10

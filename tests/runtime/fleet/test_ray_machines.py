@@ -79,7 +79,7 @@ def test_machines_that_cannot_join_are_reported_in_one_line(tmp_path: Path, clus
     config = shared(tmp_path, steps=1000)
     nobody = join(config, cluster, "--workers", "3")
     assert nobody.returncode == 2 and "cannot join: planaria: " in nobody.stderr, nobody.stderr
-    assert nobody.stderr.count("\n") == 1 and "no answer from there" in nobody.stderr
+    assert nobody.stderr.count("\n") == 1 and "the controller does not answer" in nobody.stderr
     until(lambda: actors(cluster) == 0, 60.0)
 
 

@@ -28,7 +28,7 @@ History = Sequence[Late]
 """late workers of all rounds so far"""
 NOBODY: Late = frozenset()
 
-Stragglers = Annotated[int, Field(ge=0), bounds.at_most(1 << 10, "there are no more replicas")]
+Stragglers = Annotated[int, Field(ge=0), bounds.at_most(1 << 10, "a run has at most as many replicas")]
 
 
 @dataclass(frozen=True)

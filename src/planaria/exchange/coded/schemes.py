@@ -53,7 +53,7 @@ class CodedSchedule:
         if over := microbatches % (least := self.microbatch_divisor(n)):
             raise UserError(
                 f"exchange.coded: {n} replicas and jobs = {self.jobs} need pipeline.microbatches to be a multiple of "
-                f"{least}, and here are {microbatches}; take {microbatches + least - over}, or other jobs or parameters"
+                f"{least}, not {microbatches}; use {microbatches + least - over}, or other jobs or parameters"
             )
 
 
@@ -70,14 +70,14 @@ def coded_of(setting: str | Mapping[str, Any], members: int) -> CodedSchedule:
         raise UserError(f"exchange.coded = {setting!r}: give scheme, a name: {', '.join(SCHEMES.names)}")
     if members < FEWEST:
         raise UserError(
-            f"exchange.coded: {name!r} needs exchange.replicas = {FEWEST} or more, and here are {members}; "
-            "add replicas, or leave it out"
+            f"exchange.coded: {name!r} needs exchange.replicas = {FEWEST} or more, not {members}; "
+            "add replicas, or leave exchange.coded out"
         )
     _require_window(JOBS if jobs is None else jobs, slow)
     if options.get("stragglers") == AUTO:
         raise UserError(
-            "exchange.coded: stragglers = 'auto' is not known here; train with exchange.coded = 'none' for some twenty "
-            "steps, let `planaria advise RECIPE --delays RUN` choose, and use its answer"
+            "exchange.coded: stragglers = 'auto' needs measured delays; train with exchange.coded = 'none' for about "
+            "twenty steps, let `planaria advise RECIPE --delays RUN` choose, and use its answer"
         )
     scheme = SCHEMES.make(name, options)
     if why := scheme.why_unsupported(members):

@@ -21,7 +21,7 @@ from planaria.config import bounds
 from planaria.exchange.coded.base import NOBODY, CodedVector, History, Late, MiniTask, Scheme, Stragglers, Tasks
 from planaria.exchange.coded.gc import code, precision_problem
 
-Window = Annotated[int, Field(ge=2), bounds.at_most(64, "a job would stay open for as many rounds")]
+Window = Annotated[int, Field(ge=2), bounds.at_most(64, "a job stays open for as many rounds")]
 Burst = Annotated[int, Field(ge=1), bounds.at_most(63, "it is shorter than a window")]
 
 

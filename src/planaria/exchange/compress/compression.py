@@ -22,7 +22,7 @@ from planaria.exchange.base import CompressionEffect, Parts, Shapes, StageOuterS
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import CHUNK
 from planaria.exchange.compress.dct import DCT
-from planaria.exchange.compress.dense import PLAIN, GroupQuantised, Sign, Uncompressed
+from planaria.exchange.compress.dense import UNCOMPRESSED, GroupQuantised, Sign, Uncompressed
 from planaria.exchange.compress.estimates import EF21, EF21W, EControl
 from planaria.exchange.compress.feedback import EF14, DecayedErrorFeedback, Feedback, NoFeedback, at_least_fp32
 from planaria.exchange.compress.sparse import RandK, TopK
@@ -67,7 +67,7 @@ _KINDS = {"top": "topk", "rand": "randk"}
 class Compression:
     """A compressor with its feedback. A lossless compressor needs no feedback."""
 
-    compressor: Compressor = PLAIN
+    compressor: Compressor = UNCOMPRESSED
     feedback: Feedback = _EF14
     me: int | None = None
     """the sending member, for feedback that scales its vectors"""
@@ -84,7 +84,7 @@ class Compression:
 
     def codec(self, outer: StageOuterState) -> Compressor:
         """Return the codec of the round's messages: uncompressed until estimates are initialised."""
-        return self.compressor if self._carries_vectors(outer) and not self.feedback.measuring(outer) else PLAIN
+        return self.compressor if self._carries_vectors(outer) and not self.feedback.measuring(outer) else UNCOMPRESSED
 
     def _carries_vectors(self, outer: StageOuterState) -> bool:
         """Whether messages carry the feedback's vectors instead of the exact ones."""

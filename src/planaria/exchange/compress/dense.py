@@ -52,7 +52,7 @@ class Uncompressed(Compressor):
         return "" if all_finite(message) else "not all of its numbers are finite"
 
 
-PLAIN = Uncompressed()
+UNCOMPRESSED = Uncompressed()
 
 
 class GroupQuantised(Compressor):

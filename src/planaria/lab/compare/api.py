@@ -77,7 +77,7 @@ class ComparisonResult:
 
     def __init__(self, results: ComparisonResults, folder: Path) -> None:
         self.results = results
-        """All numbers."""
+        """all numbers"""
         self.folder = folder
 
     @property

@@ -69,7 +69,7 @@ class _Race:
         )
         self.engine = InlineEngine(config, train, validation)
         self._kept: dict[int, Mapping[int, StageState]] = {0: self._states()}
-        """Committed steps → states, durable or being written."""
+        """committed steps → states, durable or being written"""
         self._durable = 0
         self.points: list[ValidationPoint] = []
         self.loss_events: list[LossEvent] = []

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from planaria.common.errors import UserError, nearest
-from planaria.config.bounds import EXACT, Fraction, Natural, Stages
+from planaria.config.bounds import MAX_EXACT_INT, Fraction, Natural, Stages
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import formerly
 from planaria.data.corpus import resolved
@@ -233,7 +233,7 @@ def trace_for(comparison: Comparison, config: RunConfig, seed: int, replica: int
     """
     spec = comparison.trace
     return generate(
-        random.Random(f"planaria comparison {seed} replica {replica}").randrange(EXACT) if replica else seed,
+        random.Random(f"planaria comparison {seed} replica {replica}").randrange(MAX_EXACT_INT) if replica else seed,
         spec.hourly,
         spec.step_s,
         config.pipeline.stages,

@@ -31,9 +31,9 @@ from planaria.lab.experts.experts_spec import ExpertsSpec, TextSpec
 
 PIECE = 4_000
 """characters of a piece"""
-TENTH = 10
+SPLIT_PARTS = 10
 """one in this many documents is test text, and one is held out"""
-WILD = "*?["
+GLOB_CHARACTERS = "*?["
 """characters that make a source a glob"""
 TRAINED, HELD_OUT, TEST = "domains", "held-out", "test"
 """folders of a run: text for experts, one file for each domain; for probes and priors; for tests"""
@@ -62,7 +62,7 @@ def write_domains(spec: ExpertsSpec, folder: Path) -> None:
         return
     known: dict[str, str] = {}
     for name, domain in spec.untrained.items():
-        kept = evenly_spaced(_pieces(f"experts.untrained.{name}", domain), spec.most // TENTH, _length)
+        kept = evenly_spaced(_pieces(f"experts.untrained.{name}", domain), spec.most // SPLIT_PARTS, _length)
         known |= dict.fromkeys((piece.document for piece in kept), TEST)
         _write(folder / TEST / f"{name}.jsonl", kept)
     if spec.clusters:
@@ -88,7 +88,7 @@ def split_documents(document_digests: Iterable[str], known: Mapping[str, str]) -
     effectively random, and the same for the same documents.
     """
     new = sorted(set(document_digests) - known.keys())
-    tenth = -(-len(new) // TENTH)
+    tenth = -(-len(new) // SPLIT_PARTS)
     parts = dict.fromkeys(new, TRAINED) | dict.fromkeys(new[:tenth], TEST)
     return parts | dict.fromkeys(new[tenth : 2 * tenth], HELD_OUT)
 
@@ -126,10 +126,10 @@ def _cut_into_clusters(spec: ExpertsSpec, folder: Path, known: dict[str, str]) -
 
 
 def _require_enough(location: str, kept: Sequence[DocumentPart], hint: str = "") -> None:
-    if len(kept) < TENTH:
+    if len(kept) < SPLIT_PARTS:
         raise UserError(
             f"{location}: {sum(map(_length, kept))} characters are too few to learn from and be tested on; "
-            f"give {TENTH * PIECE} or more{hint}"
+            f"give {SPLIT_PARTS * PIECE} or more{hint}"
         )
 
 
@@ -203,12 +203,12 @@ def _globbed(source: str) -> list[Path] | None:
     """
     if source.startswith(f"{STDLIB}:"):
         path = Path(sysconfig.get_paths()["stdlib"]) / source.partition(":")[2]
-    elif set(source) & set(WILD) and not expanded(source).exists():
+    elif set(source) & set(GLOB_CHARACTERS) and not expanded(source).exists():
         path = expanded(source).absolute()
     else:
         return None
     root, components = Path(path.anchor), list(path.parts[1:])
-    while components and (not set(components[0]) & set(WILD) or (root / components[0]).exists()):
+    while components and (not set(components[0]) & set(GLOB_CHARACTERS) or (root / components[0]).exists()):
         root /= components.pop(0)  # folder names may contain these characters
     matches = root.glob(str(Path(*components))) if components else [root]
     return sorted(file for file in matches if file.is_file() or (file.is_symlink() and not file.exists()))

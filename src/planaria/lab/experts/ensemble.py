@@ -132,9 +132,9 @@ class _Continuation:
         self._kept_experts, self._prefix = ensemble.manifest.mixture.top_k, ensemble.manifest.mixture.prefix
         self._active = list(range(len(ensemble.manifest.members)))
         self._log_p = torch.zeros(len(self._active), dtype=torch.float64)
-        """ln p_j of the text so far [E], of the active experts."""
+        """ln p_j of the text so far [E], of the active experts"""
         self._prior = self._log_p
-        """ln π_j [E], of the active experts."""
+        """ln π_j [E], of the active experts"""
         self._readings: list[DecodingBatch] = []
         if self._prefix == 0:
             self._prior = ensemble.log_prior_after(tokens)

@@ -70,7 +70,7 @@ class DomainTexts:
         self.test = samples(TEST, "domains", spec.domains) | samples(TEST, "untrained", spec.untrained)
         self.held_out = samples(HELD_OUT, "domains", spec.domains)
         self.text_priors = self._cluster_priors(spec) if spec.mixture.prior == "clusters" else {}
-        """For prior = "clusters": :meth:`priors` by the embedding of the text before each token."""
+        """with prior = "clusters", :meth:`priors` by the embedding of the text before each token"""
 
     def read(self, model: Path) -> DomainLogProbabilities:
         """Return the readings of the exported ``model``, which are stored in its parent folder."""

@@ -45,7 +45,7 @@ class ComparisonSource(FolderSource):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "comparison", folder.name.removesuffix("-compare"))
         self._read: dict[Path, float] = {}
-        """File → modification time when last read."""
+        """file → modification time when last read"""
         self._races: dict[str, Json] = {}
 
     def _files(self) -> list[Path]:

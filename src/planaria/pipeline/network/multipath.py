@@ -42,7 +42,7 @@ class LinkEntry(Section):
     """two; for a relay all those that it joins, pairwise"""
     via: str | None = None
     """the site of a relay: bytes use the links to it and from it; ``relay`` is the site of ``[relay]``"""
-    latency_ms: Annotated[float, Field(ge=0), bounds.at_most(1e9, "no link is so slow")] | None = None
+    latency_ms: Annotated[float, Field(ge=0), bounds.at_most(1e9, "longer latencies are not supported")] | None = None
     """default: the matrix's; for a relay, its own latency"""
     bandwidth_mbit: bounds.Mbits | None = None
     """each way, shared by all its traffic; default: the matrix's; for a relay, of all that it carries"""

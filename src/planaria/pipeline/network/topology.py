@@ -80,7 +80,7 @@ MATRICES = {"twelve_cities": twelve_cities}
 class SameSite(Section):
     """The link between two nodes of one site."""
 
-    latency_ms: Annotated[float, Field(ge=0), bounds.at_most(1e9, "no link is so slow")] = 1.0
+    latency_ms: Annotated[float, Field(ge=0), bounds.at_most(1e9, "longer latencies are not supported")] = 1.0
     bandwidth_mbit: bounds.Mbits = 16000.0
 
 

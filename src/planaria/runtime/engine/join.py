@@ -86,14 +86,12 @@ class FolderEntrance:
         """Return the error for a controller that does not answer."""
         if self.abandoned():
             return UserError(
-                f"{self.folder / RUN_ADDRESS_FILE}: left behind by a controller that was killed; the run is not "
-                "being trained: "
+                f"{self.folder / RUN_ADDRESS_FILE}: the run's controller was killed, and the run is not being trained; "
                 f"resume it with `planaria train --resume {self.folder}`, then join"
             )
         return UserError(
-            f"{self.folder / RUN_ADDRESS_FILE}: no answer from there ({error.strerror or error}); if the run is "
-            "active, check that "
-            "this machine can reach the controller's (fleet.host)"
+            f"{self.folder / RUN_ADDRESS_FILE}: the controller does not answer ({error.strerror or error}); if the run "
+            "is active, check that this machine can reach the controller's (fleet.host)"
         )
 
     def __str__(self) -> str:
@@ -117,8 +115,9 @@ class AddressEntrance:
     def unanswered(self, error: OSError) -> Exception:
         """Return the error for a controller that does not answer."""
         return UserError(
-            f"{self.at}: no answer from there ({error.strerror or error}); check that the run is active, that its "
-            "controller listens at an address that this machine can reach (fleet.host, fleet.port), and the firewall"
+            f"{self.at}: the controller does not answer ({error.strerror or error}); check that the run is active, "
+            "that its controller listens at an address that this machine can reach (fleet.host, fleet.port), and the "
+            "firewall"
         )
 
     def __str__(self) -> str:
@@ -152,7 +151,7 @@ def join(entrance: Entrance, terms: JoinTerms, notify: Notify) -> None:
                 ending = stay.last(requested)
         entrance = stay.next_entrance or entrance
         if ending.how == "unwelcome":
-            raise RunStopped(f"{entrance}: sent this machine away: {ending.reason}")
+            raise RunStopped(f"{entrance}: the run dismissed this machine: {ending.reason}")
         if ending.how not in ("lost", "again"):
             notify("left" if ending.how == "left" else ending.reason)
             return
@@ -217,7 +216,7 @@ def connect(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = F
                 stopped = RunStopped(f"{entrance}: the run has not answered for {patience_s:g} s")
                 raise stopped if lost else entrance.unanswered(error) from None
         if not waiting:
-            notify(f"{entrance}: no answer from there yet; trying for up to {patience_s:g} s")
+            notify(f"{entrance}: no answer yet; trying for up to {patience_s:g} s")
             waiting = True
         time.sleep(_AGAIN_S)
 

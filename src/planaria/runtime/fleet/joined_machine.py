@@ -128,7 +128,7 @@ class RunMembership:
 
         :param silence_s: after which a silent run is lost
         :param is_led_elsewhere: a silent run is lost only if this returns that it has another controller. It is called
-            until one is found, the connection breaks, or the controller is heard again, as after a short partition.
+            until one is found, the connection breaks, or the controller sends again, as after a short partition.
         """
         self._send(joining.MachineReady())
         notify(JOINED)
@@ -141,7 +141,7 @@ class RunMembership:
                 silence.look(joining.BEAT_S)
                 message = self._receive(0.0)
             except (EOFError, OSError, ValidationError):
-                return Ending("left") if leaving and pool.empty else Ending("lost", "the line broke")
+                return Ending("left") if leaving and pool.empty else Ending("lost", "the connection broke")
             if message is not None:
                 silence.receive("the run")
             for _, seconds in silence.silent_too_long(lambda _: "unknown"):

@@ -55,7 +55,7 @@ SOCKET = "supervisor.sock"
 """name of the socket in the run's folder"""
 RECENT = 16
 """orders to a worker that the supervisor remembers; one decision sends a worker two at most"""
-LOOK_S = 0.25
+CHECK_INTERVAL_S = 0.25
 """seconds between two checks for silent workers"""
 GREET_S, MAX_GREETING = 5.0, 8
 """time for a controller that has connected to greet, and maximum number of such controllers"""
@@ -137,7 +137,7 @@ class WorkerSupervisor:
         try:
             while not self._over and (self._leader or time.monotonic() - self._led < self._config.orphan_s):
                 lines = [*self._greeting, *([self._leader] if self._leader else [])]
-                ready = wait([self._listener, *lines, *self._fleet.waitables()], LOOK_S)
+                ready = wait([self._listener, *lines, *self._fleet.waitables()], CHECK_INTERVAL_S)
                 for notice in self._fleet.poll(0.0):
                     self._pass_on(notice)
                 self._flush()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Update, UpdateWeights, Weights
-from planaria.exchange.compress.dense import PLAIN
+from planaria.exchange.compress.dense import UNCOMPRESSED
 from planaria.exchange.robust.equivocation import digest
 from planaria.exchange.update_validation import invalid_part_reason, invalid_updates
 from planaria.runtime.transport.wire import FrameContent
@@ -180,7 +180,11 @@ class RoundMember:
         expected = self._parts()
         for peer, parts in self._received.items():
             for content in parts.keys() - {checked for node, checked in self._checked if node == peer}:
-                codec = PLAIN if content == FrameContent.PREFETCHED else self.outer.exchange.codec(self.outer.settled)
+                codec = (
+                    UNCOMPRESSED
+                    if content == FrameContent.PREFETCHED
+                    else self.outer.exchange.codec(self.outer.settled)
+                )
                 self._checked.add((peer, content))
                 if reason := invalid_part_reason(content.name.lower(), parts[content], expected[content], codec):
                     self._refused.setdefault(peer, reason)

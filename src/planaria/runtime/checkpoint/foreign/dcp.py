@@ -18,8 +18,8 @@ from planaria.common.errors import UserError
 from planaria.models.optimizers import adamw
 from planaria.runtime.checkpoint.foreign import unpickling
 from planaria.runtime.checkpoint.foreign.folder import (
+    DEFAULT_METADATA,
     KINDS,
-    PLAIN,
     WEIGHTS,
     Check,
     clocks_by_group,
@@ -128,7 +128,7 @@ class Dcp:
 
     def read(self, name: str, kind: str, check: Check) -> Tensor:
         stored, location = self._tensors[self._keys[name, kind]], f"{self._folder}: {self._keys[name, kind]}"
-        check(stored.shape, PLAIN, str(self._folder / stored.boxes[0].file) if stored.boxes else location)
+        check(stored.shape, DEFAULT_METADATA, str(self._folder / stored.boxes[0].file) if stored.boxes else location)
         if len(stored.boxes) == 1 and stored.boxes[0].sizes == stored.shape:
             return self._box(stored, stored.boxes[0], location)
         if sum(math.prod(box.sizes) for box in stored.boxes) != math.prod(stored.shape):

@@ -45,7 +45,7 @@ class TensorMetadata:
     """number of rows that are tokens"""
 
 
-PLAIN = TensorMetadata()
+DEFAULT_METADATA = TensorMetadata()
 
 
 Check = Callable[[Sizes, TensorMetadata, str], None]
