@@ -182,8 +182,8 @@ class Relay:
     def check(self) -> None:
         self._inner.check()
 
-    def when_lost(self, hang_up: Callable[[], object]) -> None:
-        self._inner.when_lost(hang_up)
+    def when_lost(self, disconnect: Callable[[], object]) -> None:
+        self._inner.when_lost(disconnect)
 
 
 class Once(Relay):

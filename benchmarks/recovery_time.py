@@ -37,7 +37,7 @@ from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
-from planaria.runtime.fleet.base import ControlLine, Reported, WorkerEnded
+from planaria.runtime.fleet.base import Reported, WorkerConnection, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 
 _PASSES = 5
@@ -102,7 +102,7 @@ def detect_s() -> float:
     return min(took)
 
 
-def idle(connection: ControlLine, worker: str, incarnation: int) -> None:
+def idle(connection: WorkerConnection, worker: str, incarnation: int) -> None:
     """A worker that only announces itself."""
     connection.send_bytes(b"here")
     time.sleep(60.0)

@@ -40,8 +40,8 @@ class Observer(Protocol):
         """Raise RunStopped if this process may not lead the run any more."""
         ...
 
-    def when_lost(self, hang_up: Callable[[], object]) -> None:
-        """Call ``hang_up`` in another thread once :meth:`check` would raise, even while :meth:`secure` waits."""
+    def when_lost(self, disconnect: Callable[[], object]) -> None:
+        """Call ``disconnect`` in another thread once :meth:`check` would raise, even while :meth:`secure` waits."""
         ...
 
 

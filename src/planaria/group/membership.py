@@ -24,7 +24,7 @@ from planaria.control.facts import events as e
 from planaria.group.member_runner import MemberRunner, OwnerLoopSteps
 from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family
-from planaria.runtime.fleet.control_connections import WorkerLine, call
+from planaria.runtime.fleet.control_connections import BlockingConnection, call
 from planaria.runtime.fleet.joined_machine import Ending, RunMembership
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
@@ -90,19 +90,19 @@ class Membership:
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
         threading.Thread(target=self._stay, name="group", daemon=True).start()
-        self.worker, incarnation, self._line = self._admitted(patience_s)
+        self.worker, incarnation, self._connection = self._admitted(patience_s)
         setup = replace(setup, key=visit.key, host=visit.own_address, reach=visit.reach)
-        self._link = _MemberLink(self._line, setup.config.fleet.heartbeat_s, inbox=Inbox())
+        self._link = _MemberLink(self._connection, setup.config.fleet.heartbeat_s, inbox=Inbox())
         self._pool.dismiss = lambda: self._link.inbox.put(d.UnassignWorker())
         resolved = ResolvedRun(setup.config)
         self.runner = MemberRunner(setup.config, owned, sums_gradients=resolved.replicas_per_plan > 1)
-        self._port = Port(self._line.own_address, setup.key, setup.reach)
+        self._port = Port(self._connection.own_address, setup.key, setup.reach)
         self._made = _worker(setup, resolved, self.worker, self._link, self._port, self.runner, self._pause)
         self._greenlet = greenlet(lambda: self._made.run(incarnation))
         self.blocks: Sequence[int] = ()
         """blocks of samples whose gradients the worker waits for; empty once the membership has ended"""
 
-    def _admitted(self, patience_s: float) -> tuple[str, int, WorkerLine]:
+    def _admitted(self, patience_s: float) -> tuple[str, int, BlockingConnection]:
         """Return the name, the incarnation and the control connection of this process as a worker of the group."""
         visit = self._visit
         try:
@@ -168,7 +168,7 @@ class Membership:
     def _close(self) -> None:
         """Close the listener and end the threads of the worker."""
         self._pool.empty = True
-        self._line.hang_up()  # ends the threads for orders and heartbeats
+        self._connection.shut_down()  # ends the threads for orders and heartbeats
         self._port.close()
         self._link.inbox.close()  # type: ignore[attr-defined]
 

@@ -38,7 +38,7 @@ class Run:
             (folder / file.removeprefix("run/")).write_bytes(b"yes")
         for file in SECRET:
             (folder / file).write_bytes(b"no")
-        self.board = Switchboard("127.0.0.1", 0, self.key, 1000, lambda _, line: line.close())
+        self.board = Switchboard("127.0.0.1", 0, self.key, 1000, lambda _, connection: connection.close())
         roots = {"run/schedule.json": folder / "schedule.json", "data/text": folder / "data"}
         self.board.on_file_request = FileServer(roots | {"checkpoints": folder / "checkpoints"}).serve
         self.files = Files(self.board.address, self.key)
@@ -138,11 +138,11 @@ def test_a_full_disk_is_reported_to_the_worker(run: Run, tmp_path: Path, monkeyp
 def test_a_wrong_digest_is_refused(run: Run, tmp_path: Path) -> None:
     """The server announces another digest than that of the bytes it sent."""
 
-    def is_byzantine(line: files.WorkerLine) -> None:
-        files._next(line)
-        files._send_message(line, files.FileContent(size=4))
-        line.send_bytes(b"four")
-        files._send_message(line, files.Digest(sha256="0" * 64))
+    def is_byzantine(connection: files.BlockingConnection) -> None:
+        files._next(connection)
+        files._send_message(connection, files.FileContent(size=4))
+        connection.send_bytes(b"four")
+        files._send_message(connection, files.Digest(sha256="0" * 64))
 
     run.board.on_file_request = is_byzantine
     with pytest.raises(OSError, match="damaged in transfer"):
@@ -151,9 +151,9 @@ def test_a_wrong_digest_is_refused(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_part_that_breaks_off_leaves_nothing(run: Run) -> None:
-    line = call(run.board.address, run.key, "files", FILES)
-    files._send_message(line, files.Put(name=PART, size=100))
-    files._next(line)
-    line.send_bytes(b"a few")
-    line.close()
+    connection = call(run.board.address, run.key, "files", FILES)
+    files._send_message(connection, files.Put(name=PART, size=100))
+    files._next(connection)
+    connection.send_bytes(b"a few")
+    connection.close()
     until(lambda: [*(run.folder / PART).parent.iterdir()] == [run.folder / PART])

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Joined, Leaving, Left, Notice, WorkerEnded
-from planaria.runtime.fleet.control_connections import WorkerLine, call
+from planaria.runtime.fleet.control_connections import BlockingConnection, call
 from planaria.runtime.fleet.joinable_fleet import JoinedMachines, JoinInfo
 from planaria.runtime.fleet.joined_machine import RunMembership
 from planaria.runtime.fleet.joining import RunAddress, kept_key
@@ -45,21 +45,21 @@ class Scene:
         self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 5.0, 4, guests)
         self.guests, self.notices = created[0], list[Notice]()
 
-    def ask_to_join(self, workers: int = 2, version: str = planaria.__version__) -> WorkerLine:
-        line = call(self.guests.address, self.guests.key, "a machine", VISITOR)
-        send(line, joining.JoinRequest(called="a\x1b[31m machine", version=version, workers=workers))
-        return line
+    def ask_to_join(self, workers: int = 2, version: str = planaria.__version__) -> BlockingConnection:
+        connection = call(self.guests.address, self.guests.key, "a machine", VISITOR)
+        send(connection, joining.JoinRequest(called="a\x1b[31m machine", version=version, workers=workers))
+        return connection
 
     def address(self) -> RunAddress:
         return RunAddress(at=self.guests.address, key=self.guests.key.hex())
 
-    def join(self, workers: int = 2) -> WorkerLine:
-        line = self.ask_to_join(workers)
-        assert isinstance(receive(line), joining.Welcome)
-        send(line, joining.MachineReady())
+    def join(self, workers: int = 2) -> BlockingConnection:
+        connection = self.ask_to_join(workers)
+        assert isinstance(receive(connection), joining.Welcome)
+        send(connection, joining.MachineReady())
         count = len([n for n in self.notices if isinstance(n, Joined)])
         self.until(lambda: len([n for n in self.notices if isinstance(n, Joined)]) > count)
-        return line
+        return connection
 
     def spawn(self, worker: str, host: str, incarnation: int = 1) -> None:
         self.guests.expect(worker, host)
@@ -75,13 +75,13 @@ class Scene:
         return [notice for notice in self.notices if isinstance(notice, kind)]
 
 
-def send(line: WorkerLine, message: Any) -> None:
-    line.send_bytes(message.model_dump_json().encode())
+def send(connection: BlockingConnection, message: Any) -> None:
+    connection.send_bytes(message.model_dump_json().encode())
 
 
-def receive(line: WorkerLine) -> Any:
-    assert line.poll(20)
-    return joining.TO_MACHINE.validate_json(line.recv_bytes())
+def receive(connection: BlockingConnection) -> Any:
+    assert connection.poll(20)
+    return joining.TO_MACHINE.validate_json(connection.recv_bytes())
 
 
 @pytest.fixture
@@ -92,28 +92,28 @@ def scene() -> Iterator[Scene]:
 
 
 def test_a_machine_gets_the_setup_and_starts_workers_on_request(scene: Scene) -> None:
-    line = scene.ask_to_join(workers=3)
-    assert receive(line) == joining.Welcome(host="g1", setup='{"setup": 1}', cwd=str(Path.cwd()))
+    connection = scene.ask_to_join(workers=3)
+    assert receive(connection) == joining.Welcome(host="g1", setup='{"setup": 1}', cwd=str(Path.cwd()))
     scene.poll()
     assert not scene.notices, "no workers before it has checked the folders"
-    send(line, joining.MachineReady())
+    send(connection, joining.MachineReady())
     scene.until(lambda: bool(scene.of_kind(Joined)))
     assert scene.of_kind(Joined) == [Joined("g1", 3, "a [31m machine")], "control characters are replaced"
     scene.spawn("w7", "g1")
-    assert receive(line) == joining.Start(worker="w7", incarnation=1)
-    send(line, joining.Started(worker="w7", incarnation=1))
+    assert receive(connection) == joining.Start(worker="w7", incarnation=1)
+    send(connection, joining.Started(worker="w7", incarnation=1))
     worker = call(scene.guests.address, scene.guests.key, "w7", 1)
     worker.send_bytes(b"here")
     scene.until(lambda: len(scene.notices) == 2)
     scene.fleet.signal("w7", 1, 19)
-    assert receive(line) == joining.Signal(worker="w7", incarnation=1, number=19)
+    assert receive(connection) == joining.Signal(worker="w7", incarnation=1, number=19)
 
 
 def test_a_machine_that_leaves_gets_no_more_workers_and_all_of_its_own_are_reported(scene: Scene) -> None:
-    line = scene.join()
+    connection = scene.join()
     scene.spawn("w1", "g1")
     scene.spawn("w2", "g1")
-    send(line, joining.Departing(detail="SIGTERM"))
+    send(connection, joining.Departing(detail="SIGTERM"))
     scene.until(lambda: len(scene.of_kind(Leaving)) == 2)
     assert scene.of_kind(Left) == [Left("g1", "leaves (SIGTERM)")]
     assert scene.of_kind(Leaving) == [Leaving("w1", 1, "SIGTERM"), Leaving("w2", 1, "SIGTERM")]
@@ -123,28 +123,28 @@ def test_a_machine_that_leaves_gets_no_more_workers_and_all_of_its_own_are_repor
 
 
 def test_a_failed_start_of_its_own_worker_counts_as_an_exit(scene: Scene) -> None:
-    line = scene.join()
+    connection = scene.join()
     scene.spawn("w1", "g1")
     for worker in ("w2", "w1"):
-        send(line, joining.Failed(worker=worker, incarnation=1, detail="no memory"))
+        send(connection, joining.Failed(worker=worker, incarnation=1, detail="no memory"))
     scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
     assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "no memory")]
 
 
 def test_a_machine_that_leaves_before_it_is_ready_is_ignored(scene: Scene) -> None:
-    line = scene.ask_to_join()
-    assert isinstance(receive(line), joining.Welcome)
-    send(line, joining.Departing(detail="SIGTERM"))
+    connection = scene.ask_to_join()
+    assert isinstance(receive(connection), joining.Welcome)
+    send(connection, joining.Departing(detail="SIGTERM"))
     with pytest.raises((EOFError, OSError)):
-        line.recv_bytes()
+        connection.recv_bytes()
     scene.poll()
     assert not scene.notices
 
 
 def test_a_closed_connection_loses_the_machines_workers(scene: Scene) -> None:
-    line = scene.join()
+    connection = scene.join()
     scene.spawn("w1", "g1")
-    line.close()
+    connection.close()
     scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
     assert scene.of_kind(Left) == [Left("g1", "its connection closed")]
     assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its connection closed")]
@@ -170,11 +170,11 @@ def test_a_silent_machine_is_lost_and_one_that_sends_heartbeats_is_not(scene: Sc
      [b'{"kind":"departing","detail":"' + b"x" * 300 + b'"}']],
 )  # fmt: skip
 def test_an_invalid_message_ends_only_its_connection(scene: Scene, messages: list[bytes]) -> None:
-    good, line = scene.join(), call(scene.guests.address, scene.guests.key, "a machine", VISITOR)
+    good, connection = scene.join(), call(scene.guests.address, scene.guests.key, "a machine", VISITOR)
     for message in messages:
-        line.send_bytes(message)
+        connection.send_bytes(message)
     with pytest.raises((EOFError, OSError)):
-        line.recv_bytes()
+        connection.recv_bytes()
     send(good, joining.Beat())
     scene.poll()
     assert scene.of_kind(Left) == [], "the others do not notice"
@@ -187,19 +187,19 @@ def test_another_version_is_refused(scene: Scene) -> None:
 
 
 def test_a_dismissed_machine_receives_the_reason_and_loses_its_workers(scene: Scene) -> None:
-    line = scene.join()
+    connection = scene.join()
     scene.spawn("w1", "g1")
-    assert isinstance(receive(line), joining.Start)
+    assert isinstance(receive(connection), joining.Start)
     scene.guests.remove_machine("g1", "its disk is full")
-    assert receive(line) == joining.Goodbye(reason="its disk is full", welcome=False)
+    assert receive(connection) == joining.Goodbye(reason="its disk is full", welcome=False)
     scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
     assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its disk is full")]
 
 
 def test_machines_learn_of_the_end_of_a_run(scene: Scene) -> None:
-    line = scene.join()
+    connection = scene.join()
     scene.fleet.close(patience_s=0.0)
-    assert receive(line) == joining.Goodbye(reason="the run is over")
+    assert receive(connection) == joining.Goodbye(reason="the run is over")
 
 
 def test_a_call_while_the_port_is_being_closed_is_refused(scene: Scene) -> None:
@@ -235,14 +235,14 @@ def test_a_key_file_that_cannot_be_created_or_is_empty_is_named(tmp_path: Path) 
 
 
 def test_a_run_with_a_key_prints_the_command_to_join_it(tmp_path: Path) -> None:
-    key, lines = tmp_path / "secret" / "k", list[str]()
+    key, connections = tmp_path / "secret" / "k", list[str]()
     key.parent.mkdir()
     for fleet in ({}, {"key": str(key)}):
         config = tiny(tmp_path, stages=1, steps=1, fleet=fleet).model_copy(update={"name": f"run{len(fleet)}"})
-        planaria.train(config, progress=True, notify=lines.append)
-    (line,) = [line for line in lines if "planaria join" in line]
+        planaria.train(config, progress=True, notify=connections.append)
+    (connection,) = [connection for connection in connections if "planaria join" in connection]
     words = rf"join with     planaria join 127\.0\.0\.1:\d+ --key-file k    \(with a copy of {re.escape(str(key))}\)"
-    assert re.fullmatch(words, line), line
+    assert re.fullmatch(words, connection), connection
 
 
 def test_a_copy_of_the_address_serves_as_the_key(tmp_path: Path) -> None:
@@ -270,24 +270,24 @@ def led_remotely() -> Iterator[Scene]:
     scene.fleet.close(patience_s=0.0)
 
 
-def come_back(scene: Scene, host: str) -> WorkerLine:
-    line = call(scene.guests.address, scene.guests.key, "a machine", VISITOR)
-    send(line, joining.JoinRequest(called="back", version=planaria.__version__, workers=1, returning=host))
-    return line
+def come_back(scene: Scene, host: str) -> BlockingConnection:
+    connection = call(scene.guests.address, scene.guests.key, "a machine", VISITOR)
+    send(connection, joining.JoinRequest(called="back", version=planaria.__version__, workers=1, returning=host))
+    return connection
 
 
 def test_a_machine_returns_with_its_worker_and_stays(led_remotely: Scene) -> None:
     """Orders wait for the worker; the limit for the preparation of new machines does not count for it."""
     scene = led_remotely
     scene.fleet.send("w1", b"first")
-    line = come_back(scene, "g1")
-    assert receive(line).host == "g1"
-    send(line, joining.MachineReady())
+    connection = come_back(scene, "g1")
+    assert receive(connection).host == "g1"
+    send(connection, joining.MachineReady())
     worker = call(scene.guests.address, scene.guests.key, "w1", 1)
     scene.fleet.send("w1", b"second")
     deadline = time.monotonic() + START_S + 2.0
     while time.monotonic() < deadline:
-        send(line, joining.Beat())
+        send(connection, joining.Beat())
         scene.poll()
     assert [worker.recv_bytes(), worker.recv_bytes()] == [b"first", b"second"]
     scene.until(lambda: bool(scene.of_kind(Left)))
@@ -302,14 +302,14 @@ def test_a_worker_that_does_not_return_with_its_machine_is_lost_and_new_ones_are
     led_remotely: Scene,
 ) -> None:
     scene = led_remotely
-    lines = [come_back(scene, host) for host in ("g1", "g2")]
-    assert [receive(line).host for line in lines] == ["g1", "g2"]
+    connections = [come_back(scene, host) for host in ("g1", "g2")]
+    assert [receive(connection).host for connection in connections] == ["g1", "g2"]
     scene.spawn("w9", "g1")
     worker = call(scene.guests.address, scene.guests.key, "w1", 1)
     deadline = time.monotonic() + RETURN_S + 1.0
     while time.monotonic() < deadline:
-        for line in lines:
-            send(line, joining.Beat())
+        for connection in connections:
+            send(connection, joining.Beat())
         worker.send_bytes(b"beat")
         scene.poll()
     assert [(ended.worker, ended.detail) for ended in scene.of_kind(WorkerEnded)] == [("w2", "did not return")]
@@ -322,8 +322,8 @@ def test_a_machine_that_is_not_expected_is_refused_with_the_reason(led_remotely:
 
 
 def test_a_deposed_controller_sends_no_goodbye(scene: Scene) -> None:
-    line = scene.join()
+    connection = scene.join()
     scene.guests.goodbye = None
     scene.guests.close()
     with pytest.raises((EOFError, OSError)):
-        line.recv_bytes()
+        connection.recv_bytes()

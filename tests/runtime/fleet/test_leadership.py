@@ -46,18 +46,18 @@ def elected(log: Hanging) -> LogAppender:
 
 
 def test_a_leader_that_waits_for_the_store_lets_its_machines_go_and_never_leads_again(log: Hanging) -> None:
-    hung_up = threading.Event()
+    disconnected = threading.Event()
     with closing(Leadership(elected(log), LEASE_S)) as leadership:
-        leadership.when_lost(hung_up.set)
+        leadership.when_lost(disconnected.set)
         leadership.add("line")
         time.sleep(4 * LEASE_S)
         leadership.secure()
-        assert not hung_up.is_set(), "the lease is renewed"
+        assert not disconnected.is_set(), "the lease is renewed"
         log.answers.clear()
         leadership.add("another line")
         stuck = threading.Thread(target=pytest.raises, args=(RunStopped, leadership.secure))
         stuck.start()
-        assert hung_up.wait(20.0) and stuck.is_alive()
+        assert disconnected.wait(20.0) and stuck.is_alive()
         log.answers.set()
         stuck.join(20.0)
         assert not stuck.is_alive()
@@ -81,21 +81,21 @@ def test_a_leader_that_was_stopped_does_not_renew_a_lease_that_has_ended(
 
 
 def test_a_leader_with_a_lower_term_lets_its_machines_go(log: Hanging) -> None:
-    hung_up = threading.Event()
+    disconnected = threading.Event()
     first = elected(log)
     with closing(Leadership(first, LEASE_S)) as leadership:
-        leadership.when_lost(hung_up.set)
+        leadership.when_lost(disconnected.set)
         successor = LogAppender(log, first.term + 1, first.next_number)  # type: ignore[arg-type]
         assert successor.stand()
         with closing(Leadership(successor, LEASE_S)):
-            assert hung_up.wait(20.0)
+            assert disconnected.wait(20.0)
         with pytest.raises(LeadershipLost, match="as term 2"):
             leadership.secure()
 
 
 def test_a_closed_leadership_hangs_up_nobody(log: Hanging) -> None:
-    hung_up = threading.Event()
+    disconnected = threading.Event()
     leadership = Leadership(elected(log), LEASE_S)
-    leadership.when_lost(hung_up.set)
+    leadership.when_lost(disconnected.set)
     leadership.close()
-    assert not hung_up.wait(4 * LEASE_S)
+    assert not disconnected.wait(4 * LEASE_S)

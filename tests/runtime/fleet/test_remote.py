@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from planaria.runtime.fleet.base import Reported, WorkerEnded
-from planaria.runtime.fleet.control_connections import Switchboard, WorkerLine, call
+from planaria.runtime.fleet.control_connections import BlockingConnection, Switchboard, call
 from planaria.runtime.fleet.remote import HostReportQueue, Lost, RemoteFleet, Spawned
 from planaria.runtime.transport.secure import new_key
 from waiting import until
@@ -33,7 +33,7 @@ class Hosts:
 
     def close(self) -> None: ...
 
-    def join(self, worker: str, incarnation: int = 1) -> WorkerLine:
+    def join(self, worker: str, incarnation: int = 1) -> BlockingConnection:
         """A worker that has been started and says something."""
         self.queue.put(Spawned(worker, incarnation))
         connection = call(self.board.address, self.board.key, worker, incarnation)

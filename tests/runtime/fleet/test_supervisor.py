@@ -123,7 +123,7 @@ def test_orders_and_reports_pass_once_in_order(tmp_path: Path, seed: int) -> Non
                 if rng.random() < 0.5:
                     leader.send("w", decisions[-1].encode())
             if rng.random() < 0.5:
-                leader._line.close()  # killed; otherwise stopped
+                leader._connection.close()  # killed; otherwise stopped
             leader = SupervisedFleet(tmp_path, term, received=log[-1][0] if log else 0)
             leader.spawn("w", 0)
             if decisions:
@@ -173,12 +173,12 @@ def test_a_controller_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
             workers.put(Reported("w", 0, BEAT))
         successor = SupervisedFleet(tmp_path, term=2)
         assert [number for number, _ in received(successor, 300)] == list(range(1, 301))
-        stopped._line.close()
+        stopped._connection.close()
 
 
 def test_a_term_that_was_not_logged_can_be_taken_again(tmp_path: Path) -> None:
     with kept(tmp_path) as workers:
-        SupervisedFleet(tmp_path, term=2)._line.close()  # killed before it logged the term
+        SupervisedFleet(tmp_path, term=2)._connection.close()  # killed before it logged the term
         again = SupervisedFleet(tmp_path, term=2)
         again.spawn("w", 0)
         again.send("w", b"order")
@@ -231,7 +231,7 @@ def test_the_user_is_told_once_that_no_controller_leads(
 ) -> None:
     monkeypatch.setattr(supervisor, "_NOTE_S", 0.1)
     with kept(tmp_path):
-        SupervisedFleet(tmp_path, term=1)._line.close()
+        SupervisedFleet(tmp_path, term=1)._connection.close()
         until(lambda: caplog.messages)
         threading.Event().wait(0.6)
         (line,) = caplog.messages
@@ -240,6 +240,6 @@ def test_the_user_is_told_once_that_no_controller_leads(
 
 def test_without_a_controller_the_supervisor_ends(tmp_path: Path) -> None:
     with kept(tmp_path, orphan_s=0.3) as workers:
-        SupervisedFleet(tmp_path, term=1)._line.close()
+        SupervisedFleet(tmp_path, term=1)._connection.close()
         until(lambda: workers.closed)
         assert not has_supervisor(tmp_path)

@@ -203,7 +203,7 @@ def test_frames_sent_before_an_edge_was_abandoned_still_arrive(spec: EdgeSpec, p
 
 def test_an_end_that_dies_breaks_the_edge_at_once(ends: tuple[End, End]) -> None:
     low, high = ends
-    low.edge._channel.hang_up()  # as the system does for a process that is killed
+    low.edge._channel.shut_down()  # as the system does for a process that is killed
     assert high.next(EdgeFailed).edge is high.edge
 
 

@@ -74,8 +74,8 @@ class SharedHistory(Protocol):
     def check(self) -> None:
         """Raise RunStopped if this process may not lead any more."""
 
-    def when_lost(self, hang_up: Callable[[], object]) -> None:
-        """Call ``hang_up`` in another thread once this process may not lead."""
+    def when_lost(self, disconnect: Callable[[], object]) -> None:
+        """Call ``disconnect`` in another thread once this process may not lead."""
 
 
 class RunWatch:
@@ -160,9 +160,9 @@ class RunWatch:
         if self._shared is not None:
             self._shared.check()
 
-    def when_lost(self, hang_up: Callable[[], object]) -> None:
+    def when_lost(self, disconnect: Callable[[], object]) -> None:
         if self._shared is not None:
-            self._shared.when_lost(hang_up)
+            self._shared.when_lost(disconnect)
 
     @property
     def lost(self) -> bool:

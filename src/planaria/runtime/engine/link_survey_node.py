@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 from planaria.control.facts.decisions import UnassignWorker
 from planaria.control.facts.events import Fact, Heartbeat
 from planaria.pipeline.network.measurement import FIRST_BYTES, MAX_BYTES, SMALL_SHARE, NodeSamples, next_size
-from planaria.runtime.fleet.base import ControlLine
+from planaria.runtime.fleet.base import WorkerConnection
 from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.inbox import Inbox
@@ -101,7 +101,7 @@ class _Lost(Exception):
     """The other end does not answer."""
 
 
-def main(setup: NodeSetup, connection: ControlLine, node: str, incarnation: int) -> NoReturn:
+def main(setup: NodeSetup, connection: WorkerConnection, node: str, incarnation: int) -> NoReturn:
     """Entry point of a node's process."""
     torch.set_num_threads(1)
     Surveyor(setup, connection).run()
@@ -110,7 +110,7 @@ def main(setup: NodeSetup, connection: ControlLine, node: str, incarnation: int)
 class Surveyor:
     """One node's process. It has one edge at a time."""
 
-    def __init__(self, setup: NodeSetup, connection: ControlLine) -> None:
+    def __init__(self, setup: NodeSetup, connection: WorkerConnection) -> None:
         self._setup = setup
         self._inbox = Inbox()
         self._control_link = ControlLink(connection, setup.heartbeat_s, ORDER, self._inbox)

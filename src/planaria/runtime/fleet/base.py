@@ -32,8 +32,8 @@ MAX_ORDER_BYTES = 1 << 20
 """maximum size of an order to a worker"""
 
 
-class ControlLine(Protocol):
-    """A worker's end of its control connection: a pipe, or ``control_connections.WorkerLine``."""
+class WorkerConnection(Protocol):
+    """A worker's end of its control connection: a pipe, or ``control_connections.BlockingConnection``."""
 
     def send_bytes(self, text: bytes, /) -> None:
         """Send a message; OSError if the controller has exited."""
@@ -42,7 +42,7 @@ class ControlLine(Protocol):
         """Receive a message; EOFError or OSError if the controller has exited."""
 
 
-Entry = Callable[[ControlLine, str, int], None]
+Entry = Callable[[WorkerConnection, str, int], None]
 """main function of a worker process: (control connection, worker, incarnation)"""
 
 

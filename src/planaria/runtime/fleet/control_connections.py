@@ -59,7 +59,7 @@ class ControlConnection:
         try:
             self._send(text, _SEND_LIMIT_S)
         except (OSError, ValueError):
-            self.hang_up()
+            self.shut_down()
 
     def receive(self) -> list[bytes]:
         """Return the complete messages. Call it when data is ready.
@@ -78,9 +78,9 @@ class ControlConnection:
             return messages
         return self._whole()
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Shut the connection down; readers see its end."""
-        self._channel.hang_up()
+        self._channel.shut_down()
 
     def close(self) -> None:
         self.closed = True
@@ -103,8 +103,8 @@ class ControlConnection:
         return messages
 
 
-class WorkerLine(ControlConnection):
-    """A worker's end. One thread receives without time limit; others send, one at a time."""
+class BlockingConnection(ControlConnection):
+    """The end of a worker or another caller: one thread receives without time limit; others send, one at a time."""
 
     def __init__(self, channel: SecureChannel, max_bytes: int, own_address: str) -> None:
         super().__init__(channel, max_bytes)
@@ -162,9 +162,9 @@ class Switchboard:
         self.key = key
         self._max_bytes = max_bytes
         self._answered = answered
-        self.on_join: Callable[[ConnectingPeer, ControlConnection], None] = lambda _, line: line.close()
+        self.on_join: Callable[[ConnectingPeer, ControlConnection], None] = lambda _, connection: connection.close()
         """called in a new thread when a machine wants to join; by default all are rejected"""
-        self.on_file_request: Callable[[WorkerLine], None] = lambda line: line.close()
+        self.on_file_request: Callable[[BlockingConnection], None] = lambda connection: connection.close()
         """called in a new thread when a machine requests files"""
         self._relay = Relay()
         prepare(key)
@@ -188,14 +188,14 @@ class Switchboard:
             case incarnation if incarnation == CALLED_FOR:
                 self._relay.pair(peer.worker, tls)
             case incarnation if incarnation == FILES:
-                self.on_file_request(WorkerLine(SecureChannel(tls), MAX_ORDER_BYTES, str(tls.getsockname()[0])))
+                self.on_file_request(BlockingConnection(SecureChannel(tls), MAX_ORDER_BYTES, str(tls.getsockname()[0])))
             case incarnation if incarnation == VISITOR:
                 self.on_join(peer, ControlConnection(SecureChannel(tls), self._max_bytes))
             case _:
                 self._answered(peer, ControlConnection(SecureChannel(tls), self._max_bytes))
 
 
-def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: float = ANSWER_S) -> WorkerLine:
+def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: float = ANSWER_S) -> BlockingConnection:
     """Open a worker's control connection.
 
     :raises StrangerError: if the other end does not know the key.
@@ -206,4 +206,4 @@ def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: fl
     tls = connect(address, key, greeting(worker, incarnation), patience_s)
     keep_alive(tls)
     own_address = str(tls.getsockname()[0])
-    return WorkerLine(SecureChannel(tls), MAX_ORDER_BYTES, own_address)
+    return BlockingConnection(SecureChannel(tls), MAX_ORDER_BYTES, own_address)

@@ -21,7 +21,7 @@ from planaria.common.atomic import replacing
 from planaria.common.documents import first
 from planaria.config.names import STAGE_FILE, FileName
 from planaria.runtime.fleet.base import Message
-from planaria.runtime.fleet.control_connections import WorkerLine, call
+from planaria.runtime.fleet.control_connections import BlockingConnection, call
 from planaria.runtime.transport.listener import FILES
 from planaria.runtime.transport.secure import StrangerError
 
@@ -122,30 +122,30 @@ class FileServer:
         """``roots``: first components of a name → file or folder."""
         self._roots = dict(roots)
 
-    def serve(self, line: WorkerLine) -> None:
+    def serve(self, connection: BlockingConnection) -> None:
         """Answer one request, and close the connection."""
-        with closing(line), suppress(EOFError, OSError, ValidationError):
-            request = _REQUEST.validate_json(_next(line))
+        with closing(connection), suppress(EOFError, OSError, ValidationError):
+            request = _REQUEST.validate_json(_next(connection))
             try:
-                self._answer(line, request, self._path(request))
+                self._answer(connection, request, self._path(request))
             except OSError as error:
-                _send_message(line, Refused(reason=f"{request.name}: {error.strerror or error}"[:400]))
+                _send_message(connection, Refused(reason=f"{request.name}: {error.strerror or error}"[:400]))
 
-    def _answer(self, line: WorkerLine, request: Get | ListRequest | Put, path: Path) -> None:
+    def _answer(self, connection: BlockingConnection, request: Get | ListRequest | Put, path: Path) -> None:
         match request:
             case Get():
                 with _regular(path) as (file, size):
-                    _send_message(line, FileContent(size=size))
-                    _send(line, file)
+                    _send_message(connection, FileContent(size=size))
+                    _send(connection, file)
             case ListRequest():
                 names = (f.name for f in path.iterdir() if _ALLOWED[Get].fullmatch(f"{request.name}/{f.name}"))
-                _send_message(line, Listed(names=sorted(names)))
+                _send_message(connection, Listed(names=sorted(names)))
             case Put(size=size):
                 if not path.parent.is_dir():
                     raise PermissionError("no such checkpoint is being collected")
-                _send_message(line, Ready())
-                _receive(line, path, size)
-                _send_message(line, FileStored())
+                _send_message(connection, Ready())
+                _receive(connection, path, size)
+                _send_message(connection, FileStored())
 
     def _path(self, request: Get | ListRequest | Put) -> Path:
         """Return the path of the file or folder; OSError if the name is not valid for this request."""
@@ -167,9 +167,9 @@ class Files:
 
         :raises OSError: if there is no such folder, or the controller's answer is missing or invalid.
         """
-        with self._line() as line:
-            _send_message(line, ListRequest(name=folder))
-            return self._answer(line, Listed).names
+        with self._connection() as connection:
+            _send_message(connection, ListRequest(name=folder))
+            return self._answer(connection, Listed).names
 
     def fetch(self, name: str, to: Path) -> None:
         """Fetch a file to ``to``, creating its folder.
@@ -177,24 +177,24 @@ class Files:
         :raises OSError: if it does not exist or is damaged, or the controller does not answer.
         """
         to.parent.mkdir(parents=True, exist_ok=True)
-        with self._line() as line:
-            _send_message(line, Get(name=name))
-            _receive(line, to, self._answer(line, FileContent).size)
+        with self._connection() as connection:
+            _send_message(connection, Get(name=name))
+            _receive(connection, to, self._answer(connection, FileContent).size)
 
     def put(self, path: Path, name: str) -> None:
         """Store a file at the controller; it is on disk when this returns.
 
         :raises OSError: if the controller rejects it, has no space, or does not answer.
         """
-        with self._line() as line, path.open("rb") as file:
-            _send_message(line, Put(name=name, size=os.fstat(file.fileno()).st_size))
-            self._answer(line, Ready)
-            _send(line, file)
-            self._answer(line, FileStored)
+        with self._connection() as connection, path.open("rb") as file:
+            _send_message(connection, Put(name=name, size=os.fstat(file.fileno()).st_size))
+            self._answer(connection, Ready)
+            _send(connection, file)
+            self._answer(connection, FileStored)
 
-    def _answer(self, line: WorkerLine, kind: type[_Expected]) -> _Expected:
+    def _answer(self, connection: BlockingConnection, kind: type[_Expected]) -> _Expected:
         """Receive an answer of this ``kind``; OSError if another or none arrives."""
-        answer = _ANSWER.validate_json(_next(line))
+        answer = _ANSWER.validate_json(_next(connection))
         if isinstance(answer, Refused):
             raise OSError(answer.reason)
         if not isinstance(answer, kind):
@@ -202,10 +202,10 @@ class Files:
         return answer
 
     @contextmanager
-    def _line(self) -> Iterator[WorkerLine]:
+    def _connection(self) -> Iterator[BlockingConnection]:
         try:
-            with closing(call(self.address, self._key, "files", FILES, PATIENCE_S)) as line:
-                yield line
+            with closing(call(self.address, self._key, "files", FILES, PATIENCE_S)) as connection:
+                yield connection
         except EOFError:
             raise OSError(f"the controller at {self.address} hung up") from None
         except StrangerError:
@@ -214,26 +214,26 @@ class Files:
             raise OSError(f"the controller at {self.address} sent an invalid answer ({first(error)})") from None
 
 
-def _send_message(line: WorkerLine, message: Message) -> None:
-    line.send_bytes(message.model_dump_json().encode())
+def _send_message(connection: BlockingConnection, message: Message) -> None:
+    connection.send_bytes(message.model_dump_json().encode())
 
 
-def _next(line: WorkerLine) -> bytes:
-    if not line.poll(PATIENCE_S):
+def _next(connection: BlockingConnection) -> bytes:
+    if not connection.poll(PATIENCE_S):
         raise TimeoutError(f"received nothing for {PATIENCE_S:g} s")
-    return line.recv_bytes(_MAX_MESSAGE_BYTES)
+    return connection.recv_bytes(_MAX_MESSAGE_BYTES)
 
 
-def _send(line: WorkerLine, file: BinaryIO) -> None:
+def _send(connection: BlockingConnection, file: BinaryIO) -> None:
     """Send a content and its digest."""
     digest = hashlib.sha256()
     while piece := file.read(_PIECE):
         digest.update(piece)
-        line.send_bytes(piece)
-    _send_message(line, Digest(sha256=digest.hexdigest()))
+        connection.send_bytes(piece)
+    _send_message(connection, Digest(sha256=digest.hexdigest()))
 
 
-def _receive(line: WorkerLine, path: Path, size: int) -> None:
+def _receive(connection: BlockingConnection, path: Path, size: int) -> None:
     """Receive a content and its digest into a file, which appears complete and on disk.
 
     :raises OSError: if it cannot be written, or does not match the digest.
@@ -243,7 +243,7 @@ def _receive(line: WorkerLine, path: Path, size: int) -> None:
     failure: OSError | None = None
     with replacing(path) as unfinished, unfinished.open("wb") as file:
         while missing:
-            piece = _next(line)
+            piece = _next(connection)
             if not 0 < len(piece) <= missing:
                 raise OSError(f"{path.name}: the content does not have the announced {size} bytes")
             missing -= len(piece)
@@ -253,7 +253,7 @@ def _receive(line: WorkerLine, path: Path, size: int) -> None:
                     file.write(piece)
             except OSError as error:  # receive the rest, so that the sender reads the error
                 failure = error
-        answer = _ANSWER.validate_json(_next(line))
+        answer = _ANSWER.validate_json(_next(connection))
         if failure is not None:
             raise failure
         if not isinstance(answer, Digest) or answer.sha256 != digest.hexdigest():

@@ -41,7 +41,7 @@ Name = tuple[str, int]
 @dataclass
 class _Machine:
     host: str
-    line: ControlConnection
+    connection: ControlConnection
     workers: set[Name] = field(default_factory=set)
     called: str = ""
     """name for its owner; empty before its join request"""
@@ -121,7 +121,7 @@ class JoinedMachines:
             machine = self._machines.get(self._host_of[worker])
             if machine is not None and not machine.left:
                 machine.workers.add((worker, incarnation))
-                _send(machine.line, joining.Start(worker=worker, incarnation=incarnation))
+                _send(machine.connection, joining.Start(worker=worker, incarnation=incarnation))
                 return
         self._queue.put(Lost(worker, incarnation, "its machine has left"))
 
@@ -133,14 +133,14 @@ class JoinedMachines:
     def signal(self, worker: str, incarnation: int, number: int) -> None:
         machine = self._machines.get(self._host_of[worker])
         if machine is not None:
-            _send(machine.line, joining.Signal(worker=worker, incarnation=incarnation, number=int(number)))
+            _send(machine.connection, joining.Signal(worker=worker, incarnation=incarnation, number=int(number)))
 
     def remove_machine(self, host: str, reason: str) -> None:
         """Dismiss a machine and its workers."""
         with self._guarded:
             machine = self._machines.get(host)
             if machine is not None:
-                _send(machine.line, joining.Goodbye(reason=reason, welcome=False))
+                _send(machine.connection, joining.Goodbye(reason=reason, welcome=False))
                 self._part(machine, reason)
 
     def close(self) -> None:
@@ -149,13 +149,13 @@ class JoinedMachines:
             self._over = True
             for machine in self._machines.values():
                 if self.goodbye is not None:
-                    _send(machine.line, self.goodbye)
-                machine.line.hang_up()
+                    _send(machine.connection, self.goodbye)
+                machine.connection.shut_down()
 
     # ---- one thread for each machine
 
-    def _receive(self, caller: ConnectingPeer, line: ControlConnection) -> None:
-        machine = _Machine(f"g{next(self._numbers)}", line)
+    def _receive(self, caller: ConnectingPeer, connection: ControlConnection) -> None:
+        machine = _Machine(f"g{next(self._numbers)}", connection)
         detail = "its connection closed"
         try:
             self._serve(machine)
@@ -163,13 +163,13 @@ class JoinedMachines:
             pass
         except UserError as error:
             detail = str(error)
-            _send(line, joining.Goodbye(reason=detail, welcome=False))
+            _send(connection, joining.Goodbye(reason=detail, welcome=False))
         except (OSError, ValidationError) as error:
             detail = str(error).partition("\n")[0]
         with self._guarded:
             self._part(machine, detail)
             self._machines.pop(machine.host, None)
-            line.close()
+            connection.close()
 
     def _serve(self, machine: _Machine) -> None:
         """Process a machine's messages until its connection ends.
@@ -181,9 +181,9 @@ class JoinedMachines:
         silence.expect(machine.host)  # until it has the run's files and has imported what workers need
         name = machine.host  # a machine that returns has another one in the run
         while True:
-            wait([machine.line], joining.BEAT_S)  # type: ignore[list-item]
+            wait([machine.connection], joining.BEAT_S)  # type: ignore[list-item]
             silence.look(joining.BEAT_S)
-            for text in machine.line.receive() if wait([machine.line], 0.0) else ():  # type: ignore[list-item]
+            for text in machine.connection.receive() if wait([machine.connection], 0.0) else ():  # type: ignore[list-item]
                 self._process(machine, joining.FROM_MACHINE.validate_json(text))
                 if machine.joined:
                     silence.receive(name)
@@ -212,10 +212,10 @@ class JoinedMachines:
                 self._depart(machine, printable(detail))
             case joining.Beat():
                 with self._guarded:
-                    _send(machine.line, joining.Beat())
+                    _send(machine.connection, joining.Beat())
             case joining.Strike(fault=fault) if not machine.called:
                 self._queue.put(FaultRequested(fault))
-                _send(machine.line, joining.Goodbye(reason="it will be injected at the next opportunity"))
+                _send(machine.connection, joining.Goodbye(reason="it will be injected at the next opportunity"))
                 raise EOFError
             case _:
                 raise OSError("unexpected message")
@@ -230,12 +230,12 @@ class JoinedMachines:
             if len(self._machines) >= _MAX_MACHINES:
                 raise UserError(f"{_MAX_MACHINES} machines have joined already; try again later")
             if self._awaited not in ("", request.called):
-                _send(machine.line, joining.Goodbye(reason=f"{self._awaited} has not joined yet", again=True))
+                _send(machine.connection, joining.Goodbye(reason=f"{self._awaited} has not joined yet", again=True))
                 raise EOFError
             self._awaited = ""
             if self._over:  # it connected just before the port was closed
                 if self.goodbye is not None:
-                    _send(machine.line, self.goodbye)
+                    _send(machine.connection, self.goodbye)
                 raise EOFError
             if request.returning:
                 if request.returning not in self._returning:
@@ -244,7 +244,7 @@ class JoinedMachines:
                 machine.workers = self._returning.pop(request.returning)
             self._machines[machine.host] = machine
         _send(
-            machine.line,
+            machine.connection,
             joining.Welcome(host=machine.host, setup=self._info.setup, cwd=str(Path.cwd()), reachable=reachable),
         )
 
@@ -277,12 +277,12 @@ class JoinedMachines:
         for worker, incarnation in sorted(machine.workers):
             self._queue.put(Lost(worker, incarnation, f"machine {machine.host}: {detail}"))
         machine.workers.clear()
-        machine.line.hang_up()
+        machine.connection.shut_down()
 
 
-def _send(line: ControlConnection, message: joining.ToMachine) -> None:
-    if not line.closed:
-        line.send(message.model_dump_json().encode())
+def _send(connection: ControlConnection, message: joining.ToMachine) -> None:
+    if not connection.closed:
+        connection.send(message.model_dump_json().encode())
 
 
 StartLocalFleet = Callable[[str], Fleet]
@@ -345,7 +345,7 @@ class JoinableFleet:
         """Leave joined machines and their workers to a controller on another machine; they look for it at once."""
         self._machines.goodbye = None
         self._machines.close()
-        self._remote.hang_up()
+        self._remote.shut_down()
 
     def send(self, worker: str, text: bytes) -> None:
         self._fleet_of(worker).send(worker, text)

@@ -89,8 +89,8 @@ class RunMembership:
         self.address, self.key = address.at, bytes.fromhex(address.key)
         self.workers, self._sending = workers, threading.Lock()
         try:
-            self._line = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
-            with _probed(self._line.own_address, self.key, reach) as at:
+            self._connection = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
+            with _probed(self._connection.own_address, self.key, reach) as at:
                 request = joining.JoinRequest(
                     called=name, version=planaria.__version__, workers=workers, at=at, returning=returning
                 )
@@ -114,7 +114,7 @@ class RunMembership:
             raise OSError("no answer")
         self.welcome = answer
         self.reach = replace(reach, machine=answer.host, reachable=bool(at) and answer.reachable, relay=self.address)
-        self.own_address = self._line.own_address
+        self.own_address = self._connection.own_address
 
     def serve_until_end(
         self,
@@ -137,7 +137,7 @@ class RunMembership:
         silence.receive("the run")
         while True:
             try:
-                self._line.poll(joining.BEAT_S)
+                self._connection.poll(joining.BEAT_S)
                 silence.look(joining.BEAT_S)
                 message = self._receive(0.0)
             except (EOFError, OSError, ValidationError):
@@ -157,7 +157,7 @@ class RunMembership:
                 return Ending("left")
 
     def end(self) -> None:
-        self._line.close()
+        self._connection.close()
 
     def _process(self, message: Message | None, pool: ProcessPool, leaving: str, notify: Notify) -> None:
         match message:
@@ -180,18 +180,18 @@ class RunMembership:
         self._send(joining.Started(worker=order.worker, incarnation=order.incarnation))
 
     def _beat(self) -> None:
-        while not self._line.closed:
+        while not self._connection.closed:
             self._send(joining.Beat())
             time.sleep(joining.BEAT_S)
 
     def _send(self, message: Message) -> None:
         with self._sending:
             try:
-                self._line.send_bytes(message.model_dump_json().encode())
+                self._connection.send_bytes(message.model_dump_json().encode())
             except OSError:
                 return  # the next receive reports the dead connection
 
     def _receive(self, patience_s: float) -> joining.ToMachine | None:
-        if not self._line.poll(patience_s):
+        if not self._connection.poll(patience_s):
             return None
-        return joining.TO_MACHINE.validate_json(self._line.recv_bytes(_MAX_MESSAGE_BYTES))
+        return joining.TO_MACHINE.validate_json(self._connection.recv_bytes(_MAX_MESSAGE_BYTES))

@@ -22,7 +22,7 @@ from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.consent import NO_CONSENT, Consent
 from planaria.runtime.fleet.base import Entry, PrepareWorkplace, Workplace
-from planaria.runtime.fleet.control_connections import ANSWER_S, WorkerLine, call
+from planaria.runtime.fleet.control_connections import ANSWER_S, BlockingConnection, call
 from planaria.runtime.fleet.devices import (
     NO_INVENTORY,
     ON_CPUS,
@@ -33,7 +33,7 @@ from planaria.runtime.fleet.devices import (
     inventory,
     see_only,
 )
-from planaria.runtime.fleet.moving_line import MovingLine
+from planaria.runtime.fleet.failover_connection import FailoverConnection
 from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.spawner import START_S, spawner
 from planaria.runtime.transport.secure import StrangerError
@@ -199,7 +199,7 @@ def _enter(controllers: _Controllers, left: Path, entry: Entry, device: str, wor
     if device:
         see_only(device)
 
-    def dial(address: str, patience_s: float = _REDIAL_S) -> WorkerLine:
+    def dial(address: str, patience_s: float = _REDIAL_S) -> BlockingConnection:
         return call(address, controllers.key, worker, incarnation, patience_s)
 
     try:
@@ -207,7 +207,7 @@ def _enter(controllers: _Controllers, left: Path, entry: Entry, device: str, wor
     except (OSError, StrangerError):
         os._exit(0)  # the run is over, or has cancelled this start
     if controllers.orphan_s:
-        line = MovingLine(connection, dial, controllers.addresses, controllers.orphan_s)
-        signal.signal(MOVE, lambda *_: line.leave(left.read_text()))
-        entry(line, worker, incarnation)
+        failover = FailoverConnection(connection, dial, controllers.addresses, controllers.orphan_s)
+        signal.signal(MOVE, lambda *_: failover.leave(left.read_text()))
+        entry(failover, worker, incarnation)
     entry(connection, worker, incarnation)

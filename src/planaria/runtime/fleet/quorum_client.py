@@ -56,19 +56,19 @@ def opened_quorum(url: str, key: bytes, seconds: float, setting: str) -> QuorumS
     """
     location = located(url, setting)
     prepare(key)
-    lines = [_HolderLine(at, key, greeting_of(location)) for at in location.holders]
+    connections = [_HolderConnection(at, key, greeting_of(location)) for at in location.holders]
     try:
-        roster = _Conductor(url, lines, {}, max(seconds, _OPEN_S))("opening", found_run(location.holders))
+        roster = _Conductor(url, connections, {}, max(seconds, _OPEN_S))("opening", found_run(location.holders))
     except StoreUnreachable as error:
         command = f"`planaria join {url} --hold HOST:PORT --key-file FILE`"
         advice = f"start the others with {command} (a run's first start needs all, later ones a majority)"
         raise UserError(f"{setting}: {url}: {error.last}; {advice}") from None
-    for line in lines:
-        line.reports = True
-    return QuorumStore(url, len(lines), secrets.token_hex(16), _Conductor(url, lines, roster, seconds))
+    for connection in connections:
+        connection.reports = True
+    return QuorumStore(url, len(connections), secrets.token_hex(16), _Conductor(url, connections, roster, seconds))
 
 
-class _HolderLine:
+class _HolderConnection:
     """Sends requests to one holder in a thread, one after the other."""
 
     def __init__(self, at: str, key: bytes, greeting: bytes) -> None:
@@ -134,12 +134,12 @@ def _exchanged(tls: ssl.SSLSocket, request: Request, until: float) -> Answer:
 class _Conductor:
     """Conducts the rounds of operations with all holders."""
 
-    def __init__(self, url: str, lines: list[_HolderLine], roster: Roster, seconds: float) -> None:
+    def __init__(self, url: str, connections: list[_HolderConnection], roster: Roster, seconds: float) -> None:
         """:param roster: empty: while the run's is not known
         :param seconds: for an operation
         """
-        self._url, self._lines, self._roster, self._seconds = url, lines, roster, seconds
-        self._majority = len(lines) // 2 + 1
+        self._url, self._connections, self._roster, self._seconds = url, connections, roster, seconds
+        self._majority = len(connections) // 2 + 1
 
     def __call__(self, operation: str, rounds: Rounds[T], /) -> T:
         until, failures = time.monotonic() + self._seconds, dict[str, Exception]()
@@ -163,10 +163,10 @@ class _Conductor:
     def _ask(self, requested: Round, until: float) -> tuple[Answers, dict[str, Exception]]:
         """Send a request to all holders; return the answers, and the failures of the others."""
         answers, failures, box = Answers(), dict[str, Exception](), _Box()
-        for line in self._lines:
-            line.ask(addressed(requested.request, self._roster.get(line.at, "")), until, box)
+        for connection in self._connections:
+            connection.ask(addressed(requested.request, self._roster.get(connection.at, "")), until, box)
         limit = until
-        while len(answers) + len(failures) < len(self._lines) and not requested.enough(answers):
+        while len(answers) + len(failures) < len(self._connections) and not requested.enough(answers):
             try:
                 at, result = box.get(timeout=max(0.0, limit - time.monotonic()))
             except Empty:
@@ -183,8 +183,9 @@ class _Conductor:
         """Return an error that names the holders that did not answer, with the reasons."""
         late = TimeoutError(f"no answer in {self._seconds:g} s")
         failures = {at: error for at, error in failures.items() if not isinstance(error, TimeoutError)}
-        failures = {line.at: late for line in self._lines if line.at not in answers} | failures
-        if (left := len(self._lines) - len(failures)) >= self._majority and self._roster:
+        failures = {connection.at: late for connection in self._connections if connection.at not in answers} | failures
+        if (left := len(self._connections) - len(failures)) >= self._majority and self._roster:
             return TimeoutError(f"no agreement in {self._seconds:g} s")
-        reasons = ", ".join(f"{line.at} ({cause(failures[line.at])})" for line in self._lines if line.at in failures)
-        return OSError(f"{left} of {len(self._lines)} holders answer, not {reasons}")
+        failed = [holder.at for holder in self._connections if holder.at in failures]
+        reasons = ", ".join(f"{at} ({cause(failures[at])})" for at in failed)
+        return OSError(f"{left} of {len(self._connections)} holders answer, not {reasons}")

@@ -80,7 +80,7 @@ class _Worker:
     incarnation: int
     last_seen: float | None = None
     """None until its host has started it, which may take any time"""
-    line: ControlConnection | None = None
+    connection: ControlConnection | None = None
     pid: int | None = None
     gone: bool = False
     queued: list[bytes] | None = None
@@ -176,19 +176,20 @@ class RemoteFleet:
             self._hosts.signal(worker, incarnation, number)
 
     def waitables(self) -> list[Any]:
-        return [self._queue.wakeup, *(w.line for w in self._everyone if w.line is not None and not w.line.closed)]
+        connections = (w.connection for w in self._everyone)
+        return [self._queue.wakeup, *(each for each in connections if each is not None and not each.closed)]
 
     def poll(self, timeout_s: float) -> list[Notice]:
-        lines = {w.line: w for w in self._everyone if w.line is not None and not w.line.closed}
+        connections = {w.connection: w for w in self._everyone if w.connection is not None and not w.connection.closed}
         notices: list[Notice] = []
-        wait([self._queue.wakeup, *lines], timeout_s)  # type: ignore[list-item]
+        wait([self._queue.wakeup, *connections], timeout_s)  # type: ignore[list-item]
         self._silence.look(timeout_s)
-        ready = wait([self._queue.wakeup, *lines], 0.0)  # type: ignore[list-item]
+        ready = wait([self._queue.wakeup, *connections], 0.0)  # type: ignore[list-item]
         for report in self._queue.take():
             notices += self._process(report)
-        for line in ready:
-            if line is not self._queue.wakeup:
-                notices += self._read(lines[line])  # type: ignore[index]
+        for connection in ready:
+            if connection is not self._queue.wakeup:
+                notices += self._read(connections[connection])  # type: ignore[index]
         for worker, seconds in self._silence.silent_too_long(lambda _: "unknown"):
             notices += self._lose(worker, WorkerEnded(*_name(worker), "heartbeat", f"silent for {seconds:.2f} s"))
         return notices
@@ -207,17 +208,17 @@ class RemoteFleet:
                     return self._lose(lost, WorkerEnded(*_name(lost), "exit", report.detail))
             case Unreturned():
                 late = self._find(report.worker, report.incarnation)
-                if late is not None and late.line is None:
+                if late is not None and late.connection is None:
                     return self._lose(late, WorkerEnded(*_name(late), "connection", "did not return"))
-            case caller, line:
+            case caller, connection:
                 answered = self._find(caller.worker, caller.incarnation)
-                if answered is None or answered.line is not None:
-                    line.close()  # its start was cancelled
+                if answered is None or answered.connection is not None:
+                    connection.close()  # its start was cancelled
                 else:
-                    answered.line, answered.pid = line, caller.pid
+                    answered.connection, answered.pid = connection, caller.pid
                     self._await(answered)
                     for text in answered.queued or ():
-                        line.send(text)
+                        connection.send(text)
                     answered.queued = None
         return []
 
@@ -229,11 +230,11 @@ class RemoteFleet:
 
     def _read(self, worker: _Worker) -> list[Notice]:
         """Read all reports from a connection."""
-        assert worker.line is not None
+        assert worker.connection is not None
         try:
-            texts = worker.line.receive()
+            texts = worker.connection.receive()
         except (EOFError, OSError):
-            worker.line.close()
+            worker.connection.close()
             return self._lose(worker, WorkerEnded(*_name(worker), "connection", f"pid {worker.pid}"))
         if texts:
             worker.last_seen = time.monotonic()
@@ -253,13 +254,13 @@ class RemoteFleet:
     def _send(self, worker: _Worker, text: bytes) -> None:
         if worker.queued is not None:
             worker.queued.append(text)
-        elif worker.line is not None and not worker.line.closed:
-            worker.line.send(text)
+        elif worker.connection is not None and not worker.connection.closed:
+            worker.connection.send(text)
 
     def _reap(self) -> None:
         """Remove dead incarnations, and kill those that have been stopped for long."""
         for worker in [w for w in self._everyone if w.gone]:
-            if worker.line is None or worker.line.closed:
+            if worker.connection is None or worker.connection.closed:
                 self._everyone.remove(worker)
             elif worker.last_seen is not None and time.monotonic() - worker.last_seen > THAW_LIMIT_S:
                 self._hosts.signal(worker.worker, worker.incarnation, signal.SIGKILL)
@@ -267,11 +268,11 @@ class RemoteFleet:
     def _find(self, worker: str, incarnation: int) -> _Worker | None:
         return next((w for w in self._everyone if _name(w) == (worker, incarnation)), None)
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Close the connections of all workers; their processes continue. Any thread may call this."""
         for worker in [*self._everyone]:
-            if worker.line is not None:
-                worker.line.hang_up()
+            if worker.connection is not None:
+                worker.connection.shut_down()
 
     def close(self, patience_s: float = 2.0) -> None:
         """Wait for workers that received an order to leave, then end the rest."""
@@ -281,8 +282,8 @@ class RemoteFleet:
         self._hosts.close()
         self._switchboard.close()
         for worker in self._everyone:
-            if worker.line is not None:
-                worker.line.close()
+            if worker.connection is not None:
+                worker.connection.close()
         self._queue.close()
 
 

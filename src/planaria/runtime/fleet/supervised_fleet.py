@@ -72,7 +72,7 @@ def start_supervisor(
 
 
 class SupervisedFleet:
-    """The fleet protocol over the line to a run's supervisor."""
+    """The fleet protocol over the connection to a run's supervisor."""
 
     def __init__(self, folder: Path, term: int, received: int = 0, child: WorkerProcess | None = None) -> None:
         """Lead the workers of the run in ``folder``.
@@ -81,10 +81,11 @@ class SupervisedFleet:
         :param received: number of the last notice in the log
         :raises UserError: if no supervisor answers, or a controller with this term or a higher one leads.
         """
-        self._line, self._child = _connected(folder), child
+        self._connection, self._child = _connected(folder), child
         self._order(Hello(term=term, received=received))
         try:
-            answer = TO_LEADER.validate_json(self._line.recv_bytes(MAX_BYTES)) if self._line.poll(_ANSWER_S) else None
+            is_answered = self._connection.poll(_ANSWER_S)
+            answer = TO_LEADER.validate_json(self._connection.recv_bytes(MAX_BYTES)) if is_answered else None
         except (EOFError, OSError, ValidationError):
             answer = None
         if answer is None:
@@ -113,7 +114,7 @@ class SupervisedFleet:
         self._order(Signal(worker=worker, incarnation=incarnation, number=int(number)))
 
     def waitables(self) -> list[Connection]:
-        return [self._line]
+        return [self._connection]
 
     def poll(self, timeout_s: float) -> list[Notice]:
         """Return new notices. All earlier ones have been processed and logged.
@@ -125,10 +126,10 @@ class SupervisedFleet:
             self._logged = self._received
             self._order(Logged(number=self._logged))
         notices: list[Notice] = []
-        wait([self._line], timeout_s)
+        wait([self._connection], timeout_s)
         try:
-            while self._line.poll():
-                notices += self._notices(self._line.recv_bytes(MAX_BYTES))
+            while self._connection.poll():
+                notices += self._notices(self._connection.recv_bytes(MAX_BYTES))
         except (EOFError, OSError, ValidationError):
             raise RunStopped("the supervisor of the workers has exited, and with it all workers") from None
         return notices
@@ -146,16 +147,16 @@ class SupervisedFleet:
         """End the workers and the supervisor; return once it has exited."""
         self._order(Close())
         with suppress(EOFError, OSError):
-            while self._line.poll(_ANSWER_S):
-                self._line.recv_bytes(MAX_BYTES)
-        self._line.close()
+            while self._connection.poll(_ANSWER_S):
+                self._connection.recv_bytes(MAX_BYTES)
+        self._connection.close()
         if self._child is not None:
             self._child.join(_ANSWER_S)
 
     def _order(self, message: Message) -> None:
-        """Send a message; :meth:`poll` raises the error of a closed line."""
+        """Send a message; :meth:`poll` raises the error of a closed connection."""
         with suppress(OSError):
-            self._line.send_bytes(message.model_dump_json().encode())
+            self._connection.send_bytes(message.model_dump_json().encode())
 
 
 def has_supervisor(folder: Path) -> bool:
@@ -169,19 +170,19 @@ def has_supervisor(folder: Path) -> bool:
 
 def supervisor_pid(folder: Path) -> int:
     """Return the process of the run's supervisor; UserError if none answers."""
-    with _connected(folder) as line:
-        return peer_pid(line.fileno())
+    with _connected(folder) as connection:
+        return peer_pid(connection.fileno())
 
 
 def _connected(folder: Path) -> Connection:
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with reachable(folder) as path:
-            line.connect(path)
+            connection.connect(path)
     except OSError as error:
-        line.close()
+        connection.close()
         raise UserError(
             f"{folder / SOCKET}: no supervisor of live workers answers ({os.strerror(error.errno or 0)}); resume from "
             f"the newest checkpoint with `planaria train --resume {folder}`"
         ) from None
-    return Connection(line.detach())
+    return Connection(connection.detach())

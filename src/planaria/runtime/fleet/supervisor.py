@@ -136,16 +136,16 @@ class WorkerSupervisor:
         """Relay until the run is over, or no controller leads for ``orphan_s``."""
         try:
             while not self._over and (self._leader or time.monotonic() - self._led < self._config.orphan_s):
-                lines = [*self._greeting, *([self._leader] if self._leader else [])]
-                ready = wait([self._listener, *lines, *self._fleet.waitables()], CHECK_INTERVAL_S)
+                connections = [*self._greeting, *([self._leader] if self._leader else [])]
+                ready = wait([self._listener, *connections, *self._fleet.waitables()], CHECK_INTERVAL_S)
                 for notice in self._fleet.poll(0.0):
                     self._pass_on(notice)
                 self._flush()
                 if self._leader in ready:
                     self._handle_leader()
-                for line in [line for line in self._greeting if line in ready]:
-                    del self._greeting[line]
-                    self._greet(line)
+                for connection in [connection for connection in self._greeting if connection in ready]:
+                    del self._greeting[connection]
+                    self._greet(connection)
                 if self._listener in ready:
                     self._accept()
                 self._close_silent()
@@ -156,8 +156,8 @@ class WorkerSupervisor:
             if self._is_ours():
                 (self._config.folder / SOCKET).unlink(missing_ok=True)
             self._fleet.close()
-            for line in [*self._greeting]:
-                line.close()
+            for connection in [*self._greeting]:
+                connection.close()
             if self._leader is not None:
                 self._lose_leader()
 
@@ -229,8 +229,8 @@ class WorkerSupervisor:
                 self._leader.send_bytes(message.model_dump_json().encode())
             except OSError:
                 self._leader_reads = False
-                with suppress(OSError), socket.socket(fileno=os.dup(self._leader.fileno())) as line:
-                    line.shutdown(socket.SHUT_WR)  # it may have read half a message
+                with suppress(OSError), socket.socket(fileno=os.dup(self._leader.fileno())) as connection:
+                    connection.shutdown(socket.SHUT_WR)  # it may have read half a message
 
     def _lose_leader(self) -> None:
         assert self._leader is not None
@@ -286,33 +286,33 @@ class WorkerSupervisor:
         self._greeting[Connection(handle.detach())] = time.monotonic() + GREET_S
 
     def _close_silent(self) -> None:
-        """Close the lines of controllers that did not greet in time, and the oldest of too many."""
+        """Close the connections of controllers that did not greet in time, and the oldest of too many."""
         surplus = [*self._greeting][: max(0, len(self._greeting) - MAX_GREETING)]
-        late = [line for line, until in self._greeting.items() if time.monotonic() > until]
-        for line in {*surplus, *late}:
-            del self._greeting[line]
-            line.close()
+        late = [connection for connection, until in self._greeting.items() if time.monotonic() > until]
+        for connection in {*surplus, *late}:
+            del self._greeting[connection]
+            connection.close()
 
-    def _greet(self, line: Connection) -> None:
-        """Let a controller with a higher term lead, and close the line to the former one."""
+    def _greet(self, connection: Connection) -> None:
+        """Let a controller with a higher term lead, and close the connection to the former one."""
         if self._leader is not None:
             self._handle_leader()  # process its last messages, up to its end
         try:
-            hello = FROM_LEADER.validate_json(line.recv_bytes(MAX_BYTES))
+            hello = FROM_LEADER.validate_json(connection.recv_bytes(MAX_BYTES))
             # A controller that was lost before it logged its term leaves the term to the next one.
             led = self._term if self._leader is not None else self._term - 1
             if not isinstance(hello, Hello) or hello.term <= led:
-                line.send_bytes(Deposed(term=self._term).model_dump_json().encode())
-                line.close()
+                connection.send_bytes(Deposed(term=self._term).model_dump_json().encode())
+                connection.close()
                 return
         except (EOFError, OSError, ValidationError):
-            line.close()
+            connection.close()
             return
         if self._leader is not None:
             with suppress(OSError):
                 self._leader.send_bytes(Deposed(term=hello.term).model_dump_json().encode())
             self._lose_leader()
-        self._leader = line
+        self._leader = connection
         self._leader_reads, self._told = True, False
         self._term = hello.term
         self._send(Welcome(shared=self._config.shared, sent={w: list(texts) for w, texts in self._orders.items()}))
@@ -341,7 +341,7 @@ def main(config: SupervisorConfig, handle: int) -> None:
     logs.configure(settings.level or "warning", settings.json, run=config.folder.name)
     expect_fork()
     fork_server(config.preload)
-    with Connection(handle) as line:
+    with Connection(handle) as connection:
         supervisor = WorkerSupervisor(config)
-        line.send_bytes(b"ready")
+        connection.send_bytes(b"ready")
     supervisor.run()

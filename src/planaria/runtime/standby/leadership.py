@@ -58,9 +58,9 @@ class Leadership:
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
 
-    def when_lost(self, hang_up: Callable[[], object]) -> None:
-        """Let a thread call ``hang_up`` once this process may not lead any more, even if it waits for the store."""
-        threading.Thread(target=self._watch, args=(hang_up,), name="lease watch", daemon=True).start()
+    def when_lost(self, disconnect: Callable[[], object]) -> None:
+        """Let a thread call ``disconnect`` once this process may not lead any more, even if it waits for the store."""
+        threading.Thread(target=self._watch, args=(disconnect,), name="lease watch", daemon=True).start()
 
     def add(self, line: str) -> None:
         """Add a line of the log."""
@@ -99,12 +99,12 @@ class Leadership:
         with self._guarded:
             self._lost = self._lost or why
 
-    def _watch(self, hang_up: Callable[[], object]) -> None:
+    def _watch(self, disconnect: Callable[[], object]) -> None:
         while not self._closed.wait(self._lease_s / RENEWALS):
             try:
                 self.check()
             except LeadershipLost:
-                hang_up()
+                disconnect()
                 return
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class Channel(Protocol):
     def expire(self) -> None:
         """Release shared slots after a while, read or not, because the edge was abandoned."""
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Shut the connection down for both ends; :meth:`close` must follow."""
 
     def close(self) -> None: ...
@@ -129,12 +129,12 @@ class LocalChannel:
             if self._ring is not None:
                 self._ring.expire(share)
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         with contextlib.suppress(OSError):  # already broken
             self._raw.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self.hang_up()
+        self.shut_down()
         self._raw.close()
         self.expire()
 
@@ -222,11 +222,11 @@ class SecureChannel:
     def shared(self, header: TensorHeader) -> Tensor:
         raise WireError(f"a frame names slot {header.slot} of a ring on another machine")
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         cut_off(self._tls)
 
     def close(self) -> None:
-        self.hang_up()
+        self.shut_down()
         self._tls.close()
 
 

@@ -214,7 +214,7 @@ class Edge(EdgeEnd):
 
     def reset(self) -> None:
         if self._channel is not None:
-            self._channel.hang_up()
+            self._channel.shut_down()
 
     def fileno(self) -> int:
         return -1 if self._channel is None else self._channel.fileno()

@@ -277,7 +277,7 @@ def cause(error: Exception) -> str:
     return str(text).splitlines()[0][:200] if text else type(error).__name__
 
 
-def hung_up(tls: ssl.SSLSocket) -> bool:
+def has_disconnected(tls: ssl.SSLSocket) -> bool:
     """Return whether an idle end has disconnected; nothing else makes its connection readable. Does not block."""
     try:
         return not socket.socket.recv(tls, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)

@@ -16,7 +16,7 @@ from itertools import cycle
 
 from planaria.runtime.transport.address import REACHABLE, RELAY, Reach, dial_addresses, listening
 from planaria.runtime.transport.channel import Channel, channel
-from planaria.runtime.transport.listener import GREETING_S, connect, hung_up, listen
+from planaria.runtime.transport.listener import GREETING_S, connect, has_disconnected, listen
 from planaria.runtime.transport.relay import READY, End, end_greeting
 from planaria.runtime.transport.ring import Rings
 from planaria.runtime.transport.secure import StrangerError, prepare
@@ -279,5 +279,5 @@ class Port:
     def _drop_dead(self) -> None:
         """Remove callers that have disconnected."""
         for name, tls in list(self._callers.items()):
-            if hung_up(tls):
+            if has_disconnected(tls):
                 self._callers.pop(name).close()

@@ -14,7 +14,14 @@ import time
 from typing import Literal
 
 from planaria.runtime.transport.channel import Channel, ChannelClosed, channel, wait_for
-from planaria.runtime.transport.listener import CALLED_FOR, GREETING_S, EdgeListener, greeted, greeting, hung_up
+from planaria.runtime.transport.listener import (
+    CALLED_FOR,
+    GREETING_S,
+    EdgeListener,
+    greeted,
+    greeting,
+    has_disconnected,
+)
 from planaria.runtime.transport.secure import prepare
 
 log = logging.getLogger(__name__)
@@ -79,7 +86,7 @@ class Relay:
 
     def _drop_dead(self) -> None:
         for key, (tls, since) in list(self._waiting.items()):
-            if hung_up(tls) or time.monotonic() - since > _WAITS_S:
+            if has_disconnected(tls) or time.monotonic() - since > _WAITS_S:
                 self._waiting.pop(key)[0].close()
 
 
@@ -148,7 +155,7 @@ def _carry(source: Channel, sink: Channel) -> None:
                 if not sent:
                     wait_for(sink, select.POLLOUT, _LOOK_S)
     except (ChannelClosed, OSError, ValueError):
-        source.hang_up()
-        sink.hang_up()
+        source.shut_down()
+        sink.shut_down()
     finally:
         source.close()

@@ -21,7 +21,7 @@ from planaria.control.facts.decisions import ORDER, InjectFault, Order
 from planaria.control.facts.events import Fact, Heartbeat
 from planaria.data.stream import BatchReader
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.fleet.base import MAX_ORDER_BYTES, ControlLine
+from planaria.runtime.fleet.base import MAX_ORDER_BYTES, WorkerConnection
 from planaria.runtime.transport.inbox import Inbox, InboxQueue
 from planaria.runtime.worker.step_samples import ReadTimer
 
@@ -71,7 +71,7 @@ class ControlLink:
 
     def __init__(
         self,
-        connection: ControlLine,
+        connection: WorkerConnection,
         heartbeat_s: float,
         orders: TypeAdapter[Any] = ORDER,
         inbox: InboxQueue | None = None,

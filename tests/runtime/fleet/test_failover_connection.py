@@ -1,4 +1,4 @@
-"""A worker's line follows the run to another controller, and ends when none leads."""
+"""A worker's connection follows the run to another controller, and ends when none leads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from planaria.runtime.fleet import moving_line
-from planaria.runtime.fleet.moving_line import MovingLine
+from planaria.runtime.fleet import failover_connection
+from planaria.runtime.fleet.failover_connection import FailoverConnection
 
 PATIENCE_S = 0.6
 
@@ -32,7 +32,7 @@ class Line:
         self.lost = True
         self._orders.put(None)
 
-    hang_up = close = lose
+    shut_down = close = lose
 
     def send_bytes(self, text: bytes) -> None:
         if self.lost:
@@ -46,42 +46,42 @@ class Line:
 
 
 class Run:
-    """Controllers by address; those without a line do not answer."""
+    """Controllers by address; those without a connection do not answer."""
 
-    def __init__(self, **lines: Line) -> None:
-        self.first, self.lines, self.dialled = Line([b"begin"]), lines, list[str]()
-        self.line = MovingLine(self.first, self.dial, ["a", "b", "c"], PATIENCE_S)  # type: ignore[arg-type]
+    def __init__(self, **connections: Line) -> None:
+        self.first, self.connections, self.dialled = Line([b"begin"]), connections, list[str]()
+        self.connection = FailoverConnection(self.first, self.dial, ["a", "b", "c"], PATIENCE_S)  # type: ignore[arg-type]
 
     def dial(self, address: str) -> Line:
         self.dialled.append(address)
-        if address not in self.lines:
+        if address not in self.connections:
             raise ConnectionRefusedError
-        return self.lines[address]
+        return self.connections[address]
 
 
 def test_the_next_controller_gives_orders_and_receives_what_the_last_did_not() -> None:
     run = Run(c=Line([b"go on"]))
     moved: list[str] = []
-    run.line.on_move = moved.append
-    assert run.line.recv_bytes() == b"begin"
+    run.connection.on_move = moved.append
+    assert run.connection.recv_bytes() == b"begin"
     run.first.lose()
-    sender = threading.Thread(target=run.line.send_bytes, args=[b"ready"])
+    sender = threading.Thread(target=run.connection.send_bytes, args=[b"ready"])
     sender.start()
-    assert run.line.recv_bytes() == b"go on"
+    assert run.connection.recv_bytes() == b"go on"
     sender.join(5.0)
-    assert not sender.is_alive() and run.lines["c"].sent == [b"ready"] and not run.first.sent
-    assert moved == ["c"] and run.line.address == "c" and run.dialled == ["b", "c"], "the lost one comes last"
+    assert not sender.is_alive() and run.connections["c"].sent == [b"ready"] and not run.first.sent
+    assert moved == ["c"] and run.connection.address == "c" and run.dialled == ["b", "c"], "the lost one comes last"
 
 
 def test_only_the_named_controller_is_left() -> None:
     """A machine may find out later than its workers that another controller leads."""
     run = Run(c=Line([b"go on"]))
-    assert run.line.recv_bytes() == b"begin"
-    run.line.leave("a")
-    assert run.line.recv_bytes() == b"go on" and run.line.address == "c"
-    run.line.leave("a")
-    run.line.send_bytes(b"ready")
-    assert run.lines["c"].sent == [b"ready"]
+    assert run.connection.recv_bytes() == b"begin"
+    run.connection.leave("a")
+    assert run.connection.recv_bytes() == b"go on" and run.connection.address == "c"
+    run.connection.leave("a")
+    run.connection.send_bytes(b"ready")
+    assert run.connections["c"].sent == [b"ready"]
 
 
 def test_without_a_controller_both_ends_give_up() -> None:
@@ -91,55 +91,55 @@ def test_without_a_controller_both_ends_give_up() -> None:
 
     def send() -> None:
         try:
-            run.line.send_bytes(b"ready")
+            run.connection.send_bytes(b"ready")
         except OSError as error:
             failed.append(error)
 
     sender, began = threading.Thread(target=send), time.monotonic()
     sender.start()
-    run.line.recv_bytes()  # the order that had arrived
+    run.connection.recv_bytes()  # the order that had arrived
     with pytest.raises(EOFError):
-        run.line.recv_bytes()
+        run.connection.recv_bytes()
     sender.join(5.0)
     assert time.monotonic() - began >= PATIENCE_S and len(failed) == 1 and {*run.dialled} == {"a", "b", "c"}
 
 
 def test_a_controller_that_hangs_up_at_once_does_not_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not expect this worker, which must not call for ever."""
-    monkeypatch.setattr(moving_line, "LASTING_S", 5.0)
+    monkeypatch.setattr(failover_connection, "LASTING_S", 5.0)
     run = Run()
     run.dial = lambda address: Line(lost=True)  # type: ignore[method-assign]
-    run.line = MovingLine(run.first, run.dial, ["a", "b"], PATIENCE_S)  # type: ignore[arg-type]
+    run.connection = FailoverConnection(run.first, run.dial, ["a", "b"], PATIENCE_S)  # type: ignore[arg-type]
     run.first.lose()
-    run.line.recv_bytes()
+    run.connection.recv_bytes()
     began = time.monotonic()
     with pytest.raises(EOFError):
-        run.line.recv_bytes()
+        run.connection.recv_bytes()
     assert PATIENCE_S <= time.monotonic() - began < 5.0
 
 
 def test_controllers_that_are_lost_soon_are_followed_as_long_as_they_give_orders() -> None:
     run = Run()
     run.first.lose()
-    run.line.recv_bytes()
+    run.connection.recv_bytes()
     began = time.monotonic()
     run.dial = lambda address: Line([b"go on"], lost=True)  # type: ignore[method-assign]
-    run.line = MovingLine(run.first, run.dial, ["a", "b"], PATIENCE_S)  # type: ignore[arg-type]
+    run.connection = FailoverConnection(run.first, run.dial, ["a", "b"], PATIENCE_S)  # type: ignore[arg-type]
     run.first.lose()
     while time.monotonic() - began < 3 * PATIENCE_S:
-        assert run.line.recv_bytes() == b"go on"
+        assert run.connection.recv_bytes() == b"go on"
 
 
 def test_a_callback_that_fails_ends_the_wait_of_senders() -> None:
     run = Run(b=Line())
     run.first.lose()
-    run.line.recv_bytes()
+    run.connection.recv_bytes()
 
     def broken(address: str) -> None:
         raise RuntimeError("a bug")
 
-    run.line.on_move = broken
+    run.connection.on_move = broken
     with pytest.raises(RuntimeError, match="a bug"):
-        run.line.recv_bytes()
+        run.connection.recv_bytes()
     with pytest.raises(OSError, match="the run is over"):
-        run.line.send_bytes(b"ready")
+        run.connection.send_bytes(b"ready")

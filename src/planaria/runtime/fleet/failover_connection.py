@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 
 from planaria.runtime.fleet.base import MAX_ORDER_BYTES
-from planaria.runtime.fleet.control_connections import WorkerLine
+from planaria.runtime.fleet.control_connections import BlockingConnection
 from planaria.runtime.transport.secure import StrangerError
 
 _PAUSE_S = 0.05
@@ -17,21 +17,21 @@ _PAUSE_S = 0.05
 LASTING_S = 10.0
 """a connection shorter than this that brought no order does not restart ``patience_s``"""
 
-Dial = Callable[[str], WorkerLine]
+Dial = Callable[[str], BlockingConnection]
 
 
-class MovingLine:
+class FailoverConnection:
     """Control connection of a worker whose controller may be replaced by one on another machine.
 
     If it breaks, the thread that receives calls all ``addresses`` in turn until one leads the run. Senders wait
     meanwhile, and repeat their message to the new controller.
     """
 
-    def __init__(self, line: WorkerLine, dial: Dial, addresses: Sequence[str], patience_s: float) -> None:
-        """:param line: to the present controller, at the first of ``addresses`` (HOST:PORT)
+    def __init__(self, connection: BlockingConnection, dial: Dial, addresses: Sequence[str], patience_s: float) -> None:
+        """:param connection: connection to the present controller, at the first of ``addresses`` (HOST:PORT)
         :param patience_s: seconds after which the run counts as over
         """
-        self._line = line
+        self._connection = connection
         self._dial = dial
         self._addresses = addresses
         self._patience_s = patience_s
@@ -49,24 +49,24 @@ class MovingLine:
 
     @property
     def own_address(self) -> str:
-        return self._line.own_address
+        return self._connection.own_address
 
     def leave(self, address: str) -> None:
         """Leave the controller at this address, perhaps a silent one; do nothing if it has been left."""
         if self.address == address:
-            self._line.hang_up()
+            self._connection.shut_down()
 
     def send_bytes(self, text: bytes) -> None:
         """Send a message; OSError if no controller has answered for ``patience_s``."""
         while True:
-            line = self._line
+            connection = self._connection
             try:
-                line.send_bytes(text)
+                connection.send_bytes(text)
                 return
             except OSError:
-                line.hang_up()  # the receiving thread may not have noticed
+                connection.shut_down()  # the receiving thread may not have noticed
             with self._moved:
-                self._moved.wait_for(lambda line=line: self._over or self._line is not line)  # type: ignore[misc]
+                self._moved.wait_for(lambda connection=connection: self._over or self._connection is not connection)  # type: ignore[misc]
                 if self._over:
                     raise OSError("the run is over")
 
@@ -74,7 +74,7 @@ class MovingLine:
         """Return the next message; EOFError if no controller has answered for ``patience_s``."""
         while True:
             try:
-                order = self._line.recv_bytes(maxlength)
+                order = self._connection.recv_bytes(maxlength)
             except (EOFError, OSError):
                 self._move()
             else:
@@ -86,7 +86,7 @@ class MovingLine:
 
         :raises EOFError: if none answers in time.
         """
-        self._line.close()
+        self._connection.close()
         now, answer = time.monotonic(), None
         if self._ordered or now - self._connected > LASTING_S:
             self._lost_since = now
@@ -95,23 +95,23 @@ class MovingLine:
         finally:
             with self._moved:
                 self._over = answer is None
-                self._line = answer or self._line
+                self._connection = answer or self._connection
                 self._moved.notify_all()
         if answer is None:
             raise EOFError
         self._connected, self._ordered = time.monotonic(), False
 
-    def _answering(self, until: float) -> WorkerLine | None:
+    def _answering(self, until: float) -> BlockingConnection | None:
         """Return a connection to the controller that leads; None if there is none ``until`` (monotonic seconds)."""
         for address in cycle([*self._addresses[1:], self._addresses[0]]):
             if time.monotonic() > until:
                 break
             time.sleep(_PAUSE_S)
             try:
-                line = self._dial(address)
+                connection = self._dial(address)
             except (OSError, StrangerError):
                 continue
             self.address = address
             self.on_move(address)
-            return line
+            return connection
         return None
