@@ -1,83 +1,75 @@
-# make demo   train the demo recipe: a pipeline of real processes, two of which are killed on the way
-# make demo-swarm   four peers learn to add from each other's completions, without trusting each other
-# make test   lint, types and tests
-# make test-all   every test that needs no GPU: about an hour on two cores
-# make test-slow   those that make test leaves out: more settings, and what takes longest, such as the wheel
-# make test-gpu   what needs a CUDA device; skipped, with the reason, where there is none
-# make hunt   the property tests again, with new random examples each time
-# make docs   the documentation as a site, in build/site
-# make bench  every benchmark, one after the other; make bench-edge is one of them
-# make clean  remove what these commands have built; runs/ is yours and stays
-#
-# Another interpreter: make demo PYTHON=python3.12
+# `make help` lists the commands. Another interpreter: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Modules that can be run; the others in benchmarks/ are what these share.
+# Runnable modules; the others in benchmarks/ are shared helpers.
 BENCHMARKS := $(basename $(notdir $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)))
 
-# Hundreds of processes are started, and each would compile the sources again.
+# Without bytecode caches, each of hundreds of processes compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-swarm test lint types unit test-all test-slow test-gpu hunt docs bench clean
+.PHONY: help demo demo-swarm test lint types unit test-all test-slow test-gpu hunt docs bench clean
 
-demo: $(VENV)/.installed
+help:  ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.installed  ## train the demo recipe: a pipeline of processes, two of which are killed
 	$(BIN)/planaria train demo
 
-demo-swarm: $(VENV)/.installed
+demo-swarm: $(VENV)/.installed  ## four peers learn to add from each other's completions, without trusting each other
 	$(BIN)/planaria swarm train arithmetic_swarm
 
-# Types are checked while tests wait for processes.
-test: lint
+# mypy runs while tests wait for processes.
+test: lint  ## lint, types and tests: about 20 minutes on two cores
 	$(MAKE) --no-print-directory -j2 types unit
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev  ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.installed-dev
+types: $(VENV)/.installed-dev  ## check types
 	$(BIN)/mypy
 
-unit: $(VENV)/.installed-dev
+unit: $(VENV)/.installed-dev  ## tests of `make test` alone
 	$(BIN)/pytest -n 2 --dist loadfile --durations=30 --durations-min=5
 
-test-all: lint types unit test-slow
+test-all: lint types unit test-slow  ## all tests that need no GPU: about an hour on two cores
 
-test-slow: $(VENV)/.installed-dev
+test-slow: $(VENV)/.installed-dev  ## the tests that `make test` leaves out: more settings, and slow builds such as the wheel
 	$(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --timeout 600
 
-test-gpu: $(VENV)/.installed-dev
+test-gpu: $(VENV)/.installed-dev  ## tests that need a CUDA device; skipped without one
 	$(BIN)/pytest -m gpu
 
-hunt: $(VENV)/.installed-dev
+hunt: $(VENV)/.installed-dev  ## property tests with new random examples
 	PLANARIA_EXAMPLES=hunt $(BIN)/pytest -n 2 --dist loadfile $(shell grep -lE "hypothesis" -r tests --include=test_*.py)
 
-# Dead links, missing anchors and modules that are gone fail the build.
-docs: $(VENV)/.installed-docs
+# The build fails on dead links, missing anchors and missing modules.
+docs: $(VENV)/.installed-docs  ## build the documentation site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed  ## run all benchmarks in turn; `make bench-edge` runs one
 	@failed=; for name in $(BENCHMARKS); do \
 	  echo "== python -m benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name; \
 	  case $$? in 0) ;; 2) echo "(cannot run here)" ;; *) failed="$$failed $$name" ;; esac; \
-	done; test -z "$$failed" || { echo "make bench: not what was claimed:$$failed" >&2; exit 1; }
+	done; test -z "$$failed" || { echo "make bench: these benchmarks miss their claims:$$failed" >&2; exit 1; }
 
 bench-%: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.$*
 
-clean:
+clean:  ## remove everything that these commands built, except runs/
 	rm -rf $(VENV) build src/planaria.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
 
-# pip is what `venv` makes last: a folder without it is a half-made one.
+# venv installs pip last: a folder without pip is incomplete.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "planaria needs Python 3.11 or newer, which '$(PYTHON)' is not; name another, as in: make demo PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps say what was installed; they are older than these two files when it must be done again.
+# A stamp older than pyproject.toml or constraints.txt triggers a new installation.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) install --no-compile -c constraints.txt -e .
 	touch $@
