@@ -183,22 +183,22 @@ def test_a_rejected_machine_exits_with_an_error(
 ) -> None:
     publish_run_address(run, guests.address, guests.key)
 
-    class Stay:
+    class Service:
         """Without workers."""
 
-        next_entrance = None
+        next_access = None
 
-        def __init__(self, visit: RunMembership, *_: object) -> None:
-            self._visit = visit
+        def __init__(self, membership: RunMembership, *_: object) -> None:
+            self._membership = membership
 
-        def last(self, asked: Callable[[], str]) -> Ending:
-            guests.remove_machine(self._visit.welcome.host, "its disk is full")
-            return self._visit.serve_until_end(cast(ProcessPool, None), 60.0, asked, print)
+        def serve_until_end(self, asked: Callable[[], str]) -> Ending:
+            guests.remove_machine(self._membership.welcome.host, "its disk is full")
+            return self._membership.serve_until_end(cast(ProcessPool, None), 60.0, asked, print)
 
         def close(self) -> None:
-            self._visit.end()
+            self._membership.end()
 
-    monkeypatch.setattr("planaria.runtime.engine.join._Stay", Stay)
+    monkeypatch.setattr("planaria.runtime.engine.join._MachineService", Service)
     assert exit_code("join", run) == 1
     assert capfd.readouterr().err == f"planaria: {run}: the run dismissed this machine: its disk is full\n"
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
-from planaria.group.entrance import START_S, GroupEntrance, start_controller
+from planaria.group.entrance import START_S, GroupAccess, start_controller
 from planaria.group.member_state import MemberState, Stateful
 from planaria.group.membership import ConnectionLost, Membership, note, require_same
 from planaria.group.optimizer import GroupOptimizer
@@ -231,19 +231,19 @@ class Group:
         assert self._owned is not None and self._data is not None
         patience_s = self._settings.patience_s
         known = RunAddress(at=self.address, key=self._key.hex())
-        entrance = GroupEntrance(self.address, Path(), known, patience_s)
-        visit = connect(entrance, JoinTerms(1, patience_s, patience_s), note, again)
-        assert visit is not None
+        access = GroupAccess(self.address, Path(), known, patience_s)
+        membership = connect(access, JoinTerms(1, patience_s, patience_s), note, again)
+        assert membership is not None
         with ExitStack() as unless_accepted:
-            unless_accepted.callback(visit.end)
-            setup = setup_of(visit)
+            unless_accepted.callback(membership.end)
+            setup = setup_of(membership)
             if again and setup.sign != self._sign:
                 raise RunStopped(f"{self.address}: another group is there now, without this one's weights; start again")
             self._sign = setup.sign
             setup = replace(setup, sign="")
             require_same(setup, self._owned)
             self._require_agreed(setup, self._data)
-            member = Membership(visit, setup, self._owned, START_S)
+            member = Membership(membership, setup, self._owned, START_S)
             unless_accepted.pop_all()
         return member
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _SILENCE_S = 30.0
 """a controller that is silent for longer is lost"""
 _END_S = 10.0
-"""limit for the end of a visit whose worker has ended"""
+"""limit for the end of a membership whose worker has ended"""
 
 
 class ConnectionLost(RunStopped):
@@ -51,7 +51,7 @@ class _OwnProcess:
 
     def __init__(self) -> None:
         self.orders: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
-        """worker and incarnation to become; None: the visit has ended"""
+        """worker and incarnation to become; None: the membership has ended"""
         self.empty = False
         self.dismiss: Callable[[], object] = bool
         """ends the membership"""
@@ -79,19 +79,19 @@ class _MemberLink(ControlLink):
 class Membership:
     """A member's worker. All methods are for the owner's thread."""
 
-    def __init__(self, visit: RunMembership, setup: Setup, owned: MemberState, patience_s: float) -> None:
+    def __init__(self, run_membership: RunMembership, setup: Setup, owned: MemberState, patience_s: float) -> None:
         """Become a worker of the group, and wait at most ``patience_s`` to be one.
 
         :raises RunStopped: if the group ends or does not accept this process in time.
         """
-        self._visit = visit
+        self._run_membership = run_membership
         self._pool = _OwnProcess()
         self._leaving = ""
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
         threading.Thread(target=self._stay, name="group", daemon=True).start()
         self.worker, incarnation, self._connection = self._admitted(patience_s)
-        setup = replace(setup, key=visit.key, host=visit.own_address, reach=visit.reach)
+        setup = replace(setup, key=run_membership.key, host=run_membership.own_address, reach=run_membership.reach)
         self._link = _MemberLink(self._connection, setup.config.fleet.heartbeat_s, inbox=Inbox())
         self._pool.dismiss = lambda: self._link.inbox.put(d.UnassignWorker())
         resolved = ResolvedRun(setup.config)
@@ -104,17 +104,21 @@ class Membership:
 
     def _admitted(self, patience_s: float) -> tuple[str, int, BlockingConnection]:
         """Return the name, the incarnation and the control connection of this process as a worker of the group."""
-        visit = self._visit
+        run_membership = self._run_membership
         try:
             order = self._pool.orders.get(timeout=patience_s)
         except queue.Empty:
-            raise RunStopped(f"{visit.address}: the group did not admit this process within {patience_s:g} s") from None
+            raise RunStopped(
+                f"{run_membership.address}: the group did not admit this process within {patience_s:g} s"
+            ) from None
         if order is None:
             raise self._over()
         try:
-            return *order, call(visit.address, visit.key, *order)
+            return *order, call(run_membership.address, run_membership.key, *order)
         except (OSError, StrangerError) as error:
-            raise ConnectionLost(f"{visit.address}: the group's controller does not answer ({error})") from None
+            raise ConnectionLost(
+                f"{run_membership.address}: the group's controller does not answer ({error})"
+            ) from None
 
     @property
     def step(self) -> int:
@@ -154,7 +158,7 @@ class Membership:
         if self._greenlet.dead:
             self._close()
             if not self._leaving and (ending := self._ended()).how != "over":
-                self._visit.end()
+                self._run_membership.end()
                 raise self._over(ending)
 
     def leave(self) -> None:
@@ -163,7 +167,7 @@ class Membership:
         if not self._greenlet.dead and self._greenlet:
             self._greenlet.switch()
         self._close()
-        self._visit.end()
+        self._run_membership.end()
 
     def _close(self) -> None:
         """Close the listener and end the threads of the worker."""
@@ -181,12 +185,12 @@ class Membership:
             self._link.leave()
 
     def _stay(self) -> None:
-        self._ending = self._visit.serve_until_end(self._pool, _SILENCE_S, lambda: self._leaving, note)  # type: ignore[arg-type]
+        self._ending = self._run_membership.serve_until_end(self._pool, _SILENCE_S, lambda: self._leaving, note)  # type: ignore[arg-type]
         self._pool.orders.put(None)
         self._pool.dismiss()  # the worker may wait for orders that cannot come any more
 
     def _ended(self) -> Ending:
-        """Return how the visit ended, once it has."""
+        """Return how the membership ended, once it has."""
         until = time.monotonic() + _END_S
         while self._ending is None and time.monotonic() < until:
             time.sleep(0.01)
@@ -194,9 +198,9 @@ class Membership:
 
     def _over(self, ending: Ending | None = None) -> RunStopped:
         ending = ending or self._ended()
-        kind = ConnectionLost if ending.how in ("lost", "again") else RunStopped
+        kind = ConnectionLost if ending.how in ("lost", "restarting") else RunStopped
         reason = ending.reason or ending.how
-        return kind(f"{self._visit.address}: this process is no longer a member: {reason}; join again")
+        return kind(f"{self._run_membership.address}: this process is no longer a member: {reason}; join again")
 
 
 def _worker(

@@ -17,7 +17,7 @@ from clusters import DEPLOY, KEY, Call, environment, pod, read, recorded, record
 from planaria import cli
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.join import AddressEntrance, JoinTerms
+from planaria.runtime.engine.join import AddressAccess, JoinTerms
 from planaria.runtime.resolved_config import ResolvedRun
 
 SRUN = """#!/bin/sh
@@ -107,14 +107,14 @@ def started(call: Call, folder: Path, capsys: pytest.CaptureFixture[str]) -> tup
     return recipe.load(folder / "output.toml", {}), output
 
 
-def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AddressEntrance, JoinTerms]:
+def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AddressAccess, JoinTerms]:
     """How ``planaria join`` would join."""
     found: list[Any] = []
     monkeypatch.setattr("planaria.cli.commands.join.join", lambda *given: found.append(given))
     assert cli.run(call.words) == 0
-    ((entrance, update, _),) = found
-    assert isinstance(entrance, AddressEntrance)
-    return entrance, update
+    ((access, update, _),) = found
+    assert isinstance(access, AddressAccess)
+    return access, update
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_the_commands_to_train_and_to_join_match(
     assert all(list(call.keys.values()) == [[mode, key]] for call in joins)
     config, said = started(train, tmp_path, capsys)
     assert "# --resume auto: starts a new run" in said
-    entrance, update = joined(joins[0], tmp_path, monkeypatch)
-    assert entrance.at == f"{config.fleet.advertise}:{config.fleet.port}"
+    access, update = joined(joins[0], tmp_path, monkeypatch)
+    assert access.at == f"{config.fleet.advertise}:{config.fleet.port}"
     assert config.fleet.host == "0.0.0.0" and update.first_s >= 600 and update.cache is not None
     assert config.fleet.local_workers is not None
     if called is not called_in_slurm:

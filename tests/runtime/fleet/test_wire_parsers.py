@@ -265,14 +265,14 @@ class Pool:
 def test_a_joined_machine_leaves_at_an_unreadable_message(messages: list[bytes]) -> None:
     line = Recorded(TO_MACHINE[0].model_dump_json().encode(), *messages)
     with visiting(line):
-        stay = joined_machine.RunMembership(RunAddress(at="127.0.0.1:1", key="00" * 32), 1)
+        membership = joined_machine.RunMembership(RunAddress(at="127.0.0.1:1", key="00" * 32), 1)
         line.closed = True  # no beats
         pool: Any = Pool()
-        assert stay.serve_until_end(pool, 60.0, lambda: "", lambda _: None).how in (
+        assert membership.serve_until_end(pool, 60.0, lambda: "", lambda _: None).how in (
             "lost",
             "over",
-            "unwelcome",
-            "again",
+            "dismissed",
+            "restarting",
         )
 
 

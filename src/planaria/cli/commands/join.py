@@ -10,11 +10,11 @@ from planaria.common.errors import UserError
 from planaria.control.log.quorum_location import SCHEME
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.join import (
-    AddressEntrance,
-    Entrance,
-    FolderEntrance,
+    AddressAccess,
+    FolderAccess,
     JoinTerms,
-    NextEntrance,
+    KnownRunAccess,
+    RunAccess,
     join,
     serve_as_child,
 )
@@ -41,12 +41,12 @@ def add_machine(
     :raises UserError: if the run is not active, or cannot be joined from here.
     :raises RunStopped: if the run does not answer for ``patience_s``.
     """
-    entrance = _entrance(target, key)
+    access = _access(target, key)
     _check_workers(workers)
     if reach.ports is not None and not 1 <= reach.ports[0] <= reach.ports[1] <= 65535:
         raise UserError(f"--ports {reach.ports[0]} {reach.ports[1]}: give the first and the last, from 1 to 65535")
     fork_server(PRELOAD)
-    join(entrance, JoinTerms(workers or 0, *_patience(patience_s), reach, cache), _print)
+    join(access, JoinTerms(workers or 0, *_patience(patience_s), reach, cache), _print)
 
 
 def add_nodes(
@@ -57,8 +57,8 @@ def add_nodes(
 
     :raises UserError: if one cannot join.
     """
-    entrance = _entrance(target, key)
-    if not isinstance(entrance, AddressEntrance):
+    access = _access(target, key)
+    if not isinstance(access, AddressAccess):
         raise UserError(f"join {target} --ray {cluster}: give HOST:PORT of the controller, which the nodes can reach")
     if workers is None:
         raise UserError(f"join {target} --ray {cluster}: give --workers, the number of workers of each machine")
@@ -69,7 +69,7 @@ def add_nodes(
         raise UserError(f"--gpus {gpus:g}: give 0 or more")
     from planaria.runtime.fleet.ray_machines import join_nodes
 
-    known = NextEntrance(target, entrance.key, RunAddress(at=target, key=read_key(entrance.key).hex()))
+    known = KnownRunAccess(target, access.key, RunAddress(at=target, key=read_key(access.key).hex()))
     serve = partial(serve_as_child, known, JoinTerms(workers, *_patience(patience_s), cache=cache))
     resources = {"num_cpus": workers, "num_gpus": gpus}
     join_nodes(cluster, f"planaria-{target}", machines, resources, serve, PRELOAD, _print)
@@ -109,14 +109,14 @@ def stand_by(target: str, at: str, key: Path | None) -> None:
     stand_by_elsewhere(target, at, key, Callbacks(True, print, None, None))
 
 
-def _entrance(target: str, key: Path | None) -> Entrance:
+def _access(target: str, key: Path | None) -> RunAccess:
     address = _ADDRESS.fullmatch(target)
     if address is not None and not Path(target).exists():
         if int(address[2]) not in range(1, 65536):
             raise UserError(f"join {target}: {address[2]} is not a port; use the run's fleet.port")
         if key is None:
             raise UserError(f"join {target}: give --key-file, a copy of the run's address.json or fleet.key")
-        return AddressEntrance(target, key)
+        return AddressAccess(target, key)
     if target.startswith(SCHEME):
         raise UserError(
             f"join {target}: workers join at HOST:PORT of the controller; to hold the log here, add --hold HOST:PORT, "
@@ -126,4 +126,4 @@ def _entrance(target: str, key: Path | None) -> Entrance:
     if key is not None:
         raise UserError(f"join {target} --key-file {key}: a key requires HOST:PORT; the run's folder has its own")
     run_folders.config_of(folder)
-    return FolderEntrance(folder, lambda: not run_folders.is_held(folder))
+    return FolderAccess(folder, lambda: not run_folders.is_held(folder))

@@ -39,14 +39,13 @@ from planaria.runtime.transport.address import REACHABLE, Reach
 from planaria.runtime.worker.setup import SETUP, Setup
 
 log = logging.getLogger(__name__)
-_AGAIN_S = 0.5
+_RETRY_S = 0.5
 """seconds between attempts to reach the controller"""
-_FOLLOW_S = 0.1
-"""the same after the loss of a controller that another one may replace"""
-_TIMES, _MIN_S = 2, 10.0
-"""The machine waits for the run this many times as long as the run waits for it, and at least this long (s), since a
-controller may be paused
-"""
+_FAILOVER_RETRY_S = 0.1
+"""seconds between attempts after the loss of a controller that another one may replace"""
+_SILENCE_FACTOR, _MIN_SILENCE_S = 2, 10.0
+"""silence after which the run counts as lost: a multiple of the run's own limit, and at least this many seconds, since
+a controller may be paused"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class JoinTerms:
 
 
 @dataclass(frozen=True)
-class FolderEntrance:
+class FolderAccess:
     """Access to a run through its folder."""
 
     folder: Path
@@ -78,11 +77,11 @@ class FolderEntrance:
         return read_run_address(self.folder)
 
     @property
-    def closed(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the run has ended."""
         return not (self.folder / RUN_ADDRESS_FILE).exists()
 
-    def unanswered(self, error: OSError) -> UserError:
+    def unanswered_error(self, error: OSError) -> UserError:
         """Return the error for a controller that does not answer."""
         if self.abandoned():
             return UserError(
@@ -99,7 +98,7 @@ class FolderEntrance:
 
 
 @dataclass(frozen=True)
-class AddressEntrance:
+class AddressAccess:
     """Access to a run through the controller's address and a file with the key."""
 
     at: str
@@ -110,9 +109,9 @@ class AddressEntrance:
         """Return the run's address and key; UserError if the key cannot be read."""
         return RunAddress(at=self.at, key=read_key(self.key).hex())
 
-    closed = False
+    has_ended = False
 
-    def unanswered(self, error: OSError) -> Exception:
+    def unanswered_error(self, error: OSError) -> Exception:
         """Return the error for a controller that does not answer."""
         return UserError(
             f"{self.at}: the controller does not answer ({error.strerror or error}); check that the run is active, "
@@ -125,7 +124,7 @@ class AddressEntrance:
 
 
 @dataclass(frozen=True)
-class NextEntrance(AddressEntrance):
+class KnownRunAccess(AddressAccess):
     """Access to a run whose key this machine has, such as one that another controller leads now."""
 
     known: RunAddress
@@ -134,25 +133,25 @@ class NextEntrance(AddressEntrance):
         return self.known
 
 
-Entrance = FolderEntrance | AddressEntrance
+RunAccess = FolderAccess | AddressAccess
 
 
-def join(entrance: Entrance, terms: JoinTerms, notify: Notify) -> None:
+def join(access: RunAccess, terms: JoinTerms, notify: Notify) -> None:
     """Serve a run until it ends, or until a signal asks to leave.
 
     :raises UserError: if the run has ended, or cannot be joined from here.
     :raises RunStopped: if it does not answer for ``terms.patience_s``, or dismisses this machine.
     """
     again = False
-    while (stay := _prepared(entrance, terms, notify, again)) is not None:
-        with closing(stay), stop_requested() as requested:
-            ending = stay.last(requested)
-            while ending.how == "lost" and stay.follow(requested):
-                ending = stay.last(requested)
-        entrance = stay.next_entrance or entrance
-        if ending.how == "unwelcome":
-            raise RunStopped(f"{entrance}: the run dismissed this machine: {ending.reason}")
-        if ending.how not in ("lost", "again"):
+    while (service := _prepared(access, terms, notify, again)) is not None:
+        with closing(service), stop_requested() as requested:
+            ending = service.serve_until_end(requested)
+            while ending.how == "lost" and service.follow(requested):
+                ending = service.serve_until_end(requested)
+        access = service.next_access or access
+        if ending.how == "dismissed":
+            raise RunStopped(f"{access}: the run dismissed this machine: {ending.reason}")
+        if ending.how not in ("lost", "restarting"):
             notify("left" if ending.how == "left" else ending.reason)
             return
         why = f"the run is unreachable ({ending.reason})" if ending.how == "lost" else ending.reason
@@ -160,7 +159,7 @@ def join(entrance: Entrance, terms: JoinTerms, notify: Notify) -> None:
         again = True
 
 
-def serve_as_child(entrance: Entrance, terms: JoinTerms, output: int) -> None:
+def serve_as_child(access: RunAccess, terms: JoinTerms, output: int) -> None:
     """Entry point of a forked process that serves a run (see :func:`join`), and prints to a file descriptor."""
     for number in STOPS:
         signal.signal(number, signal.SIG_DFL)
@@ -170,13 +169,13 @@ def serve_as_child(entrance: Entrance, terms: JoinTerms, output: int) -> None:
     spawner.expect_fork()
 
     def serve() -> int:
-        join(entrance, terms, lambda line: print(line, flush=True))
+        join(access, terms, lambda line: print(line, flush=True))
         return 0
 
     sys.exit(exit_code(serve))
 
 
-def _prepared(entrance: Entrance, terms: JoinTerms, notify: Notify, again: bool) -> _Stay | None:
+def _prepared(access: RunAccess, terms: JoinTerms, notify: Notify, again: bool) -> _MachineService | None:
     """Connect and prepare the workers; return None, after a message, if the run has ended or a signal arrives.
 
     The run does not use this machine yet, so a signal interrupts at once.
@@ -184,20 +183,20 @@ def _prepared(entrance: Entrance, terms: JoinTerms, notify: Notify, again: bool)
     with ExitStack() as unless_ready:
         try:
             with interrupted():
-                visit = connect(entrance, terms, notify, again)
-                if visit is None:
+                membership = connect(access, terms, notify, again)
+                if membership is None:
                     notify("the run is over")
                     return None
-                unless_ready.callback(visit.end)
-                stay = _Stay(visit, terms, isinstance(entrance, FolderEntrance), notify)
+                unless_ready.callback(membership.end)
+                service = _MachineService(membership, terms, isinstance(access, FolderAccess), notify)
         except KeyboardInterrupt:
             notify("left")
             return None
         unless_ready.pop_all()
-        return stay
+        return service
 
 
-def connect(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = False) -> RunMembership | None:
+def connect(access: RunAccess, terms: JoinTerms, notify: Notify, lost: bool = False) -> RunMembership | None:
     """Connect to a run; return None if it was ``lost`` and has ended.
 
     :raises UserError: if the controller does not answer in time, or the run cannot be joined from here.
@@ -206,104 +205,107 @@ def connect(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = F
     patience_s, waiting = terms.patience_s if lost else terms.first_s, lost
     until = time.monotonic() + patience_s
     while True:
-        if lost and entrance.closed:
+        if lost and access.has_ended:
             return None
         try:
-            return RunMembership(entrance.address(), terms.workers, terms.reach)
+            return RunMembership(access.address(), terms.workers, terms.reach)
         except OSError as error:
-            log.debug("%s: no answer: %s", entrance, error)
+            log.debug("%s: no answer: %s", access, error)
             if time.monotonic() >= until:
-                stopped = RunStopped(f"{entrance}: the run has not answered for {patience_s:g} s")
-                raise stopped if lost else entrance.unanswered(error) from None
+                stopped = RunStopped(f"{access}: the run has not answered for {patience_s:g} s")
+                raise stopped if lost else access.unanswered_error(error) from None
         if not waiting:
-            notify(f"{entrance}: no answer yet; trying for up to {patience_s:g} s")
+            notify(f"{access}: no answer yet; trying for up to {patience_s:g} s")
             waiting = True
-        time.sleep(_AGAIN_S)
+        time.sleep(_RETRY_S)
 
 
-class _Stay:
-    """A visit to a run and its process pool."""
+class _MachineService:
+    """This machine's membership in a run, and its process pool."""
 
-    def __init__(self, visit: RunMembership, terms: JoinTerms, shared: bool, notify: Notify) -> None:
+    def __init__(self, membership: RunMembership, terms: JoinTerms, shared: bool, notify: Notify) -> None:
         """``shared``: this machine sees the run's folder.
 
         :raises UserError: if the machine lacks something that the run's workers need.
         """
-        self._visit, self._notify = visit, notify
+        self._membership, self._notify = membership, notify
         self._next: RunMembership | None = None
         """membership at another controller, found while the present one was silent"""
-        self.next_entrance: NextEntrance | None = None
+        self.next_access: KnownRunAccess | None = None
         """controller that leads now, but does not wait for this machine any more"""
-        setup = replace(setup_of(visit), host=visit.own_address, reach=visit.reach, log=from_environment())
+        setup = replace(
+            setup_of(membership), host=membership.own_address, reach=membership.reach, log=from_environment()
+        )
         if setup.config.model.family == GROUP:
             raise UserError(
-                f"{visit.address}: a group of programs that train a model of theirs; join it from yours with "
+                f"{membership.address}: a group of programs that train a model of theirs; join it from yours with "
                 "planaria.join"
             )
         fleet = setup.config.fleet
         if not shared or fleet.shared_log is not None:  # the next controller has another folder
             setup = replace(setup, sign="")
-        prepare = partial(local_workplace, setup, Path(visit.welcome.cwd), terms.cache, notify)
+        prepare = partial(local_workplace, setup, Path(membership.welcome.cwd), terms.cache, notify)
         wanted = device_needs(setup.config)
         start_s = setup.config.fleet.start_timeout_s
         orders = PoolConfiguration(
-            prepare, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s,
+            prepare, PRELOAD, membership.address, membership.key, wanted, membership.welcome.host, start_s=start_s,
             standbys=tuple(fleet.standby_addresses), orphan_s=0.0 if fleet.shared_log is None else fleet.orphan_s,
         )  # fmt: skip
         self._fleet, self._terms = fleet, terms
         self._pool = ProcessPool(orders)
-        result, workers = self._pool.facts().devices, visit.workers or setup.config.pipeline.stages + 1
+        result, workers = self._pool.facts().devices, membership.workers or setup.config.pipeline.stages + 1
         called = f"this machine ({platform.node()})"
         require_devices(called, wanted, result, workers, "join from one that has more")
         require_room(setup.config, workers, result, free_memory(), called)
-        self._silence_s = max(_MIN_S, _TIMES * fleet.heartbeat_s * fleet.missed_heartbeats)
+        self._silence_s = max(_MIN_SILENCE_S, _SILENCE_FACTOR * fleet.heartbeat_s * fleet.missed_heartbeats)
         if fleet.shared_log is not None:  # another machine leads soon
             self._silence_s = 2 * fleet.lease_s
-        notify(f"joined {setup.config.name} as {visit.welcome.host}; starting workers")
-        if not visit.reach.reachable:
+        notify(f"joined {setup.config.name} as {membership.welcome.host}; starting workers")
+        if not membership.reach.reachable:
             notify("others cannot connect to this machine; it connects to them, or through the controller")
         if wrong := self._pool.fetch_files():
             raise UserError(wrong)
         self._pool.warm_up()
 
-    def last(self, asked_to_leave: Callable[[], str]) -> Ending:
+    def serve_until_end(self, asked_to_leave: Callable[[], str]) -> Ending:
+        """Serve the run at the present controller; return how that ended."""
         elsewhere = self._is_led_elsewhere if self._fleet.standby_addresses else None
-        return self._visit.serve_until_end(self._pool, self._silence_s, asked_to_leave, self._notify, elsewhere)
+        return self._membership.serve_until_end(self._pool, self._silence_s, asked_to_leave, self._notify, elsewhere)
 
     def follow(self, asked_to_leave: Callable[[], str]) -> bool:
         """Return to the run at another controller with this machine's workers; False if none leads in time.
 
         A run without a shared log has no other controller.
         """
-        before = self._visit
+        before = self._membership
         if not self._fleet.standby_addresses:
             return False
         before.end()
         self._pool.leave(before.address)
         if self._next is not None:
-            self._visit, self._next = self._next, None
-            return self._returned()
+            self._membership, self._next = self._next, None
+            return self._complete_failover()
         self._notify(f"the run's controller is lost; waiting up to {self._fleet.orphan_s:g} s for another one")
         until = time.monotonic() + self._fleet.orphan_s
         for address in cycle([*self._others(), before.address]):
             if asked_to_leave() or time.monotonic() > until:
                 return False
             try:
-                self._visit = self._returning_to(address)
+                self._membership = self._returning_to(address)
             except Rejected as error:
                 self._notify(f"{address}: {error}; joining again")
-                self.next_entrance = NextEntrance(address, Path(), self._run_at(address))
+                self.next_access = KnownRunAccess(address, Path(), self._run_at(address))
                 return False
             except (OSError, UserError) as error:
                 log.debug("%s: does not lead: %s", address, error)
-                time.sleep(_FOLLOW_S)
+                time.sleep(_FAILOVER_RETRY_S)
             else:
-                return self._returned()
+                return self._complete_failover()
         return False
 
-    def _returned(self) -> bool:
-        self._pool.address = self._visit.address
-        self._notify(f"the controller at {self._visit.address} leads now")
+    def _complete_failover(self) -> bool:
+        self._pool.address = self._membership.address
+        self._notify(f"the controller at {self._membership.address} leads now")
         return True
 
     def _is_led_elsewhere(self) -> bool:
@@ -320,27 +322,27 @@ class _Stay:
         return False
 
     def _others(self) -> list[str]:
-        return [at for at in self._fleet.standby_addresses if at != self._visit.address]
+        return [at for at in self._fleet.standby_addresses if at != self._membership.address]
 
     def _run_at(self, address: str) -> RunAddress:
-        return RunAddress(at=address, key=self._visit.key.hex())
+        return RunAddress(at=address, key=self._membership.key.hex())
 
     def _returning_to(self, address: str) -> RunMembership:
         """Return to the run at another controller, as :class:`RunMembership`."""
-        host = self._visit.welcome.host
+        host = self._membership.welcome.host
         return RunMembership(self._run_at(address), self._terms.workers, self._terms.reach, returning=host)
 
     def close(self) -> None:
         self._pool.end()
-        self._visit.end()
+        self._membership.end()
 
 
-def setup_of(visit: RunMembership) -> Setup:
+def setup_of(membership: RunMembership) -> Setup:
     """Return the run's setup; UserError if it is invalid, as from another version of planaria."""
     location = "the run's setup"
-    refuse_nul(visit.welcome.setup, location)
+    refuse_nul(membership.welcome.setup, location)
     try:
-        return replace(SETUP.validate_json(visit.welcome.setup), key=visit.key)
+        return replace(SETUP.validate_json(membership.welcome.setup), key=membership.key)
     except ValidationError as error:
         raise UserError(
             f"{location} is invalid ({first(error)}); use the version of planaria that the run uses"

@@ -207,7 +207,7 @@ class Files:
             with closing(call(self.address, self._key, "files", FILES, PATIENCE_S)) as connection:
                 yield connection
         except EOFError:
-            raise OSError(f"the controller at {self.address} hung up") from None
+            raise OSError(f"the controller at {self.address} closed the connection") from None
         except StrangerError:
             raise OSError(f"the controller at {self.address} is not this run's") from None
         except ValidationError as error:

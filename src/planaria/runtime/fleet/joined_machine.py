@@ -44,11 +44,17 @@ class Rejected(UserError):
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a visit."""
+    """The end of a membership."""
 
-    how: Literal["left", "over", "again", "unwelcome", "lost"]
-    """requested leave; the run's goodbye until a restart ("again"), forever, or as unwelcome; or a lost connection"""
+    how: Literal["left", "over", "restarting", "dismissed", "lost"]
+    """cause: a requested leave, the end of the run, its restart, a dismissal of this machine, or a lost connection"""
     reason: str = ""
+
+
+def _ending_of(message: joining.Goodbye) -> Ending:
+    if message.again:
+        return Ending("restarting", message.reason)
+    return Ending("over" if message.welcome else "dismissed", message.reason)
 
 
 @contextmanager
@@ -97,7 +103,7 @@ class RunMembership:
                 self._send(request)
                 answer = self._receive(_PATIENCE_S)
         except EOFError:
-            raise OSError("hung up") from None
+            raise OSError("the connection closed") from None
         except ValidationError as error:
             detail = f"sent an invalid answer ({first(error)}); use the same version of planaria on both"
             raise UserError(f"{address.at}: {detail}") from None
@@ -148,7 +154,7 @@ class RunMembership:
                 if is_led_elsewhere is None or is_led_elsewhere():
                     return Ending("lost", f"silent for {seconds:.1f} s")
             if isinstance(message, joining.Goodbye):
-                return Ending("again" if message.again else "over" if message.welcome else "unwelcome", message.reason)
+                return _ending_of(message)
             self._process(message, pool, leaving, notify)
             if not leaving and (leaving := asked_to_leave()):
                 notify("leaving once other machines have taken over (again: at once)")
