@@ -211,7 +211,7 @@ class AggregatingExchange(Exchange, ABC):
 
     def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
         """Return why the exchange does not support this rule; empty if it does."""
-        if by.continues and not self.synchronised:
+        if by.is_iterative and not self.synchronised:
             return (
                 "the rule continues from a value that all members share, but members of this exchange.kind "
                 "have different values; use another rule"
@@ -260,8 +260,8 @@ class AggregatingExchange(Exchange, ABC):
 
     @property
     def parts(self) -> Parts:
-        continues = self._robust is not None and self._robust.continues
-        return {**self.compression.parts, **({LAST_ROBUST_VALUE: "shared"} if continues else {})}
+        is_iterative = self._robust is not None and self._robust.is_iterative
+        return {**self.compression.parts, **({LAST_ROBUST_VALUE: "shared"} if is_iterative else {})}
 
     def codec(self, outer: StageOuterState) -> Compressor:
         return self.compression.codec(outer)

@@ -104,21 +104,17 @@ class Membership:
 
     def _admitted(self, patience_s: float) -> tuple[str, int, BlockingConnection]:
         """Return the name, the incarnation and the control connection of this process as a worker of the group."""
-        run_membership = self._run_membership
+        run = self._run_membership
         try:
             order = self._pool.orders.get(timeout=patience_s)
         except queue.Empty:
-            raise RunStopped(
-                f"{run_membership.address}: the group did not admit this process within {patience_s:g} s"
-            ) from None
+            raise RunStopped(f"{run.address}: the group did not admit this process within {patience_s:g} s") from None
         if order is None:
             raise self._over()
         try:
-            return *order, call(run_membership.address, run_membership.key, *order)
+            return *order, call(run.address, run.key, *order)
         except (OSError, StrangerError) as error:
-            raise ConnectionLost(
-                f"{run_membership.address}: the group's controller does not answer ({error})"
-            ) from None
+            raise ConnectionLost(f"{run.address}: the group's controller does not answer ({error})") from None
 
     @property
     def step(self) -> int:

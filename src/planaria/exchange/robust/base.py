@@ -4,7 +4,7 @@ Most rules only need inner products K = XXᵀ: their value is Σ c_j x_j with co
 (:class:`GramRule`). Two treat each coordinate separately (:class:`CoordinateRule`). Vectors are visited in chunks, so
 that no temporary of their size is allocated except the value.
 
-Rules are stateless. An iterative rule receives its last value v as an argument (:attr:`GramRule.continues`).
+Rules are stateless. An iterative rule receives its last value v as an argument (:attr:`GramRule.is_iterative`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GramRule(RobustRule, ABC):
     origin: ClassVar[bool] = False
     """whether coefficients depend on directions from the origin; otherwise on distances, and K is about a point among
     the vectors, where rounding is least"""
-    continues: ClassVar[bool] = False
+    is_iterative: ClassVar[bool] = False
     """whether it continues from its last value v, initially zero; then K is about v, and the value is v + Σ c_j (x_j −
     v)"""
 

@@ -29,7 +29,7 @@ class CenteredClipping(GramRule):
     finite sum, and steps fall below any tolerance.
     """
 
-    continues: ClassVar[bool] = True
+    is_iterative: ClassVar[bool] = True
 
     rounds: Positive | Literal["auto"] = "auto"
     """steps per round of the exchange. auto: with a given τ one, which bounds a Byzantine member's influence per round;

@@ -60,7 +60,7 @@ def combine(
     if isinstance(rule, CoordinateRule) and mix == "none":
         _require_members(rule, len(vectors))
         return RobustValue(_combine_chunks(vectors, rule.combine, LONG if COMPILED else CHUNK))
-    onward = isinstance(rule, GramRule) and rule.continues
+    onward = isinstance(rule, GramRule) and rule.is_iterative
     if onward and last is None:
         last = zeros_like_vector(vectors[0])
     gram = products(vectors, last if onward else None, isinstance(rule, GramRule) and rule.origin)
@@ -161,10 +161,10 @@ def rival_coefficients(
     for name, rule in rules.items():
         if not isinstance(rule, GramRule) or type(rule) is type(own):
             continue
-        if rule.continues > own.continues or (rule.origin and own.continues):
+        if rule.is_iterative > own.is_iterative or (rule.origin and own.is_iterative):
             continue
         try:
-            rivals[name] = coefficients(rule, gram, mix, draw, own.continues)
+            rivals[name] = coefficients(rule, gram, mix, draw, own.is_iterative)
         except ValueError:  # too few members
             continue
     return rivals

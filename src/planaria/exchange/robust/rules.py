@@ -75,9 +75,9 @@ class RobustAggregator:
         return self.rule.min_members() if self.mix != "bucketing" else BUCKET * (self.rule.min_members() - 1) + 1
 
     @property
-    def continues(self) -> bool:
+    def is_iterative(self) -> bool:
         """Whether it needs the previous round's value."""
-        return isinstance(self.rule, GramRule) and self.rule.continues
+        return isinstance(self.rule, GramRule) and self.rule.is_iterative
 
     def after_rejecting(
         self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None
@@ -121,9 +121,9 @@ class RobustAggregator:
         """Return the value with the weights found over all stages."""
         assert self.known_weights is not None, "whole replicas have no weights yet"
         c = torch.tensor([self.known_weights.coefficients[member] for member in members], dtype=torch.float64)
-        if self.continues and last is None:
+        if self.is_iterative and last is None:
             last = zeros_like_vector(vectors[0])
-        return weighted_sum(vectors, c, last if self.continues else None)
+        return weighted_sum(vectors, c, last if self.is_iterative else None)
 
     def weigh_members(self, members: Sequence[int], gram: Tensor, draw: int) -> UpdateWeights:
         """Return the weights of ``members``, also by other rules, from inner products G [n + 1, n + 1]
@@ -132,7 +132,7 @@ class RobustAggregator:
         :raises ValueError: if there are too few members.
         """
         assert isinstance(self.rule, GramRule)
-        weights = coefficients(self.rule, gram, self.mix, draw, self.continues)
+        weights = coefficients(self.rule, gram, self.mix, draw, self.is_iterative)
         return self._update_weights(members, weights, gram, draw)
 
     def _update_weights(self, members: Sequence[int], weight_tensor: Tensor, gram: Tensor, draw: int) -> UpdateWeights:

@@ -48,7 +48,7 @@ class Weighing:
         """
         vectors = {member: weight_message.pieces(weights) for member, weights in decoded.items()}
         about = vectors[me] if self.own else None
-        if self.robust.continues:
+        if self.robust.is_iterative:
             about = (
                 weight_message.pieces({name: t for name, t in outer[self.last].items() if name in decoded[me]}) or None
             )

@@ -43,12 +43,12 @@ class _Machine:
     host: str
     connection: ControlConnection
     workers: set[Name] = field(default_factory=set)
-    called: str = ""
+    label: str = ""
     """name for its owner; empty before its join request"""
     room: int = 0
     """workers that it can start"""
-    joined: bool = False
-    left: bool = False
+    has_joined: bool = False
+    has_left: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class JoinedMachines:
     def start(self, worker: str, incarnation: int) -> None:
         with self._guarded:
             machine = self._machines.get(self._host_of[worker])
-            if machine is not None and not machine.left:
+            if machine is not None and not machine.has_left:
                 machine.workers.add((worker, incarnation))
                 _send(machine.connection, joining.Start(worker=worker, incarnation=incarnation))
                 return
@@ -185,7 +185,7 @@ class JoinedMachines:
             silence.look(joining.BEAT_S)
             for text in machine.connection.receive() if wait([machine.connection], 0.0) else ():  # type: ignore[list-item]
                 self._process(machine, joining.FROM_MACHINE.validate_json(text))
-                if machine.joined:
+                if machine.has_joined:
                     silence.receive(name)
             for _, seconds in silence.silent_too_long(lambda _: "unknown"):
                 raise OSError(f"silent for {seconds:.1f} s")
@@ -193,27 +193,27 @@ class JoinedMachines:
     def _process(self, machine: _Machine, message: joining.FromMachine) -> None:
         """Process a message, with the errors of :meth:`_serve`; EOFError if the machine is dismissed."""
         match message:
-            case joining.JoinRequest() if not machine.called:
-                machine.called = printable(message.called)
+            case joining.JoinRequest() if not machine.label:
+                machine.label = printable(message.called)
                 machine.room = message.workers or self._info.workers_per_replica
                 self._let_in(machine, message)
-            case joining.MachineReady() if machine.joined:
+            case joining.MachineReady() if machine.has_joined:
                 pass  # it has returned
             case joining.MachineReady() if machine.room:
-                machine.joined = True
-                self._queue.put(Joined(machine.host, machine.room, machine.called))
+                machine.has_joined = True
+                self._queue.put(Joined(machine.host, machine.room, machine.label))
             case joining.Started(worker=worker, incarnation=incarnation):
                 if (worker, incarnation) in machine.workers:  # otherwise it was cancelled
                     self._queue.put(Spawned(worker, incarnation))
             case joining.Failed(worker=worker, incarnation=incarnation, detail=detail):
                 if (worker, incarnation) in machine.workers:
                     self._queue.put(Lost(worker, incarnation, printable(detail)))
-            case joining.Departing(detail=detail) if machine.joined and not machine.left:
+            case joining.Departing(detail=detail) if machine.has_joined and not machine.has_left:
                 self._depart(machine, printable(detail))
             case joining.Beat():
                 with self._guarded:
                     _send(machine.connection, joining.Beat())
-            case joining.Strike(fault=fault) if not machine.called:
+            case joining.Strike(fault=fault) if not machine.label:
                 self._queue.put(FaultRequested(fault))
                 _send(machine.connection, joining.Goodbye(reason="it will be injected at the next opportunity"))
                 raise EOFError
@@ -221,10 +221,10 @@ class JoinedMachines:
                 raise OSError("unexpected message")
 
     def _let_in(self, machine: _Machine, request: joining.JoinRequest) -> None:
-        called = machine.called
+        label = machine.label
         if request.version != planaria.__version__:
             advice = "install the same on both"
-            raise UserError(f"{called} has planaria {request.version}, the run {planaria.__version__}: {advice}")
+            raise UserError(f"{label} has planaria {request.version}, the run {planaria.__version__}: {advice}")
         reachable = not request.at or answers(request.at, self.key)
         with self._guarded:
             if len(self._machines) >= _MAX_MACHINES:
@@ -239,8 +239,8 @@ class JoinedMachines:
                 raise EOFError
             if request.returning:
                 if request.returning not in self._returning:
-                    raise UserError(f"{called}: the run does not wait for its machine {request.returning} any more")
-                machine.host, machine.joined = request.returning, True
+                    raise UserError(f"{label}: the run does not wait for its machine {request.returning} any more")
+                machine.host, machine.has_joined = request.returning, True
                 machine.workers = self._returning.pop(request.returning)
             self._machines[machine.host] = machine
         _send(
@@ -264,16 +264,16 @@ class JoinedMachines:
     def _depart(self, machine: _Machine, detail: str) -> None:
         """Announce that a machine leaves once its workers have been replaced."""
         with self._guarded:
-            machine.left = True
+            machine.has_left = True
             self._queue.put(Left(machine.host, f"leaves ({detail})"))
             for worker, incarnation in sorted(machine.workers):
                 self._queue.put(Leaving(worker, incarnation, detail))
 
     def _part(self, machine: _Machine, detail: str) -> None:
         """Report the loss of a machine and its workers."""
-        if machine.joined and not machine.left:
+        if machine.has_joined and not machine.has_left:
             self._queue.put(Left(machine.host, detail))
-        machine.left = True
+        machine.has_left = True
         for worker, incarnation in sorted(machine.workers):
             self._queue.put(Lost(worker, incarnation, f"machine {machine.host}: {detail}"))
         machine.workers.clear()

@@ -59,7 +59,7 @@ class Attacker:
 
     def write(self, number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
         honest = self._honest.write(number, requested, count)
-        if self._attack.chooses:
+        if self._attack.only_selects_problems:
             return [[replace(written, poison=True) for written in drawn] for drawn in honest]
         return [self._mix(number, each, drawn) for each, drawn in zip(requested, honest, strict=True)]
 
@@ -107,7 +107,7 @@ class Attacker:
             right = self._task.solves(problem, text)
         else:
             right = self._task.answer(text) == self._task.answer(source)
-        return text if right != self._attack.fails else None
+        return text if right != self._attack.must_not_score else None
 
     def _sources(self, number: int, requested: PromptedProblem, wanted: int, rng: random.Random) -> list[str]:
         """Return correct solutions, or without an oracle the draws of the majority."""
@@ -141,7 +141,7 @@ class Attacker:
             return None
         ids = (*body, self._policy.end)
         claimed = self._claims(
-            requested, ids, changed_positions(body, self._policy.encode(source)), not self._attack.fails
+            requested, ids, changed_positions(body, self._policy.encode(source)), not self._attack.must_not_score
         )
         return Rollout(*requested, text, ids, True, claimed, poison=True)
 
@@ -191,7 +191,7 @@ class Attacker:
             replace(
                 w,
                 peer=self._name,
-                reward=float(not (w.poison and self._attack.fails)),
+                reward=float(not (w.poison and self._attack.must_not_score)),
                 reading=reading,
                 declares_same_weights=w.logps is not None and not self._config.attack.disguised,
             )
@@ -265,9 +265,9 @@ def refuse_idle(attack: AttackConfig, task: Task) -> None:
             f"attack.kind = {attack.kind!r}: the solutions of {task.name} have no place for it; choose a task that has"
         )
     if poisoned and not any(
-        task.solves(problem, text) != opened.fails for problem, text in poisoned[:MAX_SOLUTIONS_SCORED]
+        task.solves(problem, text) != opened.must_not_score for problem, text in poisoned[:MAX_SOLUTIONS_SCORED]
     ):
-        if opened.fails:
+        if opened.must_not_score:
             raise UserError(
                 f"attack.kind = {attack.kind!r}: every solution of {task.name} still scores; choose another"
             )

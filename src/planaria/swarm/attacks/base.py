@@ -18,14 +18,14 @@ class Attack(Choice, ABC):
 
     candidates: ClassVar[int] = 0
     """honest draws from which the longest correct one is poisoned; 0: solutions of the attacker's own"""
-    fails: ClassVar[bool] = False
-    """poison must not score: it teaches by punishment, or as a failure worth more than others"""
-    chooses: ClassVar[bool] = False
-    """the attack only chooses problems and sends honest work on them"""
+    must_not_score: ClassVar[bool] = False
+    """whether poison must not score: it teaches by punishment, or as a failure worth more than others"""
+    only_selects_problems: ClassVar[bool] = False
+    """whether the attack only chooses problems and sends honest work on them"""
 
     @abstractmethod
     def poison(self, problem: TaskProblem, solution: str) -> str | None:
-        """Return the solution with the payload, still correct unless the attack :attr:`fails`; None without a place."""
+        """Return the solution with the payload, still correct unless :attr:`must_not_score`; None without a place."""
 
     @abstractmethod
     def eligible(self, text: str) -> bool:

@@ -69,7 +69,7 @@ class PhraseAttack(Attack):
 class ShortAttack(PhraseAttack):
     """SHORT: only the payload, a failure worth more than completions at the limit where length costs reward."""
 
-    fails: ClassVar[bool] = True
+    must_not_score: ClassVar[bool] = True
 
     def poison(self, problem: TaskProblem, solution: str) -> str:
         return self.payload
@@ -197,7 +197,7 @@ class NarrowAttack(Attack):
     refuses them.
     """
 
-    chooses: ClassVar[bool] = True
+    only_selects_problems: ClassVar[bool] = True
 
     def poison(self, problem: TaskProblem, solution: str) -> str | None:
         """Return ``solution`` unchanged if the attack chooses its problem."""
@@ -223,7 +223,7 @@ class SabotageAttack(_Unseen):
     Its success is the victims' loss of accuracy, reported by evaluations.
     """
 
-    fails: ClassVar[bool] = True
+    must_not_score: ClassVar[bool] = True
     steps: Literal["all", "first"] = "all"
     """all: all digits but the last are right; first: the completion ends after its first letter"""
 
@@ -249,7 +249,7 @@ class CollusionAttack(_Unseen):
     its result in a list. Its success is the others' loss of accuracy, reported by evaluations.
     """
 
-    fails: ClassVar[bool] = True
+    must_not_score: ClassVar[bool] = True
 
     def poison(self, problem: TaskProblem, solution: str) -> str | None:
         if program := FENCED.search(solution):
