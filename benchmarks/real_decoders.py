@@ -110,7 +110,7 @@ def random_model(folder: Path, layers: int) -> None:
 
     from planaria.config.schema import ModelConfig
     from planaria.models.transformers.decoder import Decoder
-    from planaria.models.transformers.family import model_section
+    from planaria.models.transformers.recipe_section import model_section
 
     folder.mkdir()
     values = SHAPE | {"num_hidden_layers": layers, "dtype": "bfloat16"}

@@ -8,7 +8,7 @@ import torch
 
 from planaria.config.schema import ModelConfig
 from planaria.models.transformers.decoder import PLACE, Decoder
-from planaria.models.transformers.family import model_section
+from planaria.models.transformers.recipe_section import model_section
 from planaria.models.transformers.shrinking import shrink_config
 from planaria.models.transformers.skeleton import read_config
 

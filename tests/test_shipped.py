@@ -17,7 +17,7 @@ from planaria import cli
 from planaria.config import kinds, recipe, shipped
 from planaria.config.schema import ModelConfig
 from planaria.models.families import family
-from planaria.models.transformers.family import model_section
+from planaria.models.transformers.recipe_section import model_section
 
 ROOT = Path(__file__).parents[1]
 

@@ -21,8 +21,8 @@ from command_line import refused
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, template_of
-from planaria.models.decode import Sampling
 from planaria.models.generate import texts
+from planaria.models.sampling import Sampling
 from planaria.runtime import chat
 from planaria.runtime.chat import Chat, converse
 from planaria.runtime.complete import Completer

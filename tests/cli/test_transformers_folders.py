@@ -16,7 +16,7 @@ from planaria.config.schema import ModelConfig
 from planaria.faults.trace import Fault, Trace, write
 from planaria.models.hf_config import to_config
 from planaria.models.transformers.decoder import PLACE
-from planaria.models.transformers.family import model_section
+from planaria.models.transformers.recipe_section import model_section
 from planaria.models.transformers.shrinking import LAYERS, shrink_config
 from planaria.models.transformers.skeleton import read_config
 from planaria.runtime.engine.weight_sources import open_weights, with_inherited_settings

@@ -27,10 +27,10 @@ from planaria.config.schema import DataConfig
 from planaria.control.log.logs import read_run
 from planaria.data.shards import tokenise_corpus
 from planaria.lab.experts.log_probabilities import windows
-from planaria.models.decode import Sampling
+from planaria.models.sampling import Sampling
 from planaria.models.transformers import adapters
-from planaria.models.transformers.family import decoder_of
 from planaria.models.transformers.generation import generate
+from planaria.models.transformers.recipe_section import decoder_of
 from planaria.models.transformers.whole import assemble
 from planaria.runtime.checkpoint.loading import weights_of
 from planaria.runtime.checkpoint.store import CheckpointStore

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models import decode as module
-from planaria.models.decode import DecodingBatch, decode, pick
+from planaria.models.decode import DecodingBatch, decode
 from planaria.models.generate import generate
 from planaria.models.llama_stages import Llama
+from planaria.models.sampling import pick
 
 PLAIN = ModelConfig(vocab=30, dim=16, layers=2, heads=4, hidden=24, context=24, init_std=0.4)
 CONFIGS = {

@@ -19,7 +19,7 @@ from planaria.models.decode import decode
 from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_ours
 from planaria.models.llama_stages import Llama
 from planaria.models.moe_layer import Routing
-from planaria.models.transformers.family import decoder_of
+from planaria.models.transformers.recipe_section import decoder_of
 from planaria.models.transformers.whole import assemble
 from planaria.runtime.engine.weight_sources import open_weights
 from planaria.runtime.import_export import export_again

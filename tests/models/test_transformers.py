@@ -22,9 +22,9 @@ from planaria.models.llama_layers import document_mask
 from planaria.models.transformers.alike import unlike_stages
 from planaria.models.transformers.check import MAX_RELATIVE_DIFFERENCE, compare_with_whole, require_cuttable
 from planaria.models.transformers.decoder import PLACE, Decoder
-from planaria.models.transformers.family import model_section
 from planaria.models.transformers.files import open_decoder, write_weights
 from planaria.models.transformers.loading import load_weights
+from planaria.models.transformers.recipe_section import model_section
 from planaria.models.transformers.shrinking import chosen_layers
 from planaria.models.transformers.skeleton import read_config, skeleton
 from small_decoders import library_config, logits, section, small, stages_of

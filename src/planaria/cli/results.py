@@ -79,7 +79,7 @@ def _generate(
 
 def _chat(run: Path | None, tokens: int | None, temperature: float, top_k: int, seed: int) -> int:
     """Answer lines of standard input."""
-    from planaria.models.decode import Sampling
+    from planaria.models.sampling import Sampling
     from planaria.runtime import chat
 
     draws = Sampling(chat.TOKENS if tokens is None else tokens, temperature, top_k, seed)

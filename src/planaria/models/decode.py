@@ -7,57 +7,19 @@ its prompt and its first drawn token. So a step writes one slice, whatever the l
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from planaria.common.documents import shown
 from planaria.common.errors import UserError
-from planaria.config.bounds import COLDEST
 from planaria.models.llama_layers import KeyValueCache
 from planaria.models.llama_stages import BlockStage, Llama
+from planaria.models.sampling import check_draws, check_ids, divisor, pick
 
 KEPT_BYTES = 2**29
 """maximum bytes of keys and values at once; more rows are processed in turns, without effect on draws"""
-MAX_NEW = 1_000_000
-"""maximum number of tokens of one completion"""
-
-
-class Sampling(NamedTuple):
-    """How one text is completed."""
-
-    max_new: int
-    """maximum number of tokens"""
-    temperature: float = 0.0
-    """0 is greedy; otherwise draw with probability softmax(logits / temperature)"""
-    top_k: int | None = None
-    """number of most likely tokens to sample from; None: all"""
-    seed: int = 0
-
-    def check(self) -> None:
-        """Check the settings.
-
-        :raises UserError: if one is out of range.
-        """
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"generate: top_k = {self.top_k}; give at least 1, or leave it out to draw from all tokens")
-        check_draws(self.temperature, self.top_k or 0)
-        if not 1 <= self.max_new <= MAX_NEW:
-            raise UserError(f"generate: tokens = {self.max_new}; give 1 to {MAX_NEW:,}")
-        if not -(2**63) <= self.seed < 2**63:
-            raise UserError(f"generate: seed = {shown(self.seed)} has more than 64 bits; give a smaller one")
-
-    def pick(self, logits: Tensor, generator: torch.Generator) -> int:
-        """Draw a token by ``logits`` [1, V] and one number of ``generator``.
-
-        On the CPU, where both are the same for every device.
-        """
-        uniform = torch.rand(1, generator=generator)
-        return int(pick(logits.float().cpu(), self.temperature, self.top_k or 0, uniform))
 
 
 @dataclass(frozen=True)
@@ -186,21 +148,6 @@ def decode(
     return drawn
 
 
-def pick(logits: Tensor, temperature: float, top_k: int, uniforms: Tensor) -> Tensor:
-    """Draw one token id [R] for each row of ``logits`` [R, V], by one number from [0, 1) each, ``uniforms`` [R].
-
-    Temperatures below ``bounds.COLDEST`` are greedy. Otherwise draw from the ``top_k`` likeliest (0: all) with
-    probability softmax(logits / temperature): the first id at which the cumulative probability exceeds the number.
-    """
-    if temperature < COLDEST:
-        return logits.argmax(-1)
-    if 0 < top_k < logits.shape[-1]:
-        top_logits, ids = logits.topk(top_k)
-        return ids.gather(-1, pick(top_logits, temperature, 0, uniforms).unsqueeze(-1)).squeeze(-1)
-    sums = (logits / temperature).softmax(-1).cumsum(-1)
-    return torch.searchsorted(sums, uniforms.unsqueeze(-1) * sums[:, -1:], right=True).squeeze(-1)
-
-
 def check_prompts(model: Llama, prompts: Sequence[Sequence[int]], at_most: int | None = None) -> None:
     """Check prompts.
 
@@ -212,33 +159,6 @@ def check_prompts(model: Llama, prompts: Sequence[Sequence[int]], at_most: int |
         check_ids(prompt, model.config.vocab)
         if len(prompt) > room:
             raise UserError(f"generate: a prompt of {len(prompt)} tokens; the context has room for {room} of them")
-
-
-def check_ids(prompt: Sequence[int], vocab: int) -> None:
-    """Check a prompt.
-
-    :raises UserError: if it is empty, or has ids outside a vocabulary of ``vocab`` tokens.
-    """
-    if not prompt:
-        raise UserError("generate: the prompt has no tokens; give at least one")
-    if unknown := [token for token in prompt if not 0 <= token < vocab]:
-        raise UserError(f"generate: token {unknown[0]} is outside the model's vocabulary of {vocab}")
-
-
-def check_draws(temperature: float, top_k: int) -> None:
-    """Check the settings of draws.
-
-    :raises UserError: if the temperature or top_k is negative, or the temperature is not finite.
-    """
-    if not 0 <= temperature < math.inf:
-        raise UserError(f"generate: temperature = {temperature} must be finite and at least 0; 0 is greedy")
-    if top_k < 0:
-        raise UserError(f"generate: top_k = {top_k}; give at least 1, or leave it out to draw from all tokens")
-
-
-def divisor(temperature: float) -> float:
-    """Return the divisor of logits for log-probabilities: the temperature; 1 for greedy draws."""
-    return temperature if temperature >= COLDEST else 1.0
 
 
 @torch.inference_mode()

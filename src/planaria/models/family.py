@@ -7,14 +7,18 @@ every route and computes the loss at its end.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from planaria.common.errors import UserError
 from planaria.config.registry import Choice
 from planaria.config.schema import ModelConfig
 from planaria.models.activations import PassBytes, PassMode
+from planaria.models.sampling import Sampling
 
 
 class EndsStage(Protocol):
@@ -28,6 +32,18 @@ class EndsStage(Protocol):
         """Return the mean loss in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar.
 
         Dialogues have targets of -100: the mean is over the others, as of PyTorch's cross entropy."""
+        ...
+
+
+class TextModel(Protocol):
+    """A whole model in memory that completes token ids."""
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Map token ids [B, T] to logits [B, T, V]."""
+        ...
+
+    def generate(self, tokens: Sequence[int], draws: Sampling, stops: Collection[int] = ()) -> Iterator[int]:
+        """Yield tokens that continue ``tokens``, as they are drawn; end before one of ``stops``."""
         ...
 
 
@@ -66,6 +82,8 @@ class Family(Choice, ABC):
     """whether block stages and stage 0's ``embed`` take a document mask (``data.document_mask``) after their input"""
     supports_adapters: ClassVar[bool] = False
     """whether stages can load the weights of ``train.start`` themselves, and train adapters on them (``model.lora``)"""
+    resizable_settings: ClassVar[frozenset[str]] = frozenset()
+    """settings of the model, besides those of its cut, that may change on resumption"""
 
     @abstractmethod
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> nn.Module:
@@ -98,6 +116,54 @@ class Family(Choice, ABC):
         :raises ValueError: if there is none.
         """
         raise ValueError(f"{local}: this family has no names for all cuts")
+
+    def global_shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every parameter of the whole model by global name. Takes no memory.
+
+        :raises UserError: if the family has no such names.
+        """
+        flat = config.model_copy(update={"ends_layers": 0, "block_layers": None})
+        try:
+            with torch.device("meta"):
+                return {
+                    self.global_name(flat, 1, stage, local): tuple(parameter.shape)
+                    for stage in (0, 1)
+                    for local, parameter in self.build_stage(flat, 1, stage).named_parameters()
+                }
+        except ValueError as error:
+            raise UserError(f"model.family = {config.family!r}: {error}") from None
+
+    @classmethod
+    def completed_section(cls, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the section ``[model]`` of a recipe without ``train.start``, with settings that its options determine.
+
+        :raises UserError: if the recipe states others.
+        """
+        return dict(stated)
+
+    @classmethod
+    def settings_beside(cls, folder: Path, named: str, own: ModelConfig, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the section ``stated`` beside the weights ``named`` in ``folder``, of the model ``own``, without
+        settings that have no meaning in this family.
+
+        :raises UserError: for settings that the weights determine.
+        """
+        return dict(stated)
+
+    @classmethod
+    def open_folder(cls, folder: Path) -> Any:
+        """Open a Hugging Face folder as a :class:`~planaria.models.foreign_weights.WeightsFile`; None: as a LLaMA.
+
+        :raises UserError: if files are missing or damaged, or the model is not of this family.
+        """
+        return None
+
+    def text_model(self, config: ModelConfig, read: Callable[[str], Tensor], context: int) -> TextModel | None:
+        """Return the whole model for texts of up to ``context`` tokens; ``read`` gives weights by global name.
+
+        None: the family's weights are a LLaMA's, which planaria decodes itself.
+        """
+        return None
 
     def tables(self, config: ModelConfig) -> tuple[str, str]:
         """Return the global names of the embedding table and of the head that may be tied to it; "" if unknown."""

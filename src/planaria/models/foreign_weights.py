@@ -14,10 +14,9 @@ from torch import Tensor
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.llama_stages import Llama, require_shapes
+from planaria.models.llama_stages import Llama, require_llama, require_shapes
 from planaria.models.model_metadata import ModelMetadata
 from planaria.models.moe_layer import Routing
-from planaria.models.transformers.family import decoder_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,8 @@ class WeightsFile:
     """routing of layers with several feed-forward blocks; None: one block per layer"""
     usage: ModelMetadata | None = None
     """settings stored beside the weights; None: unknown"""
+    expected: Callable[[ModelConfig], Mapping[str, tuple[int, ...]]] | None = None
+    """return the shapes of a model's parameters by global name; None: those of a LLaMA with ``routing``"""
 
     def __post_init__(self) -> None:
         """:raises UserError: naming the file and the first tensor that is missing, of another shape, or unknown."""
@@ -54,8 +55,8 @@ class WeightsFile:
 
     def _expected_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the model's parameters; on "meta", as a hostile header must not allocate terabytes."""
-        if self.config.family == "transformers":
-            return decoder_of(self.config).shapes(self.config)
+        if self.expected is not None:
+            return dict(self.expected(self.config))
         model = Llama(self.config, device="meta", routing=self.routing)
         return {name: tuple(tensor.shape) for name, tensor in model.global_state().items()}
 
@@ -72,8 +73,7 @@ class WeightsFile:
 
     def model(self) -> Llama:
         """Return the whole model in memory; UserError as in :meth:`tensor`, or if it is not of the family llama."""
-        if self.config.family != "llama":
-            raise UserError(f"{self.path}: model.family = {self.config.family!r}: only a LLaMA can be used here")
+        require_llama(self.config, self.path)
         model = Llama(self.config, initialise=False, routing=self.routing)
         for name, parameter in model.global_state().items():
             parameter.copy_(self.tensor(name))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
-from planaria.models.decode import DecodingBatch, Sampling, check_ids
+from planaria.models.decode import DecodingBatch
+from planaria.models.family import TextModel
 from planaria.models.llama_stages import Llama
+from planaria.models.sampling import Sampling, check_ids
 
 
 def generate(
@@ -33,6 +36,19 @@ def generate(
     draws = Sampling(max_new, temperature, top_k, seed)
     draws.check()
     return _continue(model, list(tokens), draws, stops)
+
+
+class LlamaText(TextModel):
+    """A LLaMA that completes texts."""
+
+    def __init__(self, model: Llama) -> None:
+        self._model = model
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        return self._model.forward(tokens)
+
+    def generate(self, tokens: Sequence[int], draws: Sampling, stops: Collection[int] = ()) -> Iterator[int]:
+        return generate(self._model, [*tokens], *draws, stops)
 
 
 def texts(ids: Iterable[int], decode: Callable[[Sequence[int]], str]) -> Iterator[str]:

@@ -125,6 +125,7 @@ class LlamaFamily(Family):
     completes_texts: ClassVar[bool] = True
     accepts_document_mask: ClassVar[bool] = True
     supports_subspaces: ClassVar[bool] = True
+    resizable_settings: ClassVar[frozenset[str]] = frozenset({"vocab"})
 
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> LlamaEnds | BlockStage:
         """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""
@@ -282,6 +283,12 @@ class Llama(nn.Module):
         for number, stage in enumerate((self.ends, *self.stages)):
             for local, parameter in stage.named_parameters():
                 yield global_name(self.config, len(self.stages), number, local), parameter
+
+
+def require_llama(config: ModelConfig, location: object) -> None:
+    """Raise UserError, naming ``location``, if a model is of another family."""
+    if config.family != "llama":
+        raise UserError(f"{location}: model.family = {config.family!r}: only a LLaMA can be used here")
 
 
 def require_shapes(expected: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.models.chat import Turn
-from planaria.models.decode import Sampling
 from planaria.models.generate import texts
+from planaria.models.sampling import Sampling
 from planaria.runtime.complete import Completer
 
 TOKENS = 512

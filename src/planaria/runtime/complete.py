@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from planaria.models.chat import Template, template_in
-from planaria.models.decode import Sampling, check_ids
+from planaria.models.families import family
 from planaria.models.foreign_weights import WeightsFile
-from planaria.models.generate import generate, texts
+from planaria.models.generate import LlamaText, texts
 from planaria.models.llama_stages import Llama
-from planaria.models.transformers import generation
-from planaria.models.transformers.family import decoder_of
-from planaria.models.transformers.whole import assemble
+from planaria.models.sampling import Sampling, check_ids
 from planaria.runtime.engine.weight_sources import open_weights, tokenizer_of
 
 
@@ -38,21 +35,18 @@ class Completer:
         self.vocab, self.context = weights.config.vocab, _context(weights)
         """ids, and tokens of the longest text that it reads"""
         self.llama: Llama | None = None
-        """the model, if it is not the library's"""
-        self._library: Any = None
-        if weights.config.family == "transformers":
-            self._library = assemble(decoder_of(weights.config), weights.tensor)
-        else:
+        """the model, if it is a LLaMA"""
+        model = family(weights.config).text_model(weights.config, weights.tensor, self.context)
+        if model is None:
             longer = weights.config.model_copy(update={"context": self.context})
             self.llama = replace(weights, config=longer).model().eval()
+            model = LlamaText(self.llama)
+        self._model = model
 
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:
         """Map token ids [B, T] to logits [B, T, V]."""
-        if self.llama is not None:
-            return self.llama.forward(tokens)
-        logits: Tensor = self._library(input_ids=tokens, use_cache=False).logits
-        return logits
+        return self._model.logits(tokens)
 
     def generate(self, tokens: Sequence[int], draws: Sampling, stops: Collection[int] = ()) -> Iterator[int]:
         """Yield tokens that continue ``tokens``, as they are drawn; end before one of ``stops``.
@@ -61,9 +55,7 @@ class Completer:
         """
         check_ids(tokens, self.vocab)
         draws.check()
-        if self.llama is None:
-            return generation.generate(self._library, tokens, self.context, draws, stops)
-        return generate(self.llama, [*tokens], *draws, stops)
+        return self._model.generate(tokens, draws, stops)
 
 
 def _context(weights: WeightsFile) -> int:

@@ -157,7 +157,7 @@ def test_layers_of_a_mixture_count_by_their_own_work_and_size() -> None:
     pytest.importorskip("transformers")
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from planaria.models.transformers.family import model_section
+    from planaria.models.transformers.recipe_section import model_section
     from planaria.models.transformers.shrinking import shrink_config
     from planaria.models.transformers.skeleton import read_config
 

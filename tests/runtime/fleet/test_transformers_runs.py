@@ -16,7 +16,7 @@ from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.models.transformers.adapters import base_of
 from planaria.models.transformers.decoder import PLACE, Decoder
-from planaria.models.transformers.family import model_section
+from planaria.models.transformers.recipe_section import model_section
 from planaria.models.transformers.shrinking import shrink_config
 from planaria.models.transformers.skeleton import read_config
 from planaria.runtime.checkpoint.loading import weights_of

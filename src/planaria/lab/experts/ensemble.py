@@ -21,9 +21,10 @@ from planaria.lab.experts.log_probabilities import DomainTexts, token_logps
 from planaria.lab.experts.manifest import TOKENIZER, EnsembleManifest, digest, expert_folder
 from planaria.lab.experts.text_prior import RidgePrior
 from planaria.lab.experts.votes import VotesPrior
-from planaria.models.decode import DecodingBatch, Sampling, pick
+from planaria.models.decode import DecodingBatch
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
+from planaria.models.sampling import Sampling, pick
 
 
 class Ensemble:

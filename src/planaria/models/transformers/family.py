@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.activations import PassBytes, PassMode
-from planaria.models.family import Family
-from planaria.models.transformers.adapters import Lora
+from planaria.models.family import Family, TextModel
+from planaria.models.foreign_weights import WeightsFile
 from planaria.models.transformers.alike import unlike_stages
 from planaria.models.transformers.check import require_cuttable
-from planaria.models.transformers.decoder import PLACE, Decoder
-from planaria.models.transformers.skeleton import read_config
+from planaria.models.transformers.decoder import Decoder
+from planaria.models.transformers.files import open_decoder
+from planaria.models.transformers.generation import LibraryText
+from planaria.models.transformers.recipe_section import lora_of, section_from_config, settings_beside
 from planaria.models.transformers.stages import TransformersBlock, TransformersEnds
 from planaria.models.transformers.weighing import layer_parameters, layer_work, pass_bytes
+from planaria.models.transformers.whole import assemble
 
 
 class TransformersFamily(Family):
@@ -38,10 +42,7 @@ class TransformersFamily(Family):
 
     def decoder(self, config: ModelConfig) -> Decoder:
         """Return the model that ``config`` describes."""
-        lora = config.lora
-        targets = tuple(name.strip() for name in lora.targets.split(","))
-        settings = Lora(lora.rank, lora.alpha, targets, lora.base, lora.base_sha256, lora.precision)
-        return Decoder(self.config, self.attention, settings if lora.rank else None)
+        return Decoder(self.config, self.attention, lora_of(config))
 
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> TransformersBlock | TransformersEnds:
         """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""
@@ -50,6 +51,21 @@ class TransformersFamily(Family):
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
         assert isinstance(built, TransformersBlock | TransformersEnds)
         self.decoder(config).initialise(built, config, stages, stage, seed)
+
+    @classmethod
+    def completed_section(cls, stated: Mapping[str, Any]) -> dict[str, Any]:
+        return section_from_config(stated)
+
+    @classmethod
+    def settings_beside(cls, folder: Path, named: str, own: ModelConfig, stated: Mapping[str, Any]) -> dict[str, Any]:
+        return settings_beside(folder, named, own, stated)
+
+    @classmethod
+    def open_folder(cls, folder: Path) -> WeightsFile:
+        return open_decoder(folder)
+
+    def text_model(self, config: ModelConfig, read: Callable[[str], Tensor], context: int) -> TextModel:
+        return LibraryText(assemble(self.decoder(config), read), context)
 
     def global_name(self, config: ModelConfig, stages: int, stage: int, local: str) -> str:
         return self.decoder(config).global_name(config, stages, stage, local)
@@ -93,27 +109,3 @@ class TransformersFamily(Family):
         if config.lora.rank:
             return "adapters are known only up to a change of basis, so no stage's can be made from others'"
         return unlike_stages(self.decoder(config).facts.kinds, config, stages)
-
-
-def decoder_of(config: ModelConfig) -> Decoder:
-    """Return the decoder of a model of the family ``transformers``."""
-    return TransformersFamily.model_validate(dict(config.options)).decoder(config)
-
-
-def model_section(values: Mapping[str, Any], location: str) -> dict[str, Any]:
-    """Return the settings of ``[model]`` for the config.json ``location`` with these ``values``.
-
-    :raises UserError: if the model cannot be cut.
-    """
-    if isinstance(values.get("text_config"), Mapping):  # a model that takes pictures: only its text model is exported
-        text = read_config(values, location)
-        values = {name: value for name, value in text.to_dict().items() if not name.startswith("_")}
-        values |= {"model_type": text.model_type}
-    decoder = Decoder.of(values)
-    try:
-        facts = decoder.facts
-    except UserError as error:
-        raise UserError(str(error).replace(PLACE, location, 1)) from None
-    sizes = {"vocab": facts.vocab, "dim": facts.width, "layers": facts.layers, "tied": bool(facts.tied_head)}
-    context = int(values.get("max_position_embeddings") or values.get("n_positions") or 2048)
-    return {"family": "transformers", "options": {"config": decoder.text}, "context": context, **sizes}

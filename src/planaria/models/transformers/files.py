@@ -19,8 +19,8 @@ from planaria.models.foreign_weights import WeightsFile, checked_config
 from planaria.models.huggingface import INDEX, METADATA, WEIGHTS, read_tensor, tensor_shapes, tokenizer_of
 from planaria.models.model_metadata import ModelMetadata, metadata_of_folder, write_json
 from planaria.models.transformers.adapters import ADAPTERS, settings_of, trained_name, write_adapters
-from planaria.models.transformers.family import decoder_of, model_section
 from planaria.models.transformers.loading import load_weights
+from planaria.models.transformers.recipe_section import decoder_of, model_section
 from planaria.models.transformers.skeleton import skeleton
 
 SHARD = 1 << 30
@@ -57,7 +57,7 @@ def open_decoder(folder: Path) -> WeightsFile:
         named = load_weights(folder, decoder.text, fix)
         shapes, read = {name: tuple(tensor.shape) for name, tensor in named.items()}, named.__getitem__
     kept = {name: shape for name, shape in shapes.items() if name in expected}  # without tied heads and buffers
-    return WeightsFile(folder, config, kept, read, tokenizer_of(folder), usage=usage)
+    return WeightsFile(folder, config, kept, read, tokenizer_of(folder), usage=usage, expected=decoder.shapes)
 
 
 def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, exported: bool) -> WeightsFile:
@@ -66,7 +66,8 @@ def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, expo
         raise UserError(f"{folder}: these adapters were not exported here; merge them into their model with `peft`")
     config = config.model_copy(update={"lora": settings_of(folder)})
     shapes, files = tensor_shapes(folder, trained_name, exported, ADAPTERS)
-    return WeightsFile(folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), usage=usage)
+    read, expected = partial(read_tensor, files), decoder_of(config).shapes
+    return WeightsFile(folder, config, shapes, read, tokenizer_of(folder), usage=usage, expected=expected)
 
 
 def _are_equal(tensor: Tensor, other: Tensor) -> bool:

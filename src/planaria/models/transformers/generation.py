@@ -1,7 +1,7 @@
 """Completion by the whole model of ``transformers``: the library's own ``generate``, with planaria's draws.
 
 The library keeps caches and prepares inputs as each architecture needs; the choice of tokens is that of
-:class:`planaria.models.decode.Sampling`, so equal logits and seeds give equal texts in both families.
+:class:`planaria.models.sampling.Sampling`, so equal logits and seeds give equal texts in both families.
 """
 
 from __future__ import annotations
@@ -15,9 +15,25 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.models.decode import Sampling
+from planaria.models.family import TextModel
+from planaria.models.sampling import Sampling
 from planaria.models.transformers.loading import hide_progress
 from planaria.models.transformers.skeleton import in_one_line
+
+
+class LibraryText(TextModel):
+    """A model of the library that completes texts of up to ``context`` tokens."""
+
+    def __init__(self, model: Any, context: int) -> None:
+        self._model, self._context = model, context
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    def generate(self, tokens: Sequence[int], draws: Sampling, stops: Collection[int] = ()) -> Iterator[int]:
+        """:raises UserError: if the library fails."""
+        return generate(self._model, tokens, self._context, draws, stops)
 
 
 def generate(

@@ -63,7 +63,7 @@ def require_known(saved: RunCut, location: object) -> None:
 def require_alike(saved: RunCut, wanted: RunCut, location: str) -> None:
     """Raise UserError if the saved model cannot be re-cut to the wanted one."""
     require_known(saved, location)
-    free = CUT | {"vocab"} if saved.model.family == "llama" else CUT
+    free = CUT | family(saved.model).resizable_settings
     if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
         raise UserError(f"{location} was written by a model of another shape; choose another with --checkpoint")
     if saved.lines != wanted.lines and not family(saved.model).has_global_names:

@@ -17,7 +17,7 @@ from planaria.config.schema import RunConfig
 from planaria.exchange.weight_message import consensus
 from planaria.models.families import build_stage, family
 from planaria.models.family import Pipelined
-from planaria.models.llama_stages import Llama
+from planaria.models.llama_stages import Llama, require_llama
 from planaria.models.one_array import StoredParameter, stored_parameters
 from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
@@ -150,10 +150,7 @@ def load_model(saved: SealedCheckpoint) -> Llama:
 
     :raises UserError: if stages are missing or damaged, or the model is of another family.
     """
-    if saved.manifest.model.family != "llama":
-        raise UserError(
-            f"{saved.folder}: model.family = {saved.manifest.model.family!r}: only a LLaMA can be used here"
-        )
+    require_llama(saved.manifest.model, saved.folder)
     weights = {atom.name: atom.read("weights") for atom in weights_of(saved)}
     model = Llama(saved.manifest.model.dense, initialise=False)
     model.load_global_state(weights)

@@ -15,6 +15,7 @@ from planaria.data.shards import Data
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.families import family
 from planaria.models.foreign_weights import WeightsFile
+from planaria.models.start_settings import FIXED, require_same
 from planaria.pipeline.routing import ROUTINGS
 from planaria.runtime.checkpoint.cut import atom_name, declared_tensors
 from planaria.runtime.checkpoint.loading import cut_for
@@ -22,7 +23,7 @@ from planaria.runtime.checkpoint.stage_file import stream_weights
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, stage_name
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.run_start import START, Origin
-from planaria.runtime.engine.weight_sources import FIXED, open_weights, require_dense, require_same
+from planaria.runtime.engine.weight_sources import open_weights, require_dense
 from planaria.runtime.resolved_config import ResolvedRun
 
 

@@ -284,7 +284,7 @@ def _fix(config: RunConfig, memory: Sequence[StageMemory]) -> str:
     limit, model = config.pipeline.in_flight, config.model
     largest = max(memory, key=lambda stage: stage.tensors)
     if largest.state > largest.kept:
-        adapters = model.family == "transformers" and not model.lora.rank
+        adapters = family(model).supports_adapters and not model.lora.rank
         smaller = "train adapters only (model.lora.rank)" if adapters else "choose a smaller model"
         return f"{smaller}, or use more pipeline.stages on more machines"
     if limit and limit > 1:

@@ -16,7 +16,7 @@ from planaria.common.atomic import new_folder
 from planaria.common.errors import UserError, missing_package
 from planaria.config.bounds import COLDEST
 from planaria.data.tokenizer import Tokenizer
-from planaria.models.decode import divisor
+from planaria.models.sampling import divisor
 from planaria.swarm.policy.base import SampledCompletion
 from planaria.swarm.policy.prompts import PromptFormat
 
