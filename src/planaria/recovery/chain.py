@@ -11,6 +11,14 @@ from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Copy, DamagedReplica, Recovery, RollbackTarget
 from planaria.recovery.retention import SnapshotRetention
 
+_REFUSES = " cannot, "
+"""what joins a strategy and its reason in :attr:`ChainPlan.reason`, and so in the log of a run that it ended"""
+
+
+def is_refusal(reason: str) -> bool:
+    """Return whether a run ended for this ``reason`` because its strategies could not recover lost stages."""
+    return _REFUSES in reason
+
 
 class CopySlot(NamedTuple):
     """A copy and the strategy that keeps it. Messages name copies by index in ``Chain.slots``."""
@@ -88,7 +96,7 @@ class Chain:
             rebuilt |= {stage: (name, donors) for stage, donors in plan.donors.items() if stage in left}
             refused |= {(stage, name): why for stage, why in plan.refused.items()}
             left -= plan.donors.keys()
-        reasons = [f"{name} cannot, {why}" for (stage, name), why in sorted(refused.items()) if stage in left]
+        reasons = [f"{name}{_REFUSES}{why}" for (stage, name), why in sorted(refused.items()) if stage in left]
         return ChainPlan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
 
     def slots_on_nodes(self, arrangement: Arrangement) -> list[CopySlot]:

@@ -21,6 +21,7 @@ from planaria.control.log.logs import EVENTS, ID, identity, read_run
 from planaria.control.log.state_file import STATE
 from planaria.models.families import family
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
+from planaria.recovery.chain import is_refusal
 from planaria.report.observe.listener import Step, StepListener
 from planaria.report.observe.progress import NoProgress, Progress
 from planaria.report.observe.tracker import settings as reported_settings
@@ -252,7 +253,7 @@ def require_complete(folder: Path) -> Run:
 
 def _remedy(run: ResolvedRun, ending: Finish) -> str:
     """Return advice on a strategy that would have continued this run; empty if its own failed for another reason."""
-    refused = ending.outcome == "cannot" and " cannot, " in ending.reason
+    refused = ending.outcome == "cannot" and is_refusal(ending.reason)
     if not refused or "checkpoint" in run.recovery.strategies or run.recovery.control_strategy:
         return ""
     return (
