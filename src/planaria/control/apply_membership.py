@@ -193,13 +193,14 @@ def on_form(fact: d.Form, run: RunState) -> RunState:
     status |= dict.fromkeys((member.worker for member in fact.members), "member")
     workers = run.workers
     run = set_workers(run, {w: replace(workers[w], status=s) for w, s in status.items() if workers[w].status != s})
-    if fact.outcome == "rolled back":
-        unsaved = run.unsaved and replace(run.unsaved, since=-1, rested=True)
-        saved, allotment = min(run.saved, run.durable.step), run.allotment.roll_back(fact.replica)
-        run = give_up_save(replace(run, allotment=allotment, saved=saved, unsaved=unsaved))
-        run = _roll_back_dependents(run, replica)
-    elif fact.outcome == "recalled":
-        run = give_up_save(replace(run, allotment=run.allotment.undo_since_snapshot(fact.replica)))
+    match fact.outcome:
+        case "rolled back":
+            unsaved = run.unsaved and replace(run.unsaved, since=-1, rested=True)
+            saved, allotment = min(run.saved, run.durable.step), run.allotment.roll_back(fact.replica)
+            run = give_up_save(replace(run, allotment=allotment, saved=saved, unsaved=unsaved))
+            run = _roll_back_dependents(run, replica)
+        case "recalled":
+            run = give_up_save(replace(run, allotment=run.allotment.undo_since_snapshot(fact.replica)))
     return with_replica(run, replica)
 
 

@@ -116,7 +116,7 @@ def _continue_from(
     """Rebuild or copy the lost stages, and continue at the same step."""
     stages = replica.arrangement.stage
     sources = _sources(replica, holders, donor_replicas, plan.rebuilt)
-    outcome = "skipping" if len(holders) < len(stages) else _outcome(replica)
+    outcome: d.Outcome = "skipping" if len(holders) < len(stages) else _outcome(replica)
     position = replica.position
     if donor_replicas.keys() == set(stages.values()):  # it continues as the other's copy
         position = _position_after_orders(donor_replicas[0])
@@ -268,7 +268,7 @@ def _may_skip(run: RunState, replica: ReplicaState) -> bool:
     return len(stages) > settings.stages if settings.arrangement else 0 in stages and len(stages) > 1
 
 
-def _outcome(replica: ReplicaState) -> str:
+def _outcome(replica: ReplicaState) -> d.Outcome:
     if replica.formed_at_step < 0:
         return "started"
     return "recovered" if replica.lost or replica.vacant or replica.origins else "relinked"
@@ -280,7 +280,7 @@ def _form_or_replan(
     holders: dict[int, str],
     sources: dict[int, d.Source],
     position: ReplicaPosition,
-    outcome: str,
+    outcome: d.Outcome,
 ) -> d.Decision:
     """Form these nodes, after planning routes for them if there are none.
 
@@ -299,7 +299,7 @@ def _form_or_replan(
         replica=replica.number,
         generation=generation,
         step=position.step,
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,
         members=[
             d.Member(node=n, stage=stage[n], worker=holders[n], source=sources[n], at=at[n]) for n in sorted(holders)
         ],

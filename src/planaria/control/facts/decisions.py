@@ -40,6 +40,11 @@ from planaria.control.facts.slowness_events import UnequalReplicas as UnequalRep
 from planaria.exchange.coded.facts import CloseRound
 
 
+Outcome = Literal["started", "recovered", "relinked", "handed over", "rolled back", "recalled", "skipping"]
+"""how a generation continues: from new state, with rebuilt nodes, over new links, with nodes of leaving workers, from a
+checkpoint, from a snapshot in memory, or without its vacant nodes"""
+
+
 class Save(Fact):
     """Write every stage into an unfinished checkpoint folder."""
 
@@ -123,7 +128,7 @@ class Form(Fact):
     replica: int = 0
     generation: int
     step: int
-    outcome: Literal["started", "recovered", "relinked", "handed over", "rolled back", "recalled", "skipping"]
+    outcome: Outcome
     members: list[Member]
     links: list[MemberLink]
     routes: list[list[int]] = Field(default_factory=list)
