@@ -37,7 +37,7 @@ from planaria.recovery.base import DamagedReplica, Recovery
 from planaria.recovery.echo import KEPT, Echo, EchoHolder, EchoSender
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.runtime.engine.weight_sources import open_model
-from planaria.runtime.worker.learning_rate import clip_gradients, total_norms
+from planaria.runtime.worker.clipping import clip_gradients, total_norms
 from planaria.runtime.worker.recovery_copies import rebuild_inputs
 
 OUTLIERS_NAME = "outliers"

@@ -52,8 +52,8 @@ from hypothesis import given as over
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
+from planaria.models.layer_names import LAYER
 from planaria.models.llama_stages import Llama
-from planaria.models.optimizers.muon import LAYER
 
 PYTHON = ROOT.parent / "venv-torchft/bin/python"
 BATCH = 8

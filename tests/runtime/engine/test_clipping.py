@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from planaria.config.schema import OptimConfig, RunConfig
 from planaria.models.optimizers.adamw import adamw
 from planaria.runtime.engine.resumption import rate_change
-from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
+from planaria.runtime.worker.clipping import clip_gradients, total_norms
+from planaria.runtime.worker.learning_rate import learning_rate
 
 
 def test_warm_up_is_linear_and_cosine_ends_at_its_fraction() -> None:

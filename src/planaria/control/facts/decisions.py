@@ -39,7 +39,6 @@ from planaria.control.facts.slowness_events import SlowPartFound as SlowPartFoun
 from planaria.control.facts.slowness_events import UnequalReplicas as UnequalReplicas
 from planaria.exchange.coded.facts import CloseRound
 
-
 Outcome = Literal["started", "recovered", "relinked", "handed over", "rolled back", "recalled", "skipping"]
 """how a generation continues: from new state, with rebuilt nodes, over new links, with nodes of leaving workers, from a
 checkpoint, from a snapshot in memory, or without its vacant nodes"""

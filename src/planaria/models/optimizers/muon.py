@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from planaria.config.schema import OptimConfig
+from planaria.models.layer_names import LAYER
 from planaria.models.optimizers.adamw import FIRST, SECOND, AdamW, adamw
 from planaria.models.optimizers.base import NONE, StageOptimizer, groups
-
-LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
-"""prefix of the names of a decoder layer's parameters"""
 
 
 class Muon(AdamW):

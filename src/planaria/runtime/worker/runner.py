@@ -21,7 +21,8 @@ from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
 from planaria.pipeline.codecs.base import Leg, Visit
 from planaria.pipeline.codecs.registry import codec_for
-from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
+from planaria.runtime.worker.clipping import clip_gradients, total_norms
+from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.runtime.worker.step_samples import StepInputs, to_device
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from planaria.config.schema import OptimConfig
 from planaria.models.optimizers.adamw import adamw
-from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
+from planaria.runtime.worker.clipping import clip_gradients, total_norms
+from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.loss import LossResult, LossStats, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
