@@ -19,6 +19,10 @@ class Routing(Choice, ABC):
 
     varies: ClassVar[bool] = False
     """whether routes are drawn anew in every step, so that any two stages may meet"""
+    exchanges_stages: ClassVar[bool] = False
+    """whether stages take each other's place in some routes, so that block stages must be alike"""
+    visits_all_stages: ClassVar[bool] = False
+    """whether every microbatch visits every stage, as one array of weights requires (``model.share_over``)"""
     pretrained_warning: ClassVar[str] = ""
     """its effect on stages trained in natural order, as a clause of a warning; empty: no warning"""
 
@@ -51,6 +55,8 @@ def require(routes: Sequence[Sequence[int]], config: RunConfig, location: str) -
 class FullRouting(Routing):
     """Every microbatch visits every stage in natural order."""
 
+    visits_all_stages: ClassVar[bool] = True
+
     def routes(self, config: RunConfig, step: int) -> list[StageRoute]:
         return full_routes(config.pipeline.stages, config.pipeline.microbatches)
 
@@ -75,6 +81,8 @@ FEWEST = 4
 class SwappedRouting(Routing):
     """Half of the microbatches visit the outer stages in swapped order."""
 
+    exchanges_stages: ClassVar[bool] = True
+    visits_all_stages: ClassVar[bool] = True
     pretrained_warning: ClassVar[str] = "half of the microbatches visit the outer stages in an unfamiliar order"
 
     def routes(self, config: RunConfig, step: int) -> list[StageRoute]:

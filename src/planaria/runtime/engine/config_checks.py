@@ -22,6 +22,7 @@ from planaria.models.families import check_shapes, family
 from planaria.models.optimizers import optimizer
 from planaria.pipeline.codecs.registry import codec_of
 from planaria.pipeline.plan.check import require
+from planaria.pipeline.routing import routing_of
 from planaria.recovery import RECOVERIES
 from planaria.runtime.engine.requirements import device_needs, require_network
 from planaria.runtime.engine.run_start import START, run_started
@@ -120,10 +121,12 @@ def require_sound(resolved: ResolvedRun) -> None:
     if config.exchange.replicas > 1 and resolved.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
     _check_strategies(resolved)
-    if config.routing.kind == "swapped" and (
+    if routing_of(config).exchanges_stages and (
         why := family(config.model).stage_difference(config.model, config.pipeline.stages)
     ):
-        raise UserError(f"routing.kind = 'swapped': stages exchange their places: {why}; or leave routing.kind out")
+        raise UserError(
+            f"routing.kind = {config.routing.kind!r}: stages exchange their places: {why}; or leave routing.kind out"
+        )
     _check_shared(config)
     if config.pipeline.has_uneven_stages and resolved.schedule is not None:
         raise UserError("routing.schedule: requires block stages of equal size; leave pipeline.layers out")
@@ -226,7 +229,7 @@ def _check_shared(config: RunConfig) -> None:
     setting = "model.share_over = 'model'"
     if config.exchange.replicas > 1 or config.exchange.max_replicas is not None:
         raise UserError(f"{setting}: all stages of one replica share; leave exchange.replicas out")
-    if config.routing.schedule is not None or config.routing.kind not in ("full", "swapped"):
+    if config.routing.schedule is not None or not routing_of(config).visits_all_stages:
         raise UserError(f"{setting}: every stage has to see every microbatch; use routing.kind = 'full' or 'swapped'")
     if config.pipeline.layers == "auto":
         raise UserError(f"{setting}: every stage holds all weights, whatever its layers; give pipeline.layers numbers")
