@@ -179,7 +179,7 @@ def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) ->
     ("name", "message"),
     [
         ("eco", r"recovery\.strategy = 'eco': no such choice; did you mean 'echo'\? \(or 'module:Class'"),
-        ("?", r"known here: .*, whole_copies; for comparisons: copy, identity, oracle, random, reset, uniform, or"),
+        ("?", r"known here: .*, whole_copies; for comparisons: copy, identity, oracle, random, reset, uniform \("),
         ("nowhere_at_all:Mine", r"there is no module 'nowhere_at_all' on Python's path or in "),
         ("OWN:Mien", r"has no 'Mien'; did you mean 'Mine'\?"),
         ("OWN:Other", r"is not derived from planaria\.recovery\.base\.Recovery; derive it"),

@@ -98,6 +98,6 @@ def test_a_prompt_begins_with_the_templates_token(tmp_path: Path) -> None:
     model = ModelConfig(vocab=Tokenizer.open(file).vocab, dim=8, layers=1, heads=2, hidden=8, context=32)
     export_model(Llama(model), tmp_path / "model", file, Tokenizer.open(file).end)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
-    with patch.object(completing, "generate", return_value=iter([])) as called:
+    with patch("planaria.models.generate.generate", return_value=iter([])) as called:
         completing.complete(tmp_path / "model", "ab cd")
     assert called.call_args.args[1] == theirs("ab cd")["input_ids"] and theirs("ab cd")["input_ids"][0] == 1

@@ -36,6 +36,7 @@ class RobustRule(Choice, ABC):
 class GramRule(RobustRule, ABC):
     """A rule that only uses inner products."""
 
+    former_members: ClassVar[Mapping[str, str]] = {**RobustRule.former_members, "continues": "is_iterative"}
     origin: ClassVar[bool] = False
     """whether coefficients depend on directions from the origin; otherwise on distances, and K is about a point among
     the vectors, where rounding is least"""

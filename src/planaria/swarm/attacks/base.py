@@ -7,6 +7,7 @@ kinds text, math, dos and code follow arXiv 2511.09780 with other texts.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 from planaria.config.registry import Choice
@@ -16,6 +17,7 @@ from planaria.swarm.tasks.base import TaskProblem
 class Attack(Choice, ABC):
     """One attack; the fields of a subclass are its options."""
 
+    former_members: ClassVar[Mapping[str, str]] = {"fails": "must_not_score", "chooses": "only_selects_problems"}
     candidates: ClassVar[int] = 0
     """honest draws from which the longest correct one is poisoned; 0: solutions of the attacker's own"""
     must_not_score: ClassVar[bool] = False
