@@ -119,6 +119,17 @@ def test_a_search_tries_all_combinations_except_the_recipe_s_own(tmp_path: Path)
     assert [arm.name for arm in all_at_once if arm.searched] == ["lr 0.001, beta2 0.95"], "a flag makes others equal"
 
 
+def test_an_arm_with_a_list_of_rates_is_one_arm_for_each(tmp_path: Path) -> None:
+    text = '[compare.arms.a]\noptim = { kind = "muon", lr = [5e-4, 0.004, 1.0] }\n[compare.arms.b]\noptim.lr = 0.1\n'
+    _, found = race_spec.load(compared(tmp_path, text), {})
+    assert {arm.name: (arm.config.optim.kind, arm.config.optim.lr) for arm in found[1:]} == {
+        "a_5e-4": ("muon", 0.0005), "a_4e-3": ("muon", 0.004), "a_1e+0": ("muon", 1.0), "b": ("adamw", 0.1),
+    }  # fmt: skip
+    for rates in ("[]", "['fast']"):
+        with pytest.raises(UserError, match=r"compare\.arms\.a: optim\.lr"):
+            race_spec.load(compared(tmp_path, f"[compare.arms.a]\noptim.lr = {rates}\n"), {})
+
+
 def test_arms_may_differ_in_their_optimizer(tmp_path: Path) -> None:
     _, found = race_spec.load(compared(tmp_path, '[compare.arms.a]\noptim = { kind = "muon", lr = 0.004 }'), {})
     assert [arm.config.optim.kind for arm in found] == ["adamw", "muon"]

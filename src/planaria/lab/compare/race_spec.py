@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from planaria.common.errors import UserError, nearest
 from planaria.config.bounds import MAX_EXACT_INT, Fraction, Natural, Stages
@@ -36,8 +37,9 @@ RULES = ArmRules(
     "compare",
     RunConfig,
     free=(
-        "recovery", "checkpoint", "exchange", "optim.kind", "optim.lr", "optim.beta2", "pipeline.microbatches",
-        "pipeline.wire", "routing.kind", "routing.mixed", "model.share", "model.share_over", "model.subspace",
+        "recovery", "checkpoint", "exchange", "optim.kind", "optim.lr", "optim.beta1", "optim.beta2", "optim.eps",
+        "optim.clip", "pipeline.microbatches", "pipeline.wire", "routing.kind", "routing.mixed", "model.share",
+        "model.share_over", "model.subspace",
     ),
 )  # fmt: skip
 
@@ -89,7 +91,8 @@ class TuningGrid(Section):
 class Comparison(TrialsWithArms, JobSettings):
     """The ``[compare]`` table of a recipe.
 
-    Besides changes of the recipe an arm may have ``faults = false``, which excludes failures.
+    Besides changes of the recipe an arm may have ``faults = false``, which excludes failures. With a list of rates as
+    ``optim.lr`` it becomes one arm for each, named 'ARM_2e-3'.
     """
 
     target_at: Annotated[float, Field(gt=0, lt=1)] = 0.6
@@ -100,6 +103,20 @@ class Comparison(TrialsWithArms, JobSettings):
     controls: bool = True
     """whether to run controls that lose nothing (oracle) and only moments (reset), if arms differ in recovery"""
     search: TuningGrid = TuningGrid()
+
+    @field_validator("arms")
+    @classmethod
+    def _split_by_rate(cls, arms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        return {name: tables for arm, given in arms.items() for name, tables in _with_each_rate(arm, given).items()}
+
+
+def _with_each_rate(arm: str, tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return an arm, or one for each rate in its ``optim.lr``."""
+    optim = tables.get("optim", {})
+    rates = optim.get("lr") if isinstance(optim, dict) else None
+    if not rates or not isinstance(rates, list) or not all(isinstance(rate, float) for rate in rates):
+        return {arm: tables}
+    return {f"{arm}_{Decimal(str(rate)).normalize():e}": {**tables, "optim": optim | {"lr": rate}} for rate in rates}
 
 
 class Arm(Section):
