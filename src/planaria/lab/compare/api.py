@@ -118,7 +118,7 @@ class ComparisonResult:
         """Write results for a paper into ``folder``, and return the files' names.
 
         Files: the table as CSV and LaTeX; every run and curve as CSV; and, if matplotlib is installed, losses over
-        steps and hours and the hours to the target as PDF and SVG.
+        steps and hours, the hours to the target, and losses at equal costs if replicas exchange, as PDF and SVG.
 
         :raises UserError: when the folder is not writable.
         """

@@ -17,6 +17,7 @@ from planaria.lab.compare.race_results import (
 )
 from planaria.lab.report.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
 from planaria.lab.report.comparison_table import DIGEST, arm_title, failures_label, range_text, seeds_of, target
+from planaria.lab.report.equal_costs import comparable, equal_costs_table
 from planaria.lab.report.winner_figure import hours_at, redundant_arm, winners_figure, without_failures
 from planaria.lab.trials.spread import shown
 from planaria.report import page
@@ -44,6 +45,7 @@ def body(results: ComparisonResults) -> Iterator[str]:
     yield page.heading(results.name, verdict(results), summary)
     yield page.cards(_facts(results))
     yield from _races(results)
+    yield from _equal_costs(results)
     yield from _controls(results)
     yield from _winners(results)
     yield from _failures(results)
@@ -106,6 +108,18 @@ def _races(results: ComparisonResults) -> Iterator[str]:
         "the traffic." + (f" Not drawn, because they missed the target: {', '.join(missing)}." if missing else ""),
         page.chart(price_figure(results), "prices"),
     )
+
+
+def _equal_costs(results: ComparisonResults) -> Iterator[str]:
+    if comparable(results):
+        yield page.section(
+            "Losses at equal costs",
+            "At the time when the first arm ends, at that when the fault-free arm ends, and after as many bytes as a "
+            "replica sends in the median arm; an arm that has ended by then has its final loss. Learning rates of "
+            "unfinished arms are still falling. A dash: before the first smoothed loss. The control has no changes of "
+            "the exchange and all others but the learning rate; its loss with the same seed is subtracted.",
+            equal_costs_table(results).html("equal-costs"),
+        )
 
 
 def _controls(results: ComparisonResults) -> Iterator[str]:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from planaria.lab.compare.race_results import MIN_SEEDS, ArmScore, ComparisonResults, SeedTrace
 from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
+from planaria.lab.report.equal_costs import comparable, equal_costs_table
 from planaria.lab.trials.spread import seeds_shown, shown
 from planaria.report.phrases import amount, counted
 from planaria.report.tables import Table, show
@@ -30,7 +31,8 @@ INTERVAL = "95 % of ×"
 def show_table(results: ComparisonResults) -> None:
     """Print every arm's mean [least … most] over the seeds, and explanations."""
     title = f"{results.name}: mean [least … most] of {seeds_of(results)}"
-    console = show([Table(title, columns(results), rows(results))])
+    further = [equal_costs_table(results)] if comparable(results) else []
+    console = show([Table(title, columns(results), rows(results)), *further])
     for failures in (*results.failures, *results.replica_failures):
         console.print(f"trace         {failures.digest[:DIGEST]} {failures_label(failures)}", highlight=False)
     console.print(Text(f"clock         {results.clock}{'' if results.priced else ', by which steps take no time'}"))

@@ -16,6 +16,7 @@ from planaria.common.errors import UserError
 from planaria.lab.compare.race_results import ComparisonResults, smoothed
 from planaria.lab.report.comparison_figures import Over, bands, colours
 from planaria.lab.report.comparison_table import arm_title, latex, numbers
+from planaria.lab.report.equal_costs import budgets, comparable, equal_costs, labels
 from planaria.lab.trials.result_cache import make_folder
 from planaria.lab.trials.spread import shown
 from planaria.report.sheets import Cell, as_csv
@@ -75,6 +76,7 @@ def figures(results: ComparisonResults) -> dict[str, Any]:
     overs: list[Over] = ["steps", "hours"] if results.priced else ["steps"]
     drawn = {f"loss_{over}": _losses(results, over) for over in overs}
     drawn["to_target"] = _to_target(results)
+    drawn["equal_costs"] = _equal_costs(results)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
@@ -108,6 +110,25 @@ def _to_target(results: ComparisonResults) -> Any:
     for index, (arm, _) in enumerate(known):
         axes.text(0, index, f"  × {shown(arm.spread('ratio'))} steps", va="center", fontsize=6, color="white")
     axes.set_xlabel("hours to target" if results.priced else "steps to target")
+    return figure
+
+
+def _equal_costs(results: ComparisonResults) -> Any:
+    """Plot each arm's loss at equal steps, equal time and equal bytes: mean, and minimum to maximum."""
+    if not comparable(results):
+        return None
+    rows, (first, _, sent) = equal_costs(results)[::-1], labels(budgets(results))
+    figure, axes = empty_figure(0.8 + 0.24 * len(rows))
+    marks = [("final", "final", "o"), ("at_first_end", first, "|"), ("at_megabytes", f"{sent} per replica", "x")]
+    for (name, title, mark), shade, lift in zip(marks, ("#1d2733", "#2f6fde", "#d9603b"), (0.2, 0, -0.2), strict=True):
+        known = [(n + lift, of) for n, row in enumerate(rows) if (of := getattr(row, name)) is not None]
+        means = [of.mean for _, of in known]
+        ends = [[of.mean - of.least for _, of in known], [of.most - of.mean for _, of in known]]
+        style = {"fmt": mark, "color": shade, "markersize": 4, "linewidth": 0.8, "label": title}
+        axes.errorbar(means, [at for at, _ in known], xerr=ends, **style)
+    axes.set_yticks(range(len(rows)), [f"{plain_text(r.arm.name)}, {1000 * r.step_megabytes:.1f} kB" for r in rows])
+    axes.set_xlabel("smoothed validation loss, nats per token")
+    axes.legend(fontsize=6.5, frameon=False)
     return figure
 
 
