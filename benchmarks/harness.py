@@ -42,6 +42,7 @@ FAMILIES = {
     "edge": ("shared_memory", "wire"),
     "elastic": ("moments", "rejoin"),
     "exchange": ("stragglers",),
+    "exchanges": ("exchanges_rates",),
     "experts": ("worst_domain",),
     "fine_tuning": ("fine_tuning_faults",),
     "generation": ("instruct",),
