@@ -18,8 +18,8 @@ MSGC = 'coded = { scheme = "msgc", burst = 1, window = 2, stragglers = 1, jobs =
         ('coded = { scheme = "gc", slow = nan }', ["exchange.coded.slow = nan", "above 1"]),
         ('coded = { scheme = "msgc", burst = 2, window = 2 }', ["burst = 2 is not below window = 2", "window = 3"]),
         ('coded = { scheme = "srsgc", burst = 2, window = 4 }', ["does not divide window − 1 = 3", "give window = 5"]),
-        ('coded = { scheme = "msgc", stragglers = "auto" }', ["'auto' is not known", "planaria advise"]),
-        (f"{MSGC}\n[pipeline]\nmicrobatches = 5", ["pipeline.microbatches", "multiple of 6", "5; take 6"]),
+        ('coded = { scheme = "msgc", stragglers = "auto" }', ["'auto' needs measured delays", "planaria advise"]),
+        (f"{MSGC}\n[pipeline]\nmicrobatches = 5", ["pipeline.microbatches", "multiple of 6", "not 5; use 6"]),
         (f'{GC}\nkind = "diloco"', ["exchange.coded", "gradients of every step", "take kind = 'allreduce'"]),
         (f'{GC}\nkind = "local"', ["exchange.coded", "gradients of every step", "take kind = 'allreduce'"]),
         (f'{GC}\ncompress = "econtrol:top1%"', ["exchange.coded", "exchange.compress", "rounds single ones"]),
@@ -27,7 +27,7 @@ MSGC = 'coded = { scheme = "msgc", burst = 1, window = 2, stragglers = 1, jobs =
         (f'{GC}\nrobust = "median"', ["exchange.coded", "exchange.robust needs single ones"]),
         (f"{GC}\n[routing]\nmixed = true", ["exchange.coded", "does not support routing.mixed; remove it"]),
         (f'{GC}\n[recovery]\nmeanwhile = "skip"', ["exchange.coded", "recovery.meanwhile = 'wait'"]),
-        (f"{GC}\nreplicas = 2", ["exchange.replicas = 3 or more", "here are 2"]),
+        (f"{GC}\nreplicas = 2", ["exchange.replicas = 3 or more", "not 2"]),
     ],
 )
 def test_an_invalid_gradient_code_is_refused(

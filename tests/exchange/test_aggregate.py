@@ -182,7 +182,7 @@ def test_senders_are_refused_if_values_include_slow_weights(kind: str, name: str
     if kind in ("allreduce", "diloco", "streaming_diloco", "decoupled", "eager"):
         assert make(kind, aggregator=name).aggregator == name
         return
-    with pytest.raises(UserError, match=rf"^exchange\.options: aggregator = '{name}' takes zeros .*; take 'mean', or"):
+    with pytest.raises(UserError, match=rf"^exchange\.options: aggregator = '{name}' treats zeros .*; use 'mean', or"):
         make(kind, aggregator=name)
 
 

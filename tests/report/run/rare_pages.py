@@ -8,6 +8,7 @@ from pathlib import Path
 import every_page
 import synthetic_replicas as r
 import test_compression
+import test_equal_costs
 import test_failovers
 import test_stage_holders
 import test_trust
@@ -48,6 +49,7 @@ def bodies(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
     found = compared(HELD | {"tuned": Manner({}, workers=9)})
     searched = found.model_copy(update={"search": found.arms[:1]})
     yield "comparison", comparison.body(searched)
+    yield "comparison", comparison.body(test_equal_costs.raced_exchanges())
     unpriced = searched.arms[0].model_copy(update={"step_s": 0.0})
     yield "comparison", comparison.body(searched.model_copy(update={"arms": [unpriced, *searched.arms[1:]]}))
 

@@ -18,8 +18,8 @@ from recomputed_comparison import losses
 STEP_BYTES = {"fault-free": 8e6, "rare": 1e6, "muon": 8e6, "muon-rare": 1e6, "local": 0.0}
 
 
-@pytest.fixture
-def results() -> ComparisonResults:
+def raced_exchanges() -> ComparisonResults:
+    """Return a comparison of arms with and without an exchange, of two optimizers."""
     manners = {
         "fault-free": Manner({}, faults=False, step_s=40.0),
         "rare": Manner({"exchange.kind": "diloco", "optim.lr": "0.004"}, faults=False, slower=1.3, step_s=25.0),
@@ -30,6 +30,11 @@ def results() -> ComparisonResults:
     found = compared(manners)
     arms = [a.model_copy(update={"step_bytes": STEP_BYTES[a.name], "traffic_per_weight_byte": 0.1}) for a in found.arms]
     return found.model_copy(update={"arms": arms})
+
+
+@pytest.fixture
+def results() -> ComparisonResults:
+    return raced_exchanges()
 
 
 def between(points: list[tuple[float, float]], at: float) -> float | None:

@@ -162,7 +162,7 @@ def struck(folder: Path, fault: Fault, **sections: Any) -> RunConfig:
 def test_slow_data_are_refused_where_no_data_are_read(tmp_path: Path) -> None:
     assert read_faults(ResolvedRun(struck(tmp_path, Fault(step=0, stage=0, signal="slow_data")))).faults
     block = Fault(step=0, stage=2, signal="slow_data")
-    with pytest.raises(UserError, match=r"'slow_data' at 2, which reads no batches; name one of these: 0$"):
+    with pytest.raises(UserError, match=r"'slow_data' at 2, which reads no batches; give one of these nodes: 0$"):
         read_faults(ResolvedRun(struck(tmp_path, block)))
     config = struck(tmp_path, block, data={"document_mask": True})
     assert read_faults(ResolvedRun(config)).faults, "every stage reads batches for its mask"
