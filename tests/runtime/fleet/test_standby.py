@@ -178,7 +178,7 @@ def test_resuming_adopts_workers_that_still_wait(tmp_path: Path) -> None:
 
 
 def test_workers_without_a_controller_end_after_orphan_s_and_the_run_resumes_from_disk(tmp_path: Path) -> None:
-    config = survivable(tmp_path, steps=40, checkpoint={"every": 4}, fleet={"orphan_s": 1.0})
+    config = survivable(tmp_path, steps=40, checkpoint={"every": 4}, fleet={"orphan_s": 1.0, "lease_s": 0.5})
     with live(config) as run:
         run.wait_until(lambda record: steps(record) >= 6)
         os.kill(run.process.pid, signal.SIGKILL)
@@ -213,6 +213,7 @@ def test_a_killed_supervisor_ends_the_run_in_one_line_and_it_resumes_from_disk(t
     [
         (["--engine", "inline"], "the workers of engine = 'inline' end with its process"),
         (["--fleet.kind", "ray"], "the actors of fleet.kind = 'ray' end with their driver"),
+        (["--fleet.orphan_s", "0.5"], "fleet.orphan_s = 0.5: give more than fleet.lease_s = 1"),
     ],
 )
 def test_runs_whose_workers_cannot_outlive_the_controller_are_refused(

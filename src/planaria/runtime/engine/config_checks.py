@@ -253,6 +253,10 @@ def _check_standby(config: RunConfig) -> None:
             f"{named}: the actors of fleet.kind = {config.fleet.kind!r} end with their driver; use fleet.shared_log, "
             "and `planaria join --ray` for nodes of a Ray cluster"
         )
+    if config.fleet.orphan_s <= config.fleet.lease_s:
+        raise UserError(
+            f"fleet.orphan_s = {config.fleet.orphan_s:g}: give more than fleet.lease_s = {config.fleet.lease_s:g}"
+        )
     if sys.platform != "linux":
         raise UserError(f"{named} needs Linux; leave it out, and resume a lost run from its newest checkpoint")
 
