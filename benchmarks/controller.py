@@ -48,7 +48,7 @@ from planaria.control.state.run import RunState
 CONTROLLER_NAME = "controller"
 STAGES = 8  # the ends among them
 EVERY = 10  # steps from one round to the next
-STEP_MS, LOSS_MS, GROWTH = 20.0, 300.0, 1.25
+STEP_MS, LOSS_MS, FAILOVER_MS, GROWTH = 20.0, 300.0, 2000.0, 1.25
 LARGE = 1000  # workers, where the claims are
 
 
@@ -144,6 +144,21 @@ class Obedient:
         self._reports += others
         return self.facts[first:]
 
+    def failover(self) -> list[Event | Decision]:
+        """Replace the controller by one on another machine, to which all workers return, until each replica has run."""
+        first = len(self.facts)
+        self._reports = [r for r in self._reports if isinstance(r, e.StageCommitted | e.RoundApplied)]  # durable orders
+        term = self.run.term + 1
+        self.happened(e.LeaderStarted(term=term, pid=1, cause="machine", silent_s=1.0, lost_s=0.1, wall_time=0.0))
+        waiting = set(self.run.replicas)
+
+        def all_have_run() -> bool:
+            waiting.difference_update([n for n in waiting if self.run.replicas[n].phase == "run"])
+            return not waiting
+
+        self.work(all_have_run)
+        return self.facts[first:]
+
     def _obey(self, decision: Decision) -> None:
         match decision:
             case d.Spawn():
@@ -199,14 +214,16 @@ class Measured:
         self._step = before, fleet.steps(steps)
         before = fleet.run
         self._loss = before, fleet.loss()
+        before = fleet.run
+        self._failover = before, fleet.failover()
 
     def once(self) -> list[float]:
-        """Return the milliseconds of a step and of a loss."""
-        return [folded(*self._step) / self.steps * 1e3, folded(*self._loss) * 1e3]
+        """Return the milliseconds of a step, of a loss and of a failover."""
+        return [folded(*self._step) / self.steps * 1e3, folded(*self._loss) * 1e3, folded(*self._failover) * 1e3]
 
 
 def measured(given: Namespace) -> dict[str, list[list[float]]]:
-    """Map layout and size to the repeats of a step and of a loss, interleaved."""
+    """Map layout and size to the repeats of a step, of a loss and of a failover, interleaved."""
     cases = [Measured(layout, workers, given.steps) for layout in LAYOUTS for workers in given.workers]
     for case in cases:
         case.once()
@@ -214,14 +231,14 @@ def measured(given: Namespace) -> dict[str, list[list[float]]]:
     gc.freeze()
     repeats = [[case.once() for case in cases] for _ in range(given.repeats)]
     return {
-        f"{case.layout}, {case.workers}": [[repeat[n][part] for repeat in repeats] for part in (0, 1)]
+        f"{case.layout}, {case.workers}": [[repeat[n][part] for repeat in repeats] for part in (0, 1, 2)]
         for n, case in enumerate(cases)
     }
 
 
 def rows(given: Namespace) -> list[Row]:
     now, found = measured(given), list[Row]()
-    for part, what, most in ((0, "step", STEP_MS), (1, "loss", LOSS_MS)):
+    for part, what, most in ((0, "step", STEP_MS), (1, "loss", LOSS_MS), (2, "failover", FAILOVER_MS)):
         for layout in LAYOUTS:
             small = statistics.median(now[f"{layout}, {given.workers[0]}"][part]) / given.workers[0]
             for workers in given.workers:
@@ -252,12 +269,13 @@ def run_controller(given: Namespace) -> Measurement:
     Simulated workers obey at once; their reports arrive in random order. The facts are recorded first and folded again
     under the clock, with ``decide`` after every fact. Two layouts: one replica on a schedule, with many nodes per
     stage; and replicas of eight workers that exchange in pairs every tenth step. Claims at 1,000 workers: at most 20 ms
-    per step and 0.3 s per loss (two broken edges, a death notice, up to the first order of the new generation); a
-    worker costs at most 1.25 of its cost among 16.
+    per step, 0.3 s per loss (two broken edges, a death notice, up to the first order of the new generation) and 2 s per
+    failover (until each replica has run); a worker costs at most 1.25 of its cost among 16.
     """
     notes = [
         "milliseconds of CPU time of decide and apply; a step: all replicas make one, a tenth of a round included",
         "a loss: two broken edges, a death notice, the new generation, its members' reports, its first order",
+        "a failover: another controller, to which all workers return; new generations, their reports, first orders",
     ]
     return Result(rows(given), notes)
 
