@@ -49,6 +49,7 @@ class FollowedRun:
     def lost(self, cause: ControllerEnd, noticed: float) -> FailoverState:
         """Read the last lines of a lost controller; return the state from which to continue.
 
+        :param noticed: when the loss was noticed, monotonic seconds; 0: it happened before, at the last line of the log
         :raises UserError: if the run has not started, or too many controllers were lost within one step.
         """
         self.advance()
@@ -57,7 +58,7 @@ class FollowedRun:
         folder = self._log.folder
         if not self._fold.begun:
             raise UserError(f"{folder}: its controller was lost before the run started; start it again")
-        failover = replace(self._fold.state(self._log.notice), cause=cause, noticed=noticed)
+        failover = replace(self._fold.state(self._log.notice), cause=cause, noticed=noticed or self._fold.last_t)
         if failover.finish is None and failover.failed_controllers >= MAX_FAILED_CONTROLLERS:
             raise UserError(
                 f"{folder}: {failover.failed_controllers} controllers in a row were lost within one step; "

@@ -88,7 +88,7 @@ def _conclude_ended_run(
 def _lock_when_free(
     folder: Path, lease_s: float, meanwhile: Callable[[], None]
 ) -> Iterator[tuple[ControllerEnd, float]]:
-    """Wait for the run's lock; yield how its last holder ended, and when that was noticed.
+    """Wait for the run's lock; yield how its last holder ended, and when that was noticed (0: before the wait).
 
     :param meanwhile: called repeatedly
     """
@@ -97,7 +97,9 @@ def _lock_when_free(
         threading.Thread(target=_acquire_lock, args=(file, taken), name="lock", daemon=True).start()
         cause: ControllerEnd = "exited"
         stopped_since: float | None = None
+        waited = False
         while not taken.wait(_POLL_S):
+            waited = True
             meanwhile()
             now = time.monotonic()
             if activity(pid := _holder(file)) != "stopped":
@@ -107,7 +109,7 @@ def _lock_when_free(
             elif now - stopped_since >= lease_s:
                 cause, stopped_since = "stopped", None
                 _kill(pid, file)
-        noticed = time.monotonic()
+        noticed = time.monotonic() if waited else 0.0
         run_folders.sign_lock(file)
         yield cause, noticed
 
