@@ -54,6 +54,7 @@ class Ranks:
         """Receive the weights; return the next block (-1: none), and the steps, updates and rounds of rank 0.
 
         :raises RunStopped: if rank 0 raises an error.
+        :raises RuntimeError: by torch, if rank 0 sends nothing within the time-out of the process group.
         """
         block, steps, progress, rounds = self._broadcast(torch.zeros(4, dtype=torch.int64)).tolist()
         if block == _FAILED:

@@ -229,7 +229,7 @@ def test_garbage_at_the_socket_changes_nothing(tmp_path: Path, garbage: bytes) -
 def test_the_user_is_told_once_that_no_controller_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor, "_NOTE_S", 0.1)
+    monkeypatch.setattr(supervisor, "_WARN_S", 0.1)
     with kept(tmp_path):
         SupervisedFleet(tmp_path, term=1)._connection.close()
         until(lambda: caplog.messages)

@@ -271,7 +271,7 @@ class LeaderStarted(Fact):
     """seconds since 1970, UTC"""
 
     @property
-    def unled_s(self) -> float:
+    def leaderless_s(self) -> float:
         """Seconds without a controller: from its loss, or from the last sign of a stopped or unreachable one."""
         return self.lost_s if self.cause == "exited" else self.silent_s
 

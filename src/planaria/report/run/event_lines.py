@@ -283,7 +283,7 @@ class Narrator:
 
     @_line_of.register
     def _on_leader_started(self, leader: e.LeaderStarted) -> EventLine:
-        text = f"controller lost ({leader.cause}); continuing as term {leader.term} after {leader.unled_s:.2f} s"
+        text = f"controller lost ({leader.cause}); continuing as term {leader.term} after {leader.leaderless_s:.2f} s"
         return self._line("recovery", text)
 
     @_line_of.register

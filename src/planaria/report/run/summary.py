@@ -65,7 +65,7 @@ def summary(record: RunRecord) -> Iterator[str]:
         yield from coded_report.summary_lines(record)
     yield from compression_report.summary_lines(record)
     yield from memory_lines(record)
-    if lost := [fact.unled_s for _, fact in record.landmarks if isinstance(fact, LeaderStarted)]:
+    if lost := [fact.leaderless_s for _, fact in record.landmarks if isinstance(fact, LeaderStarted)]:
         yield f"controllers   {len(lost)} lost; replaced after {median(lost):.2f} s (median; maximum {max(lost):.2f} s)"
     slow = list(diagnosis_lines(record))
     yield from slow

@@ -59,8 +59,8 @@ CHECK_INTERVAL_S = 0.25
 """seconds between two checks for silent workers"""
 GREET_S, MAX_GREETING = 5.0, 8
 """time for a controller that has connected to greet, and maximum number of such controllers"""
-_NOTE_S = 3.0
-"""time without a controller after which the user is told"""
+_WARN_S = 3.0
+"""time without a controller before a warning"""
 _LIMIT = struct.pack("ll", 5, 0)
 """5 s for a message whose transfer has begun"""
 _TRANSIENT = b'{"kind":"heartbeat"', b'{"kind":"worked"'
@@ -125,8 +125,9 @@ class WorkerSupervisor:
         """number of the last notice sent to the leader"""
         self._over = False
         self._standby = StandbyProcess(self._spawn_standby) if config.keep_standby else None
-        self._told = False
-        """whether the user knows that no controller leads"""
+        self._leader_pid, self._next_look = 0, 0.0
+        self._warned = False
+        """whether a warning has said that no controller leads"""
 
     def _spawn_standby(self) -> WorkerProcess:
         entry = partial(stand_by_process, self._config.folder, self._config.progress)
@@ -162,13 +163,17 @@ class WorkerSupervisor:
                 self._lose_leader()
 
     def _watch_leader(self) -> None:
-        """Keep a standby; tell the user once if no controller leads and none will."""
-        if self._standby is not None:
-            self._standby.look(0 if self._leader is None else peer_pid(self._leader.fileno()))
-        waits = self._standby is not None and self._standby.is_kept
-        if self._leader is not None or waits or self._told or time.monotonic() - self._led < _NOTE_S:
+        """Keep a standby; warn once if no controller leads and none will."""
+        now = time.monotonic()
+        if now < self._next_look:  # messages may come much more often
             return
-        self._told = True
+        self._next_look = now + CHECK_INTERVAL_S
+        if self._standby is not None:
+            self._standby.look(0 if self._leader is None else self._leader_pid)
+        waits = self._standby is not None and self._standby.is_kept
+        if self._leader is not None or waits or self._warned or now - self._led < _WARN_S:
+            return
+        self._warned = True
         log.warning(
             "no controller leads %s; its workers end after %g s (fleet.orphan_s). To lead them: "
             "`planaria train --resume %s`",
@@ -313,7 +318,8 @@ class WorkerSupervisor:
                 self._leader.send_bytes(Deposed(term=hello.term).model_dump_json().encode())
             self._lose_leader()
         self._leader = connection
-        self._leader_reads, self._told = True, False
+        self._leader_pid = peer_pid(connection.fileno())
+        self._leader_reads, self._warned = True, False
         self._term = hello.term
         self._send(Welcome(shared=self._config.shared, sent={w: list(texts) for w, texts in self._orders.items()}))
         self._flushed = hello.received
