@@ -182,9 +182,9 @@ class Live:
 
     def wait_until(self, condition: Callable[[RunRecord], bool], seconds: float = 60.0) -> RunRecord:
         """Look at the run's record until it meets ``condition``; most of the time is the run's, not the reader's."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self.process.poll() is None:
-            begun = time.monotonic()
+        deadline, ended = time.monotonic() + seconds, False
+        while time.monotonic() < deadline and not ended:
+            begun, ended = time.monotonic(), self.process.poll() is not None  # its last events are read too
             if (self.folder / "events.jsonl").exists() and condition(record := read_run(self.folder)):
                 return record
             time.sleep(max(0.05, 3 * (time.monotonic() - begun)))

@@ -19,6 +19,9 @@ from processes import Command
 
 LEASE_S = 0.6
 
+PACE: dict[str, Any] = {"emulate": "links", "latency_s": 0.004}
+"""The network of a run that must not end while a test waits for a machine: a step takes about 0.1 s."""
+
 
 def shared(folder: Path, standbys: int = 1, **sections: Any) -> RunConfig:
     """Return a run whose log is shared with ``standbys`` machines, and whose workers are all on machines that join."""

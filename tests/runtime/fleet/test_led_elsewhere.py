@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from benchmarks.field_systems import free_port
 from holders import Holders
-from shared_log_run import LEASE_S, led, lose_machine, shared, stop_until_replaced, undisturbed
+from shared_log_run import LEASE_S, PACE, led, lose_machine, shared, stop_until_replaced, undisturbed
 
 from harness import Live, checked, ending, facts, live, losses, steps, train
 from planaria.common.errors import UserError
@@ -75,7 +75,7 @@ def test_a_run_without_its_holders_starts_no_worker(tmp_path: Path) -> None:
 
 
 def test_a_stopped_controller_is_replaced_and_gives_no_orders_when_it_wakes(tmp_path: Path) -> None:
-    config = shared(tmp_path, steps=60)
+    config = shared(tmp_path, steps=60, network=PACE)
     with led(config, tmp_path) as (run, machines):
         standby, there = machines.standby()
         machines.workers("worker", 5)
@@ -93,7 +93,8 @@ def test_a_machine_that_is_replaced_stands_by_again_if_it_may_lead(tmp_path: Pat
     """The first controller is stopped, and leads again when its successor is lost; both have saved."""
     port = free_port()
     at = f"127.0.0.1:{port}, 127.0.0.1:{free_port()}"
-    config = shared(tmp_path, steps=120, checkpoint={"every": 4}, fleet={"port": port, "standby_at": at})
+    fleet = {"port": port, "standby_at": at}
+    config = shared(tmp_path, steps=120, checkpoint={"every": 4}, fleet=fleet, network=PACE)
     with led(config, tmp_path) as (run, machines):
         standby, there = machines.standby(1)
         machines.workers("worker", 5)
@@ -112,7 +113,7 @@ def test_a_machine_that_is_replaced_stands_by_again_if_it_may_lead(tmp_path: Pat
 
 def test_a_standby_that_loses_its_lease_leads_again_without_help(tmp_path: Path) -> None:
     """No other machine is left that could lead. Afterwards, a standby in the same directory starts from a new copy."""
-    config = shared(tmp_path, steps=100)
+    config = shared(tmp_path, steps=100, network=PACE)
     with led(config, tmp_path) as (run, machines):
         standby, there = machines.standby()
         machines.workers("worker", 5)
@@ -169,7 +170,7 @@ def test_a_machine_that_returns_too_late_joins_again(tmp_path: Path) -> None:
 
 
 def test_two_machines_are_lost_one_after_the_other(tmp_path: Path) -> None:
-    config = shared(tmp_path, standbys=2, steps=80)
+    config = shared(tmp_path, standbys=2, steps=80, network=PACE)
     with led(config, tmp_path) as (run, machines):
         standbys = [machines.standby(number) for number in range(2)]
         machines.workers("worker", 5)
