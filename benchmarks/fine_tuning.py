@@ -34,9 +34,9 @@ from planaria.control.log.state_file import StateFile, read_state
 from planaria.models.chunked_loss import IGNORED
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.stage_peaks import stage_peaks
+from planaria.runtime.api.run import MODEL
 from planaria.runtime.checkpoint.loading import load_stages
 from planaria.runtime.engine import run_folders
-from planaria.runtime.run import MODEL
 
 NAME = "fine_tuning"
 TRL, OURS = "trl", ("llama", "transformers")

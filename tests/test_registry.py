@@ -25,7 +25,7 @@ from planaria.recovery import RECOVERIES, recovery, with_strategy
 from planaria.recovery.codes import CODES
 from planaria.recovery.echo import Echo
 from planaria.report.observe.trackers import TRACKERS
-from planaria.runtime.configuration import merge_settings
+from planaria.runtime.api.configuration import merge_settings
 from planaria.runtime.custom_classes import custom_classes
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import CHECKS

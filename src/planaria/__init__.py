@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from planaria.lab.compare.api import compare as compare
     from planaria.lab.reference.engine import InlineEngine as InlineEngine
     from planaria.report.observe.listener import Step as Step
-    from planaria.runtime.configuration import configure as configure
-    from planaria.runtime.configuration import streams as streams
-    from planaria.runtime.run import Run as Run
-    from planaria.runtime.run import load as load
-    from planaria.runtime.training import train as train
+    from planaria.runtime.api.configuration import configure as configure
+    from planaria.runtime.api.configuration import streams as streams
+    from planaria.runtime.api.run import Run as Run
+    from planaria.runtime.api.run import load as load
+    from planaria.runtime.api.training import train as train
 
 _HOMES = {
     "ComparisonResult": "planaria.lab.compare.api",
     "Group": "planaria.group.group",
     "InlineEngine": "planaria.lab.reference.engine",
     "LedgerError": "planaria.common.errors",
-    "Run": "planaria.runtime.run",
+    "Run": "planaria.runtime.api.run",
     "RunConfig": "planaria.config.schema",
     "RunStopped": "planaria.common.errors",
     "Step": "planaria.report.observe.listener",
     "UserError": "planaria.common.errors",
     "compare": "planaria.lab.compare.api",
-    "configure": "planaria.runtime.configuration",
+    "configure": "planaria.runtime.api.configuration",
     "host": "planaria.group.group",
     "join": "planaria.group.group",
-    "load": "planaria.runtime.run",
-    "streams": "planaria.runtime.configuration",
-    "train": "planaria.runtime.training",
+    "load": "planaria.runtime.api.run",
+    "streams": "planaria.runtime.api.configuration",
+    "train": "planaria.runtime.api.training",
 }
 __all__ = ["__version__", *_HOMES]
 

@@ -23,9 +23,9 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, template_of
 from planaria.models.generate import texts
 from planaria.models.sampling import Sampling
-from planaria.runtime import chat
-from planaria.runtime.chat import Chat, converse
-from planaria.runtime.complete import Completer
+from planaria.runtime.api import chat
+from planaria.runtime.api.chat import Chat, converse
+from planaria.runtime.api.completer import Completer
 from planaria.swarm.audit.measurement import prompt
 from planaria.swarm.policy.policies import open_policy
 

@@ -132,7 +132,7 @@ def test_an_export_to_hugging_face_in_bf16(home: Path, tmp_path: Path) -> None:
 
 
 def test_training_starts_from_exported_shards(home: Path, tmp_path: Path) -> None:
-    from planaria.runtime.import_export import export_run
+    from planaria.runtime.api.import_export import export_run
 
     sharded = export_run(home / "runs" / "run", tmp_path / "hf", largest=8 << 10)
     assert len(list(sharded.glob("model-*.safetensors"))) > 2

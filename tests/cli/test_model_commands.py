@@ -18,7 +18,7 @@ from planaria.data.tokenizer import load_tokenizer
 from planaria.models.family import Pipelined
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
-from planaria.runtime.complete import complete
+from planaria.runtime.api.completer import complete
 from planaria.runtime.engine.stage_omission import evaluations, omissions
 
 SHAPE = ModelConfig(vocab=257, dim=16, layers=4, heads=2, hidden=24, context=16, init_std=0.3)

@@ -24,11 +24,11 @@ from planaria.config.shipped import shipped
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
-from planaria.runtime import training
+from planaria.runtime.api import training
+from planaria.runtime.api.configuration import configure
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.configuration import configure
 from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.run_folders import config_of
 from planaria.runtime.engine.starting_weights import branch_off

@@ -32,9 +32,9 @@ from planaria.models.transformers import adapters
 from planaria.models.transformers.generation import generate
 from planaria.models.transformers.recipe_section import decoder_of
 from planaria.models.transformers.whole import assemble
+from planaria.runtime.api.completer import Completer, complete
 from planaria.runtime.checkpoint.loading import weights_of
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.complete import Completer, complete
 from planaria.runtime.engine.weight_sources import open_weights
 
 transformers = pytest.importorskip("transformers")

@@ -14,8 +14,8 @@ from planaria.control.decide import decide
 from planaria.control.facts import events as e
 from planaria.control.state.replica import WorkerSet
 from planaria.control.state.run import RunState
-from planaria.exchange.coded.coded_steps import MIN_S, Stragglers, close_round
-from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
+from planaria.exchange.coded.coded_decisions import MIN_S, Stragglers, close_round
+from planaria.exchange.coded.coded_facts import CloseRound, CodedStep, ResultsSent, RoundLate
 
 MSGC = {"scheme": "msgc", "burst": 1, "window": 2, "stragglers": 1, "jobs": 2}
 NODES = [[0, 2, 4, 6], [1, 3, 5, 7]]

@@ -24,7 +24,7 @@ from planaria.control.facts import events as e
 from planaria.control.replay import replay
 from planaria.control.state.run import RunState
 from planaria.control.wait_deadlines import SAVE_RETRY_S, RoundWait, RoundWaits
-from planaria.exchange.coded.facts import ResultsSent
+from planaria.exchange.coded.coded_facts import ResultsSent
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore

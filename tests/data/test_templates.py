@@ -16,7 +16,7 @@ from planaria.data.shards import tokenise_corpus
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
-from planaria.runtime import complete as completing
+from planaria.runtime.api import completer as completing
 from planaria.runtime.engine import run_folders
 
 transformers = pytest.importorskip("transformers")

@@ -13,7 +13,7 @@ from planaria.faults.trace import read
 from planaria.lab.commands.demo import DEMOS, Outcome, body, rows
 from planaria.report import page
 from planaria.report.tables import Table
-from planaria.runtime.configuration import configure
+from planaria.runtime.api.configuration import configure
 
 
 def outcome(arm: str, step_s: float, losses: list[float], recoveries: tuple[float, ...] = ()) -> Outcome:

@@ -19,12 +19,12 @@ from planaria.lab.reference.engine import InlineEngine
 from planaria.models.families import build_stage
 from planaria.models.llama_stages import Llama, parameter_count, stage_parameters
 from planaria.models.subspace import Subspace
+from planaria.runtime.api.import_export import export_run, export_state
 from planaria.runtime.checkpoint.loading import atoms_of_model
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.starting_weights import starting_weights
 from planaria.runtime.engine.weight_sources import open_model
-from planaria.runtime.import_export import export_run, export_state
 from small_decoders import section, small
 from tiny_recipe import written
 

@@ -20,7 +20,7 @@ from planaria.recovery.base import Copy, DamagedReplica, Holder, MachineProperti
 from planaria.recovery.codes import CODES
 from planaria.recovery.retention import SnapshotRetention
 from planaria.recovery.snapshot import Snapshot
-from planaria.runtime.configuration import configure
+from planaria.runtime.api.configuration import configure
 from planaria.runtime.resolved_config import ResolvedRun
 
 HAMMING = {"shards": 8, "distance": 4, "checks": [[0, 1, 2, 4], [0, 1, 3, 5], [0, 2, 3, 6], [1, 2, 3, 7]]}

@@ -65,7 +65,7 @@ def _generate(
         raise UserError(
             "give --prompt TEXT, --chat, or --task programs:PATH --problem N and optionally --as once, vote or tree"
         )
-    from planaria.runtime.complete import stream
+    from planaria.runtime.api.completer import stream
 
     complete = stream if experts is None else folders.named("experts").generate
     limits = (100 if tokens is None else tokens, 0.7 if temperature is None else temperature, top_k, seed)
@@ -80,7 +80,7 @@ def _generate(
 def _chat(run: Path | None, tokens: int | None, temperature: float, top_k: int, seed: int) -> int:
     """Answer lines of standard input."""
     from planaria.models.sampling import Sampling
-    from planaria.runtime import chat
+    from planaria.runtime.api import chat
 
     draws = Sampling(chat.TOKENS if tokens is None else tokens, temperature, top_k, seed)
     return chat.converse(_one_of(run, None), draws, _note)
@@ -177,7 +177,7 @@ def _export(
     """Export a run's model as a Hugging Face folder, or its checkpoint for another program."""
     from planaria.cli.commands.checkpoint import export
     from planaria.models.huggingface import is_exported
-    from planaria.runtime.import_export import export_again
+    from planaria.runtime.api.import_export import export_again
 
     swarm, merged = folders.named("swarm"), is_exported(run)
     if peer is None and (swarm.fits(run) or number is not None):

@@ -62,7 +62,7 @@ class FolderKind:
         seed: int,
         note: Callable[[str], object] | None = None,
     ) -> Iterator[str]:
-        """Yield the continuation of ``prompt``, as :func:`planaria.runtime.complete.stream` does."""
+        """Yield the continuation of ``prompt``, as :func:`planaria.runtime.api.completer.stream` does."""
         raise NotImplementedError
 
     def evaluate(self, folder: Path, text: str | None) -> int:

@@ -24,7 +24,7 @@ from planaria.control.state.replica import NO_WORKERS, OpenRound, WorkerSet, aft
 from planaria.control.state.rollback import RollbackPoint
 from planaria.control.state.roster import Host, WorkerState
 from planaria.control.state.run import RunState
-from planaria.exchange.coded.progress import first_round
+from planaria.exchange.coded.coded_apply import first_round
 
 
 @handles

@@ -6,7 +6,7 @@ decides a replica's next phase and the end of a run. Other modules decide:
 - ``control/checkpoint_decisions.py``: saving, sealing and cancelling checkpoints;
 - ``control/formation.py``: new generations, with lost stages replaced;
 - ``control/rounds.py``: rounds of the exchange and their groups;
-- ``exchange/coded/coded_steps.py``: coded steps that continue without stragglers;
+- ``exchange/coded/coded_decisions.py``: coded steps that continue without stragglers;
 - ``control/exclusion.py``: the removal of members whose updates are repeatedly invalid;
 - ``exchange/robust/exclusion_decisions.py``: steps that continue without Byzantine replicas;
 - ``control/worker_assignment.py``: workers to start and to release;
@@ -48,7 +48,7 @@ from planaria.control.worker_assignment import (
     restart_replica,
     spawn_if_needed,
 )
-from planaria.exchange.coded.coded_steps import close_round
+from planaria.exchange.coded.coded_decisions import close_round
 from planaria.exchange.robust.exclusion_decisions import disagreement, left_out
 
 MAX_ATTEMPTS = 20

@@ -20,7 +20,7 @@ from planaria.control.state.replica import ReplicaState
 from planaria.control.state.roster import identity_order
 from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import workers_to_join
-from planaria.exchange.coded.coded_steps import Stragglers
+from planaria.exchange.coded.coded_decisions import Stragglers
 
 _MAX_PROBES = 3
 """maximum number of addresses to probe; each probe may block briefly"""

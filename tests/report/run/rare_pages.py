@@ -20,7 +20,7 @@ from planaria.control.facts import events as e
 from planaria.control.facts.measurements import EdgeTravelTimes, PassDurations
 from planaria.control.facts.run_started import Recut, RunShape
 from planaria.control.log.run_record import RunRecord
-from planaria.exchange.coded.facts import CloseRound, ResultsSent
+from planaria.exchange.coded.coded_facts import CloseRound, ResultsSent
 from planaria.lab.experts.experts_results import FittedWeights
 from planaria.lab.report import comparison, experts_report
 from planaria.planner.schedule import EdgeLoad, SeveralPaths

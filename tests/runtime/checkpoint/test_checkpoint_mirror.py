@@ -16,10 +16,10 @@ import s3_server
 from planaria.common.errors import UserError
 from planaria.control.log.logs import ID
 from planaria.models.packing import entries
+from planaria.runtime.api.execution import MIRRORED
 from planaria.runtime.checkpoint.mirror import MAX_BYTES, Mirror, mirrored
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
-from planaria.runtime.execution import MIRRORED
 from waiting import until
 
 pytestmark = pytest.mark.timeout(200)

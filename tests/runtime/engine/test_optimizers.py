@@ -19,11 +19,11 @@ from planaria.config.schema import OptimConfig
 from planaria.models.optimizers import OPTIMIZERS, optimizer
 from planaria.models.optimizers.muon import MuonBesideAdamW, matrices
 from planaria.models.packing import pack, unpack
+from planaria.runtime.api.import_export import export_state
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.engine.unused_settings import require_used
-from planaria.runtime.import_export import export_state
 from planaria.runtime.worker.runner import StageRunner
 from planaria.swarm.config.swarm_config import SwarmConfig
 

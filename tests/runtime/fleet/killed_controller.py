@@ -15,7 +15,7 @@ from planaria.cli import main
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.report.observe.watch import RunWatch
-from planaria.runtime import execution
+from planaria.runtime.api import execution
 from planaria.runtime.engine.process_engine import PRELOAD
 from planaria.runtime.fleet import spawner
 

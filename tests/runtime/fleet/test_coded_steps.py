@@ -18,8 +18,8 @@ from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
+from planaria.exchange.coded.coded_facts import CloseRound
 from planaria.exchange.coded.coding import coding_of
-from planaria.exchange.coded.facts import CloseRound
 from planaria.faults.trace import Fault
 from planaria.lab.reference.engine import InlineEngine
 from planaria.runtime.engine.config_checks import check

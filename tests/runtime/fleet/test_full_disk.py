@@ -18,8 +18,8 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.logs import read_run
-from planaria.runtime import execution
-from planaria.runtime import import_export as export
+from planaria.runtime.api import execution
+from planaria.runtime.api import import_export as export
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 ROOM = 64 << 10

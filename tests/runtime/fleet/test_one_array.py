@@ -14,12 +14,12 @@ from harness import digests, ending, facts, outcomes, tiny, train
 from planaria.common.errors import UserError
 from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
+from planaria.runtime.api.import_export import export_run, export_state
 from planaria.runtime.checkpoint.loading import load_model, load_stage
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.starting_weights import starting_weights
 from planaria.runtime.engine.weight_sources import open_model
-from planaria.runtime.import_export import export_run, export_state
 
 ONE: dict[str, Any] = {"model": {"share": 4, "share_over": "model"}, "recovery": {"strategy": "survivor"}}
 ALL_BUT_ONE = [Fault(step=5, stage=stage, moment="commit") for stage in (0, 1, 2, 4)]

@@ -12,17 +12,17 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ChaosConfig, RunConfig
 from planaria.control.facts.events import ReplicaPosition
 from planaria.report.tables import Table
+from planaria.runtime.api.configuration import configure
+from planaria.runtime.api.import_export import CheckpointFormat, export_run, export_state, import_run
 from planaria.runtime.checkpoint.cut import atom_name, require_known
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
 from planaria.runtime.checkpoint.loading import copies_of_stages, cut_of, load_stage, require_file
 from planaria.runtime.checkpoint.recut import SavedReplica, equal_copies, require_whole
 from planaria.runtime.checkpoint.stage_file import StageContents, write_stage
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint, stage_name
-from planaria.runtime.configuration import configure
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import on_schedule
 from planaria.runtime.engine.resumption import choose, resumption_of
-from planaria.runtime.import_export import CheckpointFormat, export_run, export_state, import_run
 from planaria.runtime.resolved_config import ResolvedRun
 
 DIGITS = 12

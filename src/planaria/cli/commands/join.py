@@ -96,7 +96,7 @@ def stand_by(target: str, at: str, key: Path | None) -> None:
     :param at: HOST:PORT at which this machine leads; empty: it is the controller's machine
     :raises UserError: if the run cannot be led from here.
     """
-    from planaria.runtime.execution import Callbacks
+    from planaria.runtime.api.execution import Callbacks
     from planaria.runtime.standby.local import main
     from planaria.runtime.standby.remote import stand_by_elsewhere
 

@@ -14,7 +14,8 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.report.observe.trackers import trackers
-from planaria.runtime.configuration import configure
+from planaria.runtime.api.configuration import configure
+from planaria.runtime.api.training import existing_run, train
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check, read_faults
 from planaria.runtime.engine.process_engine import preload_for
@@ -24,7 +25,6 @@ from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.prediction.copy_costs import copies_stated
 from planaria.runtime.prediction.memory import fitted_here
 from planaria.runtime.prediction.preflight_table import table
-from planaria.runtime.training import existing_run, train
 
 if TYPE_CHECKING:
     from planaria.report.live_page.serving import ServerAddress

@@ -37,7 +37,7 @@ from planaria.control.facts.slowness_events import HandOverSlowStage as HandOver
 from planaria.control.facts.slowness_events import Reroute as Reroute
 from planaria.control.facts.slowness_events import SlowPartFound as SlowPartFound
 from planaria.control.facts.slowness_events import UnequalReplicas as UnequalReplicas
-from planaria.exchange.coded.facts import CloseRound
+from planaria.exchange.coded.coded_facts import CloseRound
 
 Outcome = Literal["started", "recovered", "relinked", "handed over", "rolled back", "recalled", "skipping"]
 """how a generation continues: from new state, with rebuilt nodes, over new links, with nodes of leaving workers, from a

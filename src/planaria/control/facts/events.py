@@ -41,7 +41,7 @@ from planaria.control.facts.update_reports import RoundApplied as RoundApplied
 from planaria.control.facts.update_reports import UpdateReceived as UpdateReceived
 from planaria.control.facts.update_reports import UpdateRejected as UpdateRejected
 from planaria.control.facts.update_reports import UpdatesWeighted as UpdatesWeighted
-from planaria.exchange.coded.facts import ResultsSent, RoundLate
+from planaria.exchange.coded.coded_facts import ResultsSent, RoundLate
 
 
 class WorkerLost(Fact):

@@ -17,7 +17,7 @@ from planaria.control.facts.update_reports import (
     UpdateRejected,
     UpdatesWeighted,
 )
-from planaria.exchange.coded.facts import ResultsSent
+from planaria.exchange.coded.coded_facts import ResultsSent
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 

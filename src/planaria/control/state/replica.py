@@ -14,7 +14,7 @@ from planaria.control.facts.measurements import SlowLink
 from planaria.control.state.fast_replace import fast_replace
 from planaria.control.state.memory_snapshots import MemorySnapshot
 from planaria.control.state.rollback import first_origin
-from planaria.exchange.coded.facts import CodedStep
+from planaria.exchange.coded.coded_facts import CodedStep
 from planaria.pipeline.routing.arrangement import Arrangement, Pair
 
 

@@ -13,8 +13,8 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.exchange.coded.choose import SchemeChoice, choose
+from planaria.exchange.coded.coded_facts import CloseRound, CodedStep, ResultsSent
 from planaria.exchange.coded.coding import Coding, coding_of
-from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent
 from planaria.exchange.coded.simulate import FinishTimes
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.report import page

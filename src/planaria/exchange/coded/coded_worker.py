@@ -19,8 +19,8 @@ from planaria.common.errors import UserError
 from planaria.control.facts import events as e
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.coded.base import MiniTask
+from planaria.exchange.coded.coded_facts import CloseRound, ResultsSent
 from planaria.exchange.coded.coding import Coding, CountedReplicas, SentVector, coding_of
-from planaria.exchange.coded.facts import CloseRound, ResultsSent
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.resolved_config import ResolvedRun
 from planaria.runtime.worker.control_link import Superseded

@@ -94,7 +94,7 @@ def _compare(
     from planaria.lab.compare.api import trace_overrides
     from planaria.lab.compare.run_comparison import ComparisonRequest
     from planaria.lab.dry_run import dry_run as estimate
-    from planaria.runtime.configuration import merge_settings
+    from planaria.runtime.api.configuration import merge_settings
     from planaria.runtime.fleet.spawner import fork_server
 
     fork_server(())  # races run in new processes

@@ -22,12 +22,12 @@ from planaria.lab.report import for_paper
 from planaria.report import page, theme
 from planaria.report.tables import Table, show
 from planaria.report.verdict import Verdict
-from planaria.runtime.configuration import configure
+from planaria.runtime.api.configuration import configure
+from planaria.runtime.api.run import Run
+from planaria.runtime.api.training import train
 from planaria.runtime.engine.config_checks import check, read_faults
 from planaria.runtime.engine.process_engine import preload_for
 from planaria.runtime.fleet.spawner import fork_server
-from planaria.runtime.run import Run
-from planaria.runtime.training import train
 
 
 class Demo(NamedTuple):

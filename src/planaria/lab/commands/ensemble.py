@@ -31,10 +31,10 @@ from planaria.lab.report.worst_report import sentences, tables
 from planaria.models.generate import texts
 from planaria.report.observe.bars import CountProgress
 from planaria.report.tables import Table, show
-from planaria.runtime.complete import Completer, note_context
+from planaria.runtime.api.completer import Completer, note_context
+from planaria.runtime.api.import_export import export_run
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.weight_sources import open_model
-from planaria.runtime.import_export import export_run
 
 MAX_WINDOWS = 500
 
@@ -48,7 +48,7 @@ def stream(
     seed: int,
     note: Callable[[str], object] | None = None,
 ) -> Iterator[str]:
-    """Yield the ensemble's continuation of ``prompt``, as :func:`planaria.runtime.complete.stream` does."""
+    """Yield the ensemble's continuation of ``prompt``, as :func:`planaria.runtime.api.completer.stream` does."""
     ensemble = Ensemble(folder)
     tokens = ensemble.tokenizer.encode_prompt(prompt) or [ensemble.tokenizer.end]
     new = ensemble.generate(tokens, max_new, temperature, top_k, seed)

@@ -17,8 +17,8 @@ from planaria.lab.report.comparison import body
 from planaria.lab.report.comparison_table import latex, numbers
 from planaria.lab.report.for_paper import write_for_paper
 from planaria.report import page
-from planaria.runtime.configuration import Settings, merge_settings
-from planaria.runtime.run import Table, figure_of, tabulated
+from planaria.runtime.api.configuration import Settings, merge_settings
+from planaria.runtime.api.run import Table, figure_of, tabulated
 
 
 def compare(

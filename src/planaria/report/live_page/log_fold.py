@@ -28,7 +28,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.logs import LogItem
 from planaria.control.log.run_record import StepMetric, ValidationMetric
-from planaria.exchange.coded.facts import CloseRound, ResultsSent, RoundLate
+from planaria.exchange.coded.coded_facts import CloseRound, ResultsSent, RoundLate
 from planaria.pipeline.routing import ROUTINGS, routes, routes_vary, skip_stages
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import SCHEMA, Json, StateChange, apply_patch, difference

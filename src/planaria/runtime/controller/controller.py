@@ -32,7 +32,7 @@ from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.state.run import RunState
 from planaria.control.wait_deadlines import RoundWaits, WorkerDeadlines, underlying_error
 from planaria.control.worker_assignment import machine_loss_costs
-from planaria.exchange.coded.facts import CloseRound
+from planaria.exchange.coded.coded_facts import CloseRound
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from planaria.runtime.controller.manifest import manifest_of, saved_generations
 from planaria.runtime.controller.relay_watch import RelayWatch

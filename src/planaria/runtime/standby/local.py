@@ -20,14 +20,14 @@ from typing import IO
 from planaria.common.errors import UserError
 from planaria.control.facts.events import ControllerEnd
 from planaria.control.failover import FailoverState
+from planaria.runtime.api.execution import Callbacks, RunExecution, Succession, conclude, display_of, mirror_of
+from planaria.runtime.api.run import MODEL, Run
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import PreparedRun, prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
-from planaria.runtime.execution import Callbacks, RunExecution, Succession, conclude, display_of, mirror_of
 from planaria.runtime.fleet.process import activity
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
-from planaria.runtime.run import MODEL, Run
 from planaria.runtime.standby.followed_run import FollowedRun
 
 _POLL_S = 0.1

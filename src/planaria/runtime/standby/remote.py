@@ -24,15 +24,15 @@ from planaria.control.log import log_segments
 from planaria.control.log.log_copy import LogCopy
 from planaria.control.log.logs import EVENTS, ID, METRICS
 from planaria.control.log.shared_log import BEGIN, LeadershipLost, LogAppender, SharedLog, SharedPosition
+from planaria.runtime.api.execution import Callbacks, RunExecution, Succession, display_of, mirror_of
+from planaria.runtime.api.run import Run
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
-from planaria.runtime.execution import Callbacks, RunExecution, Succession, display_of, mirror_of
 from planaria.runtime.fleet.joining import read_key
-from planaria.runtime.run import Run
 from planaria.runtime.standby.followed_run import FollowedRun
 from planaria.runtime.standby.leadership import KEY_PROOF, SHARED_FILES, Leadership, opened, proof_of
 from planaria.runtime.transport.listener import require_free

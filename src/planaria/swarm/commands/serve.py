@@ -19,8 +19,8 @@ from planaria.cli.serving import require_server, token_in
 from planaria.common.errors import UserError
 from planaria.models.chat import Template
 from planaria.models.huggingface import is_exported
+from planaria.runtime.api.import_export import export_run
 from planaria.runtime.engine.weight_sources import local_weights
-from planaria.runtime.import_export import export_run
 from planaria.swarm.audit.censor import Censor, LeakageLedger
 from planaria.swarm.audit.questions import read_questions
 from planaria.swarm.policy.policies import open_policy

@@ -22,14 +22,8 @@ from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.report.observe.listener import Step
 from planaria.report.observe.trackers import trackers
-from planaria.runtime.checkpoint.mirror import Mirror
-from planaria.runtime.configuration import Recipe, Settings, configure, merge_settings
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.prepare import PreparedRun, on_schedule, prepare
-from planaria.runtime.engine.resumption import Resumption, require_same_data, resumption_of
-from planaria.runtime.engine.run_start import START, Origin
-from planaria.runtime.engine.starting_weights import branch_off, starting_weights
-from planaria.runtime.execution import (
+from planaria.runtime.api.configuration import Recipe, Settings, configure, merge_settings
+from planaria.runtime.api.execution import (
     MIRRORED,
     Callbacks,
     FolderContext,
@@ -38,10 +32,16 @@ from planaria.runtime.execution import (
     mirror_of,
     require_complete,
 )
+from planaria.runtime.api.run import MODEL, Run
+from planaria.runtime.checkpoint.mirror import Mirror
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.prepare import PreparedRun, on_schedule, prepare
+from planaria.runtime.engine.resumption import Resumption, require_same_data, resumption_of
+from planaria.runtime.engine.run_start import START, Origin
+from planaria.runtime.engine.starting_weights import branch_off, starting_weights
 from planaria.runtime.fleet.supervised_fleet import has_supervisor
 from planaria.runtime.prediction.memory import fitted_here
 from planaria.runtime.prediction.profiling import resumed_layers, with_measured_layers
-from planaria.runtime.run import MODEL, Run
 from planaria.runtime.standby.local import stand_by
 from planaria.runtime.standby.remote import stand_by_again
 

@@ -30,18 +30,18 @@ from planaria.report.observe.watch import About, RunWatch
 from planaria.report.run.ledger import require_exactly_once
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import key_metrics, summary
+from planaria.runtime.api.completer import complete
+from planaria.runtime.api.import_export import export_run
+from planaria.runtime.api.run import MODEL, Run
 from planaria.runtime.checkpoint.mirror import Mirror, mirrored
-from planaria.runtime.complete import complete
 from planaria.runtime.custom_classes import custom_classes
 from planaria.runtime.engine import process_engine, run_folders
 from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.run_start import Origin
 from planaria.runtime.engine.stopping import REQUEST
 from planaria.runtime.fleet.joining import join_command
-from planaria.runtime.import_export import export_run
 from planaria.runtime.prediction.preflight_table import table
 from planaria.runtime.resolved_config import ResolvedRun
-from planaria.runtime.run import MODEL, Run
 from planaria.runtime.standby.followed_run import FollowedRun
 from planaria.runtime.standby.leadership import Leadership, leading
 from planaria.runtime.worker.log_file import last_error

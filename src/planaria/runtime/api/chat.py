@@ -12,7 +12,7 @@ from planaria.common.errors import UserError
 from planaria.models.chat import Turn
 from planaria.models.generate import texts
 from planaria.models.sampling import Sampling
-from planaria.runtime.complete import Completer
+from planaria.runtime.api.completer import Completer
 
 TOKENS = 512
 """default maximum of an answer's tokens"""

@@ -21,10 +21,10 @@ from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.report import body, write_report
 from planaria.report.run.run_verdict import outcome
 from planaria.report.run.summary import key_metrics, summary
-from planaria.runtime.complete import complete
+from planaria.runtime.api.completer import complete
+from planaria.runtime.api.import_export import export_run
 from planaria.runtime.custom_classes import custom_classes
 from planaria.runtime.engine import run_folders
-from planaria.runtime.import_export import export_run
 
 Table = Any
 """a ``pandas.DataFrame``, or ``list[dict[str, object]]`` without pandas"""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
+from planaria.exchange.coded.coded_facts import CloseRound, RoundLate
 from planaria.exchange.coded.coding import coding_of
-from planaria.exchange.coded.facts import CloseRound, RoundLate
 
 MIN_S = 0.005
 """seconds granted to stragglers beyond the fastest, the travel time of a report"""

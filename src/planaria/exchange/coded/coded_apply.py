@@ -7,7 +7,7 @@ from dataclasses import replace
 from planaria.control.apply_base import handles, replica_answered_by, with_replica
 from planaria.control.state.replica import ReplicaState, updated
 from planaria.control.state.run import RunState
-from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
+from planaria.exchange.coded.coded_facts import CloseRound, CodedStep, ResultsSent, RoundLate
 
 
 def first_round(run: RunState) -> CodedStep | None:
